@@ -1,0 +1,57 @@
+"""Every way in for others: the hooks of a hub, and `Pending`, the answer of a hook that has to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Continuation = Callable[[Any, BaseException | None], None]
+
+
+class Pending:
+    """An answer that comes later. Resolved or rejected once; later calls are ignored."""
+
+    __slots__ = ("_done", "_error", "_value", "_waiting")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiting: list[Continuation] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._done
+
+    def then(self, continuation: Continuation) -> None:
+        """Call `continuation(value, error)` when the answer comes, at once if it is there already."""
+        if self._done:
+            continuation(self._value, self._error)
+        else:
+            self._waiting.append(continuation)
+
+    def resolve(self, value: Any = None) -> None:
+        """Give the answer `value`."""
+        self._finish(value, None)
+
+    def reject(self, error: BaseException) -> None:
+        """Give `error` instead of an answer."""
+        self._finish(None, error)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        if self._done:
+            return
+        self._done, self._value, self._error = True, value, error
+        waiting, self._waiting = self._waiting, []
+        for continuation in waiting:
+            continuation(value, error)
+
+
+def settle(answer: Any, continuation: Continuation) -> None:
+    """Pass `answer` on, whether it is there already or is `Pending`."""
+    if isinstance(answer, Pending):
+        answer.then(continuation)
+    else:
+        continuation(answer, None)

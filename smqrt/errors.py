@@ -1,0 +1,61 @@
+"""Every error of smqrt and every way a connection ends.
+
+    SmqrtError
+    ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
+    ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
+    └── StartError         the server can't start; one sentence for the person at the terminal
+
+`CloseReason` names the endings, so that an operator reads why a client went away.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SmqrtError(Exception):
+    """Base of all errors raised by smqrt."""
+
+
+class CloseReason(Enum):
+    """Why a connection ended. The value is what `onclose` receives and what the log shows."""
+
+    CLIENT_DISCONNECT = "disconnect"
+    PEER_CLOSED = "socketclosed"
+    READ_FAILED = "socketreadfailed"
+    WRITE_FAILED = "socketwritefailed"
+    TAKEN_OVER = "reconnect"
+    REFUSED = "refused"
+    CONNECT_TIMEOUT = "timeout"
+    FORGED_PUBLISHER = "corrupt frame"
+    SHORT_PACKET = "short packet"
+    UNKNOWN_PACKET = "unknown packet"
+    SECOND_CONNECT = "second connect"
+    FRAGMENT_TOO_LARGE = "fragment too large"
+    FRAGMENT_NOT_ALLOWED = "fragment not allowed"
+    WEBSOCKET_PROTOCOL = "websocket protocol error"
+    MESSAGE_TOO_LARGE = "message too large"
+    SLOW_CONSUMER = "slow consumer"
+    HOOK_FAILED = "hook failed"
+    SHUTDOWN = "sysshutdown"
+
+
+class ProtocolError(SmqrtError):
+    """The remote side broke a rule of the protocol.
+
+    Args:
+        reason: the named ending.
+        detail: one sentence for the log.
+    """
+
+    def __init__(self, reason: CloseReason, detail: str = "") -> None:
+        super().__init__(detail or reason.value)
+        self.reason = reason
+
+
+class ArgumentError(SmqrtError, ValueError):
+    """A caller passed a wrong argument; the message names the argument, the rule and the remedy."""
+
+
+class StartError(SmqrtError):
+    """The server can't start; the message is one clear sentence."""

@@ -1,0 +1,1 @@
+"""Sockets under gevent: listeners, TLS, pooled greenlets and the data path of connected peers."""

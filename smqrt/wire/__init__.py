@@ -1,0 +1,1 @@
+"""The formats on the wire: bytes in, values out. Standard library only."""
