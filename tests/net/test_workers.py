@@ -1,0 +1,153 @@
+"""Pooled greenlets: at once from the hub, may block, keep their order, survive errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import AsyncResult
+
+from smqrt.broker.hooks import Pending
+from smqrt.net import workers
+
+
+def in_hub(fn: Callable[[], Any]) -> Any:
+    """Run `fn` in the Hub greenlet and give its value."""
+    result: AsyncResult = AsyncResult()
+
+    def run() -> None:
+        try:
+            result.set(fn())
+        except Exception as error:
+            result.set_exception(error)
+
+    gevent.get_hub().loop.run_callback(run)
+    return result.get(timeout=2)
+
+
+def test_runs_at_once_in_the_hub() -> None:
+    def body() -> list[str]:
+        seen: list[str] = []
+        workers.start(seen.append, "worker")
+        seen.append("behind start")
+        return seen
+
+    assert in_hub(body) == ["worker", "behind start"]
+
+
+def test_is_scheduled_elsewhere() -> None:
+    seen: list[str] = []
+    workers.start(seen.append, "worker")
+    assert seen == []
+    gevent.sleep(0)
+    assert seen == ["worker"]
+
+
+def test_a_blocking_job_gives_the_hub_back() -> None:
+    seen: list[str] = []
+
+    def job() -> None:
+        seen.append("begin")
+        gevent.sleep(0.01)
+        seen.append("end")
+
+    def body() -> list[str]:
+        workers.start(job)
+        return list(seen)
+
+    assert in_hub(body) == ["begin"]
+    gevent.sleep(0.03)
+    assert seen == ["begin", "end"]
+
+
+def test_call_gives_the_value_or_a_pending() -> None:
+    assert in_hub(lambda: workers.call(lambda a, b: a + b, 1, 2)) == 3
+
+    def slow() -> str:
+        gevent.sleep(0.01)
+        return "late"
+
+    pending = in_hub(lambda: workers.call(slow))
+    assert isinstance(pending, Pending)
+    answer: AsyncResult = AsyncResult()
+    pending.then(lambda value, error: answer.set((value, error)))
+    assert answer.get(timeout=1) == ("late", None)
+
+
+def test_call_raises_at_once_or_rejects() -> None:
+    def fails() -> None:
+        raise LookupError("quick")
+
+    with pytest.raises(LookupError, match="quick"):
+        in_hub(lambda: workers.call(fails))
+
+    def fails_later() -> None:
+        gevent.sleep(0.005)
+        raise LookupError("slow")
+
+    pending = workers.call(fails_later)
+    gevent.sleep(0.03)
+    errors: list[BaseException | None] = []
+    pending.then(lambda value, error: errors.append(error))
+    assert str(errors[0]) == "slow"
+
+
+def test_an_error_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise LookupError("named in the log")
+
+    with caplog.at_level(logging.ERROR, "smqrt"):
+        in_hub(lambda: workers.start(fails))
+    assert "named in the log" in caplog.text
+    assert "Traceback" in caplog.text
+    assert in_hub(lambda: workers.call(lambda: "alive")) == "alive"
+
+
+def test_workers_are_used_again() -> None:
+    def who() -> int:
+        return id(gevent.getcurrent())
+
+    first = in_hub(lambda: workers.call(who))
+    assert in_hub(lambda: workers.call(who)) == first
+
+
+def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
+    ended: list[int] = []
+
+    def job(number: int) -> None:
+        gevent.sleep(0.01)
+        ended.append(number)
+
+    for number in range(3 * workers.MAX_IDLE):
+        workers.start(job, number)
+    gevent.sleep(0.2)
+    assert sorted(ended) == list(range(3 * workers.MAX_IDLE))
+    assert len(workers._pool(gevent.get_hub())) <= workers.MAX_IDLE
+
+
+def test_nested_start_from_a_worker_runs_later() -> None:
+    seen: list[str] = []
+
+    def outer() -> None:
+        workers.start(seen.append, "inner")
+        seen.append("outer")
+
+    in_hub(lambda: workers.start(outer))
+    gevent.sleep(0)
+    assert seen == ["outer", "inner"]
+
+
+def test_timeouts_of_gevent_work_inside() -> None:
+    def job() -> str:
+        with gevent.Timeout(0.01, False):
+            gevent.sleep(5)
+        return "timed out"
+
+    pending = workers.call(job)
+    gevent.sleep(0.05)
+    values: list[Any] = []
+    pending.then(lambda value, error: values.append(value))
+    assert values == ["timed out"]
