@@ -1,0 +1,34 @@
+# Sourced by the other scripts: goes to the repository's root and offers `python_env` and `debian`.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+die() { printf '%s\n' "$*" >&2; exit 1; }
+
+# debian COMMAND=PACKAGE[,PACKAGE]...: installs the packages whose command is missing, or says what to type.
+debian() {
+  local IFS=$' ,' pair missing=()
+  for pair in "$@"; do command -v "${pair%%=*}" >/dev/null || missing+=(${pair#*=}); done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local todo="apt-get install --no-install-recommends ${missing[*]}"
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "Missing on this machine: ${missing[*]}. As root, type: $todo"
+  echo "Installing Debian packages: ${missing[*]}"
+  local policy=/usr/sbin/policy-rc.d ours=
+  # Servers among them are only for tests that start their own: Debian must not start one on its usual port.
+  if [ ! -e $policy ]; then ours=1; printf '#!/bin/sh\nexit 101\n' >$policy; chmod +x $policy; fi
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive $todo -y -qq; } >/dev/null || { [ -z "$ours" ] || rm -f $policy; die "That failed. By hand: apt-get update && $todo"; }
+  [ -z "$ours" ] || rm -f $policy
+}
+
+# python_env [EXTRA]: makes .venv hold the project and EXTRA; at once when setup.cfg has not changed since.
+python_env() {
+  local extra=${1:-} stamp=.venv/.installed-${1:-core} want python
+  want=$(cat setup.cfg pyproject.toml | sha256sum; pwd)
+  [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && return
+  python=$(command -v python3.11 || command -v python3) || die "Python 3.11 or newer is needed; as root, type: apt-get install python3 python3-venv"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed; this is $("$python" -V)."
+  "$python" -c 'import ensurepip' 2>/dev/null || debian ensurepip=python3-venv
+  echo "Installing smqrt${extra:+ with [$extra]} into .venv"
+  .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
+  .venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+  printf '%s' "$want" >"$stamp"
+}

@@ -1,0 +1,21 @@
+"""smqrt: an SMQ broker and Lua application server on gevent.
+
+    from smqrt import hub            # brokers: hub.create(), smq.connect(request), smq.publish(...)
+    from smqrt import client         # client.SmqClient("ws://host/smq.lsp")
+
+The names load when first used, so that importing smqrt starts nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "client", "hub"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("client", "hub"):
+        return import_module(f"smqrt.{name}")
+    raise AttributeError(f"module 'smqrt' has no attribute {name!r}")
