@@ -1,0 +1,95 @@
+-- The kernels of wire/kernels.py for LuaJIT. Pure functions over one buffer: no state but the buffer itself.
+-- Called as chunk(size); returns scan, unmask, encode and the addresses of the buffer and of the run ends.
+local size = ...
+local ffi, bit = require "ffi", require "bit"
+local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
+local u32_in, u32_out, u8_in = ffi.typeof "const uint32_t*", ffi.typeof "uint32_t*", ffi.typeof "const uint8_t*"
+
+local PUBLISH, PUBLISH_HEADER = 8, 15
+local ENCODE_ROOM = 96 * 1024
+
+local buffer, run_ends = ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", size / 3 + 1)
+local encoded = ffi.new("uint8_t[?]", ENCODE_ROOM)
+local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", run_ends)
+
+local function scan(n)
+  local at, runs = 0, 0
+  while n - at >= 3 do
+    local length = p[at] * 256 + p[at + 1]
+    if length < 3 then return runs, at, true end
+    if p[at + 2] == PUBLISH then
+      if length < PUBLISH_HEADER then return runs, at, true end
+      if at + length > n then break end
+      local key = ffi.cast(u32_in, p + at + 3)
+      local tid, ptid = key[0], key[1]
+      at = at + length
+      while n - at >= PUBLISH_HEADER do
+        key = ffi.cast(u32_in, p + at + 3)
+        length = p[at] * 256 + p[at + 1]
+        if p[at + 2] ~= PUBLISH or key[0] ~= tid or key[1] ~= ptid
+          or length < PUBLISH_HEADER or at + length > n then break end
+        at = at + length
+      end
+    else
+      if at + length > n then break end
+      at = at + length
+    end
+    ends[runs] = at
+    runs = runs + 1
+  end
+  return runs, at, false
+end
+
+-- Forward copy is safe in place: a raw frame is at least four bytes shorter than its masked WebSocket form.
+local function unmask(n)
+  local at, to = 0, 0
+  while n - at >= 6 and p[at] == 0x82 do
+    local length, head = band(p[at + 1], 127), 6
+    if p[at + 1] < 128 or length == 127 or length == 0 then break end
+    if length == 126 then
+      if n - at < 8 then break end
+      length, head = p[at + 2] * 256 + p[at + 3], 8
+      if length < 126 then break end
+    end
+    if at + head + length > n or length + 2 > 0xFFFF then break end
+    local k0, k1, k2 = p[at + head - 4], p[at + head - 3], p[at + head - 2]
+    local key = ffi.cast(u32_in, p + at + head - 4)[0]
+    local from, into = ffi.cast(u32_in, p + at + head), ffi.cast(u32_out, p + to + 2)
+    local words = rshift(length, 2)
+    local tail = words * 4
+    p[to] = rshift(length + 2, 8)
+    p[to + 1] = band(length + 2, 255)
+    for i = 0, words - 1 do into[i] = bxor(from[i], key) end
+    if length > tail then p[to + 2 + tail] = bxor(p[at + head + tail], k0) end
+    if length > tail + 1 then p[to + 3 + tail] = bxor(p[at + head + tail + 1], k1) end
+    if length > tail + 2 then p[to + 4 + tail] = bxor(p[at + head + tail + 2], k2) end
+    to, at = to + 2 + length, at + head + length
+  end
+  return to, at
+end
+
+local function encode(run)
+  local from, n = ffi.cast(u8_in, run), #run
+  local at, to = 0, 0
+  while n - at >= 2 do
+    local length = from[at] * 256 + from[at + 1]
+    if at + length > n then break end
+    local body = length - 2
+    encoded[to] = 0x82
+    if body < 126 then
+      encoded[to + 1] = body
+      to = to + 2
+    else
+      encoded[to + 1] = 126
+      encoded[to + 2] = rshift(body, 8)
+      encoded[to + 3] = band(body, 255)
+      to = to + 4
+    end
+    ffi.copy(encoded + to, from + at + 2, body)
+    to, at = to + body, at + length
+  end
+  return ffi.string(encoded, to), at
+end
+
+return scan, unmask, encode, tonumber(ffi.cast("uintptr_t", buffer)), tonumber(ffi.cast("uintptr_t", run_ends)),
+  function() return buffer, run_ends, encoded end

@@ -1,0 +1,189 @@
+"""SMQ packets: the numbers, the builders and the one parser that needs care (specification: smq.md §1).
+
+A *packet* is `u8 type` and a body. A *frame* is a packet behind `u16 length` (which counts its own two bytes): that is what raw
+sockets carry, and what the broker forwards unchanged. A *run* is one or more whole Publish frames that share type, destination
+and publisher. All integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from smqrt.errors import CloseReason, ProtocolError
+
+VERSION = 1
+MAX_PAYLOAD_BYTES = 0xFFF0
+PUBLISH_HEADER_BYTES = 15
+"""Length, type, tid, ptid and stid of a Publish frame; the payload follows."""
+MAX_PACKET_BYTES = 0xFFFF - 2
+MIN_UID_BYTES = 6
+
+
+class Type(IntEnum):
+    """Packet types."""
+
+    INIT = 1
+    CONNECT = 2
+    CONNACK = 3
+    SUBSCRIBE = 4
+    SUBACK = 5
+    CREATE = 6
+    CREATEACK = 7
+    PUBLISH = 8
+    UNSUBSCRIBE = 9
+    DISCONNECT = 11
+    PING = 12
+    PONG = 13
+    OBSERVE = 14
+    UNOBSERVE = 15
+    CHANGE = 16
+    CREATESUB = 17
+    CREATESUBACK = 18
+    PUBFRAG = 19
+
+
+class ConnackCode(IntEnum):
+    """Answers to Connect."""
+
+    ACCEPTED = 0
+    PROTOCOL_VERSION = 1
+    SERVER_UNAVAILABLE = 2
+    BAD_CREDENTIALS = 3
+    CERTIFICATE_REQUIRED = 4
+    CERTIFICATE_REJECTED = 5
+    ACCESS_DENIED = 6
+
+
+class Connect(NamedTuple):
+    """What a client says of itself. `max_frame_bytes` is 0 unless a version 2 client limits what it can take at once."""
+
+    uid: bytes
+    credentials: bytes
+    info: bytes
+    max_frame_bytes: int
+
+
+_PUBLISH = struct.Struct(">HBIII")
+_ACK = struct.Struct(">BBI")
+_CHANGE = struct.Struct(">BII")
+_U32 = struct.Struct(">I")
+
+PONG = bytes((Type.PONG,))
+PING = bytes((Type.PING,))
+
+
+def frame(packet: bytes) -> bytes:
+    """The frame of `packet` (at most 65533 bytes) for a raw socket."""
+    return (len(packet) + 2).to_bytes(2, "big") + packet
+
+
+def init(seed: int, address: str) -> bytes:
+    """The Init packet: protocol version, u32 `seed`, the client's IP address without an IPv4-mapped prefix."""
+    address = address.removeprefix("::ffff:")
+    return bytes((Type.INIT, VERSION)) + seed.to_bytes(4, "big") + address.encode()
+
+
+def connect(uid: bytes, credentials: bytes = b"", info: bytes = b"") -> bytes:
+    """The Connect packet, version 1, as a client sends it. `uid` and `credentials` are at most 255 bytes."""
+    head = bytes((Type.CONNECT, VERSION, len(uid)))
+    return head + uid + bytes((len(credentials),)) + credentials + info
+
+
+def connack(code: int, etid: int, text: bytes = b"") -> bytes:
+    """The Connack packet; `etid` is 0 on refusal."""
+    return _ACK.pack(Type.CONNACK, code, etid) + text
+
+
+def ack(kind: int, number: int, name: bytes) -> bytes:
+    """A Suback, Createack or Createsuback packet for `name`; `number` 0 says denied."""
+    return _ACK.pack(kind, 0 if number else 1, number) + name
+
+
+def change(tid: int, subscribers: int) -> bytes:
+    """The Change packet: how many subscribers `tid` has now."""
+    return _CHANGE.pack(Type.CHANGE, tid, subscribers)
+
+
+def disconnect(text: bytes = b"") -> bytes:
+    """The Disconnect packet with a reason."""
+    return bytes((Type.DISCONNECT,)) + text
+
+
+def with_id(kind: int, number: int) -> bytes:
+    """An Unsubscribe, Observe or Unobserve packet."""
+    return bytes((kind,)) + _U32.pack(number)
+
+
+def with_name(kind: int, name: bytes) -> bytes:
+    """A Subscribe, Create or Createsub packet."""
+    return bytes((kind,)) + name
+
+
+def publish_frame(tid: int, ptid: int, stid: int, payload: bytes) -> bytes:
+    """The Publish frame. `payload` is at most 0xFFF0 bytes; the caller has checked it."""
+    return _PUBLISH.pack(PUBLISH_HEADER_BYTES + len(payload), Type.PUBLISH, tid, ptid, stid) + payload
+
+
+def unpack_publish(frame_bytes: bytes) -> tuple[int, int, int, bytes]:
+    """`(tid, ptid, stid, payload)` of one whole Publish frame."""
+    _, _, tid, ptid, stid = _PUBLISH.unpack_from(frame_bytes)
+    return tid, ptid, stid, frame_bytes[PUBLISH_HEADER_BYTES:]
+
+
+def frames(run: bytes) -> Iterator[bytes]:
+    """The frames of `run`, one by one."""
+    start, end = 0, len(run)
+    while start < end:
+        stop = start + (run[start] << 8 | run[start + 1])
+        yield run[start:stop]
+        start = stop
+
+
+def count_frames(run: bytes | memoryview) -> int:
+    """How many frames `run` holds."""
+    start, end, count = 0, len(run), 0
+    while start < end:
+        start += run[start] << 8 | run[start + 1]
+        count += 1
+    return count
+
+
+def u32(packet: bytes) -> int:
+    """The number of an Unsubscribe, Observe or Unobserve packet.
+
+    Raises:
+        ProtocolError: the packet is too short.
+    """
+    if len(packet) < 5:
+        raise ProtocolError(CloseReason.SHORT_PACKET)
+    return int.from_bytes(packet[1:5], "big")
+
+
+def parse_connect(packet: bytes) -> Connect:
+    """Parse a Connect packet, version 1 or 2 (specification: smq.md §1.2).
+
+    Raises:
+        ProtocolError: wrong type or version, a uid under 6 bytes, or a length that points beyond the packet.
+    """
+    if len(packet) < 2 or packet[0] != Type.CONNECT:
+        raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
+    version, at = packet[1], 2
+    if version not in (1, 2):
+        raise ProtocolError(CloseReason.REFUSED, f"protocol version {version} is not 1 or 2")
+    if version == 2:
+        at = 4
+    uid, at = _counted(packet, at, "uid")
+    credentials, at = _counted(packet, at, "credentials")
+    if len(uid) < MIN_UID_BYTES:
+        raise ProtocolError(CloseReason.REFUSED, f"the uid has {len(uid)} bytes, at least {MIN_UID_BYTES} are needed")
+    return Connect(uid, credentials, packet[at:], int.from_bytes(packet[2:4], "big") if version == 2 else 0)
+
+
+def _counted(packet: bytes, at: int, what: str) -> tuple[bytes, int]:
+    end = at + 1 + packet[at] if at < len(packet) else at + 1
+    if end > len(packet):
+        raise ProtocolError(CloseReason.REFUSED, f"the {what} length points beyond the Connect packet")
+    return packet[at + 1 : end], end
