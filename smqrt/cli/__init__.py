@@ -1,0 +1,57 @@
+"""The command line. Each command lies in a module of its own and is loaded when it is called for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from smqrt import __version__
+from smqrt.errors import SmqrtError
+
+_COMMANDS = {
+    "serve": ("smqrt.cli.serve", "Run applications."),
+    "pub": ("smqrt.cli.pubsub", "Publish to a topic."),
+    "sub": ("smqrt.cli.pubsub", "Print what is published to topics."),
+    "new": ("smqrt.cli.new", "Make a new application to start from."),
+    "bench": ("smqrt.cli.bench", "Measure a running broker."),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except SmqrtError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """An SMQ broker and Lua application server."""
+
+
+def main() -> None:
+    """The command `smqrt`, also `python -m smqrt`. Exit codes: 0 done, 1 could not, 2 called wrongly."""
+    if sys.argv[1:2] == ["serve"]:
+        # The first act, before anything imports ssl or threading: Python applications may use blocking libraries.
+        from gevent import monkey
+
+        monkey.patch_all()
+    cli(prog_name="smqrt")

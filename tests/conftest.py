@@ -1,0 +1,183 @@
+"""What the tests share: a real server as a process, and a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+START_S = 20
+MARKS = {"serve": "servers", "served_demos": "servers", "chromium": "browser", "page": "browser", "new_page": "browser"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks a test by what it uses, so that `scripts/test unit` needs no list."""
+    for item in items:
+        marks = {MARKS[name] for name in getattr(item, "fixturenames", ()) if name in MARKS}
+        marks |= {mark.name for mark in item.iter_markers() if mark.name in ("servers", "browser")}
+        item.add_marker("browser" if "browser" in marks else "servers" if marks else "unit")
+
+
+class Served:
+    """A running `smqrt serve`.
+
+    Attributes:
+        lines: what it printed so far, standard output and errors together.
+        port: the plain port; tls_port: the TLS port or 0.
+    """
+
+    def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "smqrt", "serve", "--port", "0", *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout_s: float = START_S) -> re.Match[str]:
+        """Returns the first match of a regular expression in the output; fails when it doesn't come."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = not self._reader.is_alive()
+            if match := re.search(pattern, self.output, re.MULTILINE):
+                return match
+            assert not ended, f"the server ended before it printed {pattern!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in {timeout_s} s:\n{self.output}"
+            time.sleep(0.01)
+
+    @property
+    def port(self) -> int:
+        return int(self.wait_for(r"^listening on http://.*:(\d+)$")[1])
+
+    @property
+    def tls_port(self) -> int:
+        return int(self.wait_for(r"^listening on https://.*:(\d+)$")[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Asks the server to stop, as an operator does; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Returns the exit code of a server that ends by itself."""
+        try:
+            code = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self._reader.join(5)
+        return code
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """A factory: `serve(APP, "--reload", ...)` starts a real server on a free port; it is stopped after the test."""
+    running: list[Served] = []
+
+    def start(*arguments: str | Path, **keywords: Any) -> Served:
+        running.append(Served(*arguments, **keywords))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.stop()
+
+
+@pytest.fixture(scope="session")
+def served_demos() -> Iterator[Served]:
+    """The server of the demonstration applications in app_preload/, one for the whole run."""
+    served = Served(REPOSITORY / "app_preload")
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Chromium under Playwright, one process for the whole run."""
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    assert path, "the browser tests need Chromium; scripts/test installs it, or: apt-get install chromium"
+    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync"
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", *quiet.split()]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_page(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """A factory of browser windows, each with cookies of its own: `new_page(url, phone=True)`.
+
+    The test fails when a page logs an error or throws.
+    """
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def open_page(url: str = "about:blank", phone: bool = False) -> Any:
+        size = {"width": 390, "height": 844} if phone else {"width": 1200, "height": 800}
+        contexts.append(chromium.new_context(viewport=size, ignore_https_errors=True))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda entry: troubles.append(entry.text) if entry.type == "error" else None)
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not troubles, f"the browser reported errors: {troubles}"
+
+
+@pytest.fixture
+def page(new_page: Callable[..., Any]) -> Any:
+    """One browser window."""
+    return new_page()
+
+
+@pytest.fixture
+def screenshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]:
+    """A function `screenshot(page, name)`: saves a picture, in $SMQRT_SCREENSHOTS when that is set, and returns its path."""
+
+    def take(page: Any, name: str = "") -> Path:
+        folder = Path(os.environ.get("SMQRT_SCREENSHOTS") or tmp_path)
+        path = folder / f"{request.node.name}{'-' if name else ''}{name}.png"
+        page.screenshot(path=path)
+        return path
+
+    return take

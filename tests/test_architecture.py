@@ -1,0 +1,76 @@
+"""The rules of the tree: who may import whom, what stays out of which layer, how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "smqrt"
+LAYERS = ["errors", "settings", "wire", "broker", "net", "http client", "hub", "lua pyapps", "runtime", "cli"]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LONGEST_FILE = 700
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, dotted name) of every import; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def layer(dotted: str) -> str:
+    """Returns the layer of `smqrt.net.tls`, which is net; empty for the package itself."""
+    return (dotted.split(".") + [""])[1]
+
+
+def place(path: Path) -> str:
+    return layer(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+
+
+@pytest.fixture(params=MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def module(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_imports_point_down(module: Path) -> None:
+    here = place(module)
+    if here in ("__init__", "__main__"):
+        return
+    assert here in RANK, f"{module} belongs to no layer; the layers are {' → '.join(LAYERS)}"
+    for line, name in imported(module):
+        there = layer(name)
+        if name.startswith("smqrt.") and there in RANK and there != here:
+            assert RANK[there] < RANK[here], f"{module}:{line} imports {name}: imports point one way, {' → '.join(LAYERS)}"
+
+
+def test_wire_and_broker_are_pure(module: Path) -> None:
+    if place(module) not in ("wire", "broker"):
+        return
+    for line, name in imported(module):
+        assert name.split(".")[0] not in ("gevent", "greenlet", "lupa", "socket", "_socket", "ssl", "time", "random"), (
+            f"{module}:{line} imports {name}: wire and broker know no gevent, no Lua, no sockets and no clock"
+        )
+
+
+def test_lupa_has_one_door(module: Path) -> None:
+    if place(module) == "lua" or module == PACKAGE / "net" / "jit.py":
+        return
+    for line, name in imported(module):
+        assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/lua and smqrt/net/jit.py import lupa"
+
+
+def test_only_the_command_line_patches(module: Path) -> None:
+    if place(module) != "cli":
+        assert "monkey.patch_" not in module.read_text("utf-8"), f"{module}: the package never monkey-patches"
+
+
+def test_no_file_is_two_ideas(module: Path) -> None:
+    lines = len(module.read_text("utf-8").splitlines())
+    assert lines <= LONGEST_FILE, f"{module} has {lines} lines: more than {LONGEST_FILE} want to be two files"

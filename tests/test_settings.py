@@ -1,0 +1,45 @@
+"""The table of settings: one file, and every form made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smqrt.errors import StartError
+from smqrt.settings import Settings, environment_name, flag, load_file, manual, table
+
+
+def test_spellings() -> None:
+    tls_port = next(setting for setting in table() if setting.name == "tls_port")
+    assert (flag(tls_port), environment_name(tls_port)) == ("--tls-port", "SMQRT_TLS_PORT")
+    assert Settings().port == 9357
+
+
+def test_every_setting_stands_in_the_manual() -> None:
+    page = manual()
+    for setting in table():
+        assert f"| `{setting.name}` | `{flag(setting)}` | `{environment_name(setting)}` |" in page
+        assert setting.metadata["help"] in page
+
+
+def test_a_file_gives_values(tmp_path: Path) -> None:
+    path = tmp_path / "smqrt.toml"
+    path.write_text('port = 80\nhost = "::"\n')
+    assert load_file(path) == {"port": 80, "host": "::"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("prot = 80", "unknown setting 'prot'; the settings are host, port"), ("port 80", "is not valid TOML")],
+)
+def test_a_wrong_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "smqrt.toml"
+    path.write_text(text)
+    with pytest.raises(StartError, match=sentence):
+        load_file(path)
+
+
+def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="can't be read: No such file"):
+        load_file(tmp_path / "smqrt.toml")
