@@ -55,3 +55,29 @@ def settle(answer: Any, continuation: Continuation) -> None:
         answer.then(continuation)
     else:
         continuation(answer, None)
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Every extension point of a hub (specification: smq.md §2.2). An unset hook costs nothing.
+
+    A hook may answer with `Pending`; the client's input waits meanwhile. `peer` is the `Session` or the server's own client. A hook
+    does not raise: the bindings (Python, Lua) catch and log what the application's function raises, and answer in its place.
+    """
+
+    authenticate: Callable[[bytes, Any], Any] | None = None
+    """`(credentials, session)` gives `(code, text)`: 0 accepts, 1 to 6 refuse."""
+    permittop: Callable[[bytes, bool, Any], Any] | None = None
+    """`(topic, issub, session)` gives whether the client may subscribe (or create)."""
+    permitsubtop: Callable[[bytes, Any], Any] | None = None
+    """`(subtopic, session)` gives whether the client may create a new sub-topic."""
+    onconnect: Callable[[Any], Any] | None = None
+    """`(session)`, after Connack."""
+    onclose: Callable[[Any, Any], Any] | None = None
+    """`(session, reason)` for every ended connection that had been accepted; `reason` is a `CloseReason`."""
+    onpublish: Callable[[bytes, int, int, Any], Any] | None = None
+    """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
+    ondrop: Callable[[bytes, int, int, Any], Any] | None = None
+    """`(run, tid, ptid, peer)` for messages that nobody received."""
+    log: Callable[[Any, str], Any] | None = None
+    """`(session | None, text)` for what an operator may want to know."""

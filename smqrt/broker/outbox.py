@@ -1,0 +1,123 @@
+"""A peer's way out: a queue of runs that is flushed once per turn of the event loop, with a byte budget for peers that do not read.
+
+The slow-consumer rule: while the transport takes everything, the queue is empty at the end of every turn. When it does not, the queue
+fills up to `budget_bytes`; past it whole messages are dropped, newest first, for this subscriber only, and counted.
+"""
+
+from __future__ import annotations
+
+from smqrt.broker.stats import Drop
+from smqrt.wire.smq import Type, count_frames, frames
+
+DEFAULT_BUDGET_BYTES = 1 << 20
+GLOBAL_BUDGET_BYTES = 256 << 20
+
+dirty: list[Outbox] = []
+"""Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
+
+
+class Held:
+    """Bytes held in all blocked queues together; it is what the global cap looks at."""
+
+    total_bytes = 0
+    limit_bytes = GLOBAL_BUDGET_BYTES
+
+
+class Outbox:
+    """Base of everything that receives runs: connections and the server's own client.
+
+    `queue` holds bytes ready for the transport. `blocked` is set while the transport takes nothing; then `queued_bytes` counts.
+    """
+
+    __slots__ = ("__weakref__", "blocked", "budget_bytes", "dropped", "queue", "queued_bytes")
+    websocket = False
+
+    def __init__(self) -> None:
+        self.queue: list[bytes] = []
+        self.blocked = False
+        self.queued_bytes = 0
+        self.budget_bytes = DEFAULT_BUDGET_BYTES
+        self.dropped = 0
+
+    def put(self, run: bytes) -> None:
+        """Queue `run` behind what is there already."""
+        queue = self.queue
+        if not queue:
+            dirty.append(self)
+        queue.append(run)
+        if self.blocked:
+            self.held(run)
+
+    def put_view(self, view: memoryview) -> None:
+        """Send or queue a large run whose memory is reused after the call."""
+        self.put(bytes(view))
+
+    def reply(self, packet: bytes) -> None:
+        """Queue a control packet, in order with the messages."""
+        raise AssertionError("an outbox without a client takes no control packets")
+
+    def flush(self) -> None:
+        """Hand the queue to the transport."""
+        raise AssertionError("an outbox knows its transport")
+
+    def finish(self) -> None:
+        """Flush what can be flushed and end the connection."""
+
+    def resume(self) -> None:
+        """Go on reading after a hook answered."""
+
+    def held(self, run: bytes) -> None:
+        """Account for `run`, the newest in the blocked queue, and drop what is over the budget."""
+        size = len(run)
+        self.queued_bytes += size
+        Held.total_bytes += size
+        over_all = Held.total_bytes > Held.limit_bytes
+        if self.queued_bytes > self.budget_bytes or over_all:
+            self._trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+
+    def released(self, size: int) -> None:
+        """Account for `size` bytes that left the blocked queue."""
+        self.queued_bytes -= size
+        Held.total_bytes -= size
+
+    def _trim(self, run: bytes, reason: Drop) -> None:
+        room = len(run) - max(self.queued_bytes - self.budget_bytes, 0)
+        kept, dropped = self.fitting(run, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
+        self.queue.pop()
+        if kept:
+            self.queue.append(kept)
+        self.released(len(run) - len(kept))
+        if dropped:
+            self.dropped += dropped
+            self.overflowed(reason, dropped)
+
+    def fitting(self, run: bytes, room_bytes: int) -> tuple[bytes, int]:
+        """The leading messages of `run` that fit into `room_bytes`, all control packets, and how many messages were left out."""
+        kept, size, dropped = [], 0, 0
+        for frame in frames(run):
+            if frame[2] != Type.PUBLISH or (not dropped and size + len(frame) <= room_bytes):
+                kept.append(frame)
+                size += len(frame)
+            else:
+                dropped += 1
+        return b"".join(kept), dropped
+
+    def count_messages(self, run: bytes) -> int:
+        """How many messages `run` holds in this outbox's form."""
+        return count_frames(run)
+
+    def overflowed(self, reason: Drop, messages: int) -> None:
+        """Called when messages were dropped; connections tell the hub and the log."""
+
+
+def flush_dirty() -> None:
+    """Flush every outbox that got something in this turn."""
+    if not dirty:
+        return
+    turn = dirty[:]
+    dirty.clear()
+    for outbox in turn:
+        if outbox.queue and not outbox.blocked:
+            outbox.flush()
+
+

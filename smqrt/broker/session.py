@@ -1,0 +1,330 @@
+"""One client at the broker: a state machine that takes packets and answers through its outbox.
+
+    WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any ending──▶ CLOSED
+       └────────bad Connect, timeout───────┴──refused──────────────────────┘
+
+`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (specification: smq.md §2.6,
+§12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops reading, and goes on when the
+outbox's `resume` is called. So one client's requests are worked off and acknowledged strictly in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from smqrt.broker.hooks import Pending
+from smqrt.broker.outbox import Outbox
+from smqrt.broker.routes import Guarded, Unrouted
+from smqrt.broker.topics import Route, Topic
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire import smq
+from smqrt.wire.smq import ConnackCode, Type
+
+if TYPE_CHECKING:
+    from smqrt.broker.hub import Hub
+
+MAX_ROUTES = 1024
+"""Entries of a client's route cache. A publisher with more destinations than that pays a lookup now and then."""
+
+_NO_ROUTES: dict[bytes, Route] = {}
+
+
+class State(Enum):
+    """Where a client's connection stands."""
+
+    WAITING = "waiting for Connect"
+    ASKING = "waiting for authenticate"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+class Session:
+    """The broker's side of one client.
+
+    Attributes:
+        etid: the client's ephemeral topic id, 0 before it is accepted.
+        uid, info: what the client said of itself in Connect.
+        seed: the u32 sent in Init.
+        origin: what the layer above knows of the request that opened the connection.
+        topics: the named topics it subscribes to, by id.
+        extra: a place for the layer above (the peer table of an application).
+    """
+
+    __slots__ = (
+        "_fragments",
+        "_fragments_bytes",
+        "_observed",
+        "etid",
+        "extra",
+        "hub",
+        "info",
+        "origin",
+        "outbox",
+        "routes",
+        "seed",
+        "state",
+        "topic",
+        "topics",
+        "uid",
+    )
+
+    def __init__(self, hub: Hub, outbox: Outbox, seed: int, origin: Any = None) -> None:
+        self.hub = hub
+        self.outbox = outbox
+        self.seed = seed
+        self.origin = origin
+        self.state = State.WAITING
+        self.etid = 0
+        self.uid = self.info = b""
+        self.topic: Topic | None = None
+        self.topics: dict[int, Topic] | None = None
+        self.routes = _NO_ROUTES
+        self.extra: Any = None
+        self._observed: set[Topic] | None = None
+        self._fragments: list[bytes] | None = None
+        self._fragments_bytes = 0
+
+    # ---- packets
+
+    def control(self, packet: bytes) -> bool:
+        """Work off a packet that is not a routed Publish; true when the session waits for a hook.
+
+        Never raises: whatever arrives, the session ends in a state with a reason.
+        """
+        if self.state is State.CLOSED:
+            return False
+        try:
+            return bool(self._handle(packet))
+        except ProtocolError as error:
+            self.fail(error)
+            return False
+
+    def fail(self, error: ProtocolError) -> None:
+        """End the session because the client broke a rule."""
+        if self.state is State.WAITING:
+            self.hub.log(self, f"refused: {error}")
+            self.refuse(ConnackCode.PROTOCOL_VERSION, b"", CloseReason.REFUSED)
+            return
+        self.hub.log(self, f"closed: {error}")
+        forged = error.reason is CloseReason.FORGED_PUBLISHER
+        self.hub.disconnect(self, error.reason, error.reason.value.encode() if forged else None)
+
+    def _handle(self, packet: bytes) -> bool | None:
+        if self.state is State.WAITING:
+            return self._connect(packet)
+        handler = HANDLERS.get(packet[0])
+        if handler is None:
+            reason = CloseReason.SECOND_CONNECT if packet[0] == Type.CONNECT else CloseReason.UNKNOWN_PACKET
+            raise ProtocolError(reason, f"{reason.value} (type {packet[0]})")
+        return handler(self, packet)
+
+    def _ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
+        """Call `then` with the hook's answer (true when there is no hook); true when it comes later."""
+        answer = hook(*arguments) if hook else True
+        if isinstance(answer, Pending) and not answer.done:
+            answer.then(lambda value, error: self._answered(then, value))
+            return True
+        if isinstance(answer, Pending):
+            answer.then(lambda value, error: then(value))
+        else:
+            then(answer)
+        return False
+
+    def _answered(self, then: Callable[[Any], None], value: Any) -> None:
+        if self.state is not State.CLOSED:
+            then(value)
+            self.outbox.resume()
+
+    # ---- Connect
+
+    def _connect(self, packet: bytes) -> bool:
+        connect = smq.parse_connect(packet)
+        self.uid, self.info = connect.uid, connect.info
+        if connect.max_frame_bytes:
+            self.hub.limit_chunks(self, connect.max_frame_bytes)
+        self.state = State.ASKING
+        hook = self.hub.hooks.authenticate
+        if hook is None:
+            self.hub.accept(self)
+            return False
+        return self._ask(hook, (connect.credentials, self), self._authenticated)
+
+    def _authenticated(self, answer: Any) -> None:
+        code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
+        if code == ConnackCode.ACCEPTED:
+            self.hub.accept(self)
+        else:
+            self.refuse(code, text, CloseReason.REFUSED)
+
+    def refuse(self, code: int, text: bytes, reason: CloseReason) -> None:
+        """Answer Connack `code` and end the connection, which nobody else has noticed so far."""
+        self.hub.stats.refusals += 1
+        self.outbox.reply(smq.connack(code, 0, text))
+        self.hub.disconnect(self, reason)
+
+    # ---- topics
+
+    def _subscribe(self, packet: bytes) -> bool:
+        name = packet[1:]
+        topic = self.hub.topics.by_name.get(name)
+        if topic and self.topics and topic.id in self.topics:
+            self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
+            return False
+        return self._ask(self.hub.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
+
+    def _subscribed(self, name: bytes, permitted: Any) -> None:
+        if not permitted:
+            self.outbox.reply(smq.ack(Type.SUBACK, 0, name))
+            return
+        topic = self.hub.topics.named(name)
+        if self.topics is None:
+            self.topics = {}
+        self.topics[topic.id] = topic
+        topic.add(self.outbox)
+        topic.notify()
+        self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
+
+    def _create(self, packet: bytes) -> bool:
+        name = packet[1:]
+        return self._ask(self.hub.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
+
+    def _created(self, name: bytes, permitted: Any) -> None:
+        number = self.hub.topics.named(name).id if permitted else 0
+        self.outbox.reply(smq.ack(Type.CREATEACK, number, name))
+
+    def _createsub(self, packet: bytes) -> bool:
+        name = packet[1:]
+        known = self.hub.subtopics.by_name.get(name)
+        hook = None if known else self.hub.hooks.permitsubtop
+        return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
+
+    def _subcreated(self, name: bytes, permitted: Any) -> None:
+        number = self.hub.subtopics.named(name) if permitted else 0
+        self.outbox.reply(smq.ack(Type.CREATESUBACK, number, name))
+
+    def _unsubscribe(self, packet: bytes) -> None:
+        number = smq.u32(packet)
+        topic = self.topics.pop(number, None) if self.topics else None
+        if topic:
+            self.hub.unsubscribed(topic, self.outbox)
+
+    # ---- observing
+
+    def _observe(self, packet: bytes) -> None:
+        number = smq.u32(packet)
+        topic = self.hub.topics.get(number)
+        if topic is None:
+            self.outbox.reply(smq.change(number, 0))
+        elif topic is not self.topic:
+            self._add_observed(topic)
+            if topic.name is not None:
+                self.changed(topic, topic.subscribers)
+
+    def _add_observed(self, topic: Topic) -> None:
+        if self._observed is None:
+            self._observed = set()
+        if topic not in self._observed:
+            self._observed.add(topic)
+            topic.observers += (self,)
+
+    def _unobserve(self, packet: bytes) -> None:
+        topic = self.hub.topics.get(smq.u32(packet))
+        if topic and self._observed and topic in self._observed:
+            self._observed.discard(topic)
+            topic.observers = tuple(one for one in topic.observers if one is not self)
+
+    def changed(self, topic: Topic, subscribers: int) -> None:
+        """Tell the client how many subscribers an observed topic has."""
+        self.outbox.reply(smq.change(topic.id, subscribers))
+        if topic.name is None and self._observed:
+            self._observed.discard(topic)
+
+    # ---- the rest
+
+    def _ping(self, packet: bytes) -> None:
+        self.outbox.reply(smq.PONG)
+
+    def _pong(self, packet: bytes) -> None:
+        pass
+
+    def _disconnect(self, packet: bytes) -> None:
+        self.hub.disconnect(self, CloseReason.CLIENT_DISCONNECT)
+
+    # ---- publishing
+
+    def resolve(self, key: bytes) -> Route:
+        """The route for a run whose nine bytes are `key` (type, tid, ptid); found once, then cached in `routes`.
+
+        Raises:
+            ProtocolError: the publisher is not this client, or the client is not connected.
+        """
+        if self.state is not State.CONNECTED or self.topic is None:
+            raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
+        if key[5:9] != self.topic.key:
+            raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
+        topic = self.hub.topics.by_key.get(key[1:5])
+        tid = int.from_bytes(key[1:5], "big")
+        if topic is None or not topic.subscribers:
+            return self._guarded(Unrouted(self.hub, tid, self.etid, self), tid)
+        route = self._guarded(topic, tid)
+        topic.cached = True
+        if self.routes is _NO_ROUTES or len(self.routes) >= MAX_ROUTES:
+            self.routes = {}
+        self.routes[key] = route
+        return route
+
+    def _guarded(self, route: Route, tid: int) -> Route:
+        return Guarded(self.hub, route, tid, self.etid, self) if self.hub.hooks.onpublish else route
+
+    def forget_routes(self) -> None:
+        """Drop the cache, because a destination went away."""
+        self.routes = _NO_ROUTES
+
+    def _pubfrag(self, packet: bytes) -> bool:
+        if self.outbox.websocket:
+            raise ProtocolError(CloseReason.FRAGMENT_NOT_ALLOWED, "PubFrag is for raw sockets")
+        if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        parts = self._fragments = self._fragments or []
+        parts.append(packet[13:])
+        self._fragments_bytes += len(packet) - 13
+        if self._fragments_bytes > smq.MAX_PAYLOAD_BYTES:
+            raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, "fragments of more than 65520 bytes")
+        if packet[1:5] == b"\0\0\0\0":
+            return False
+        self._fragments, self._fragments_bytes = None, 0
+        return self.publish(smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + b"".join(parts)))
+
+    def publish(self, run: bytes) -> bool:
+        """Route a run of this client's Publish frames; true when the session waits for a hook."""
+        route = self.routes.get(run[2:11]) or self.resolve(run[2:11])
+        return bool(route.deliver(run))
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Take the client out of every table; observers of its topics and of its ETID are told."""
+        topics, self.topics = self.topics, None
+        for topic in (topics or {}).values():
+            self.hub.unsubscribed(topic, self.outbox)
+        observed, self._observed = self._observed, None
+        for topic in observed or ():
+            topic.observers = tuple(one for one in topic.observers if one is not self)
+        self._fragments = None
+        self.forget_routes()
+
+
+HANDLERS: dict[int, Callable[[Session, bytes], bool | None]] = {
+    Type.SUBSCRIBE: Session._subscribe,
+    Type.CREATE: Session._create,
+    Type.CREATESUB: Session._createsub,
+    Type.UNSUBSCRIBE: Session._unsubscribe,
+    Type.DISCONNECT: Session._disconnect,
+    Type.PING: Session._ping,
+    Type.PONG: Session._pong,
+    Type.OBSERVE: Session._observe,
+    Type.UNOBSERVE: Session._unobserve,
+    Type.PUBFRAG: Session._pubfrag,
+}

@@ -1,0 +1,211 @@
+"""Topics: numbers, names, who subscribes, who observes. The routing structure, on its own.
+
+Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the broker's
+life (specification: smq.md §12.6). ETIDs carry the node's number in their top bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from smqrt.broker.outbox import Outbox, dirty
+
+NODE_BITS = 6
+"""Top bits of an ETID that name the node: clustering needs no renumbering."""
+_ETID_BITS = 32 - NODE_BITS
+
+
+class Route(Protocol):
+    """Where a run goes. Both calls return true when the publisher has to wait."""
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver a run of Publish frames."""
+        ...
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """Deliver a large run whose memory is reused after the call."""
+        ...
+
+
+class Observer(Protocol):
+    """Is told how many subscribers a topic has."""
+
+    def changed(self, topic: Topic, subscribers: int) -> None:
+        """The number of subscribers of `topic` is now `subscribers`."""
+        ...
+
+
+class Topic:
+    """A destination: a named topic, or the ETID of one client (`name` is None, `owner` is set)."""
+
+    __slots__ = ("__weakref__", "cached", "encode", "id", "key", "name", "observers", "owner", "raw", "ws")
+
+    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], owner: Any = None) -> None:
+        self.id = number
+        self.key = number.to_bytes(4, "big")
+        self.name = name
+        self.owner = owner
+        self.encode = encode
+        self.raw: tuple[Outbox, ...] = ()
+        self.ws: tuple[Outbox, ...] = ()
+        self.observers: tuple[Observer, ...] = ()
+        self.cached = False
+
+    @property
+    def subscribers(self) -> int:
+        """How many clients subscribe, the server's own included."""
+        return len(self.raw) + len(self.ws)
+
+    def add(self, outbox: Outbox) -> None:
+        """Let `outbox` receive what is published here."""
+        if outbox.websocket:
+            self.ws += (outbox,)
+        else:
+            self.raw += (outbox,)
+
+    def discard(self, outbox: Outbox) -> None:
+        """Take `outbox` out; nothing happens when it is not there."""
+        if outbox.websocket:
+            self.ws = tuple(one for one in self.ws if one is not outbox)
+        else:
+            self.raw = tuple(one for one in self.raw if one is not outbox)
+
+    def deliver(self, run: bytes) -> None:
+        """Put `run` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all WebSockets."""
+        for outbox in self.raw:
+            queue = outbox.queue
+            if not queue:
+                dirty.append(outbox)
+            queue.append(run)
+            if outbox.blocked:
+                outbox.held(run)
+        if self.ws:
+            run = self.encode(run)
+            for outbox in self.ws:
+                outbox.put(run)
+
+    def deliver_view(self, view: memoryview) -> None:
+        """Deliver a large run straight from the receive buffer."""
+        for outbox in self.raw:
+            outbox.put_view(view)
+        if self.ws:
+            run = self.encode(bytes(view))
+            for outbox in self.ws:
+                outbox.put(run)
+
+    def notify(self) -> None:
+        """Tell the observers the present number of subscribers."""
+        for observer in self.observers:
+            observer.changed(self, self.subscribers)
+
+
+class NameStore(Protocol):
+    """Keeps names and their numbers over restarts. `add` returns when the entry is safe."""
+
+    def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
+        """All entries of `kind` (`"topic"` or `"subtopic"`)."""
+        ...
+
+    def add(self, kind: str, name: bytes, number: int) -> None:
+        """Keep `name` under `number`."""
+        ...
+
+    def close(self) -> None:
+        """Release the file."""
+        ...
+
+
+class Topics:
+    """The topic table of one hub.
+
+    Args:
+        random_u32: gives random 32-bit numbers.
+        encode: the WebSocket encoder for runs.
+        node: this node's number, below `1 << NODE_BITS`.
+        store: keeps topic names over restarts; None keeps them in memory.
+    """
+
+    def __init__(
+        self,
+        random_u32: Callable[[], int],
+        encode: Callable[[bytes], bytes],
+        node: int = 0,
+        store: NameStore | None = None,
+    ) -> None:
+        self.by_key: dict[bytes, Topic] = {}
+        self.by_name: dict[bytes, Topic] = {}
+        self._random_u32 = random_u32
+        self._encode = encode
+        self._node = node << _ETID_BITS
+        self._store = store
+        for name, number in store.load("topic") if store else ():
+            self._insert(number, name)
+
+    def get(self, number: int) -> Topic | None:
+        """The topic or ETID with the id `number` (u32)."""
+        return self.by_key.get(number.to_bytes(4, "big"))
+
+    def named(self, name: bytes, wanted: int = 0) -> Topic:
+        """Get or create the topic `name`; a new one gets the id `wanted` when that is free and not 0."""
+        topic = self.by_name.get(name)
+        if topic is None:
+            number = wanted if wanted and not self.get(wanted) else self._free(self._random_u32)
+            if self._store:
+                self._store.add("topic", name, number)
+            topic = self._insert(number, name)
+        return topic
+
+    def ephemeral(self, owner: Any, number: int = 0) -> Topic:
+        """The topic of a client's ETID; `number` asks for that id when it is free."""
+        if not number or self.get(number):
+            number = self._free(lambda: self._node | self._random_u32() >> NODE_BITS)
+        return self._insert(number, None, owner)
+
+    def remove(self, topic: Topic) -> None:
+        """Forget an ETID."""
+        self.by_key.pop(topic.key, None)
+
+    def names(self) -> Iterator[tuple[int, bytes]]:
+        """`(id, name)` of every named topic."""
+        return iter([(topic.id, name) for name, topic in self.by_name.items()])
+
+    def _free(self, draw: Callable[[], int]) -> int:
+        while True:
+            number = draw()
+            if number > 1 and not self.get(number):
+                return number
+
+    def _insert(self, number: int, name: bytes | None, owner: Any = None) -> Topic:
+        topic = Topic(number, name, self._encode, owner)
+        self.by_key[topic.key] = topic
+        if name is not None:
+            self.by_name[name] = topic
+        return topic
+
+
+class SubTopics:
+    """The sub-topic names of one hub and their numbers."""
+
+    def __init__(self, random_u32: Callable[[], int], store: NameStore | None = None) -> None:
+        self.by_name: dict[bytes, int] = {}
+        self.by_id: dict[int, bytes] = {}
+        self._random_u32 = random_u32
+        self._store = store
+        for name, number in store.load("subtopic") if store else ():
+            self._insert(name, number)
+
+    def named(self, name: bytes, wanted: int = 0) -> int:
+        """Get or create the number of `name`; a new one gets `wanted` when that is free and not 0."""
+        number = self.by_name.get(name)
+        if number is None:
+            number = wanted
+            while not number or number in self.by_id:
+                number = self._random_u32()
+            if self._store:
+                self._store.add("subtopic", name, number)
+            self._insert(name, number)
+        return number
+
+    def _insert(self, name: bytes, number: int) -> None:
+        self.by_name[name], self.by_id[number] = number, name
