@@ -1,0 +1,100 @@
+"""What passes between Lua and Python: errors, failures and the guard around every function that Lua may call.
+
+A Python exception must never travel through lupa's C frames. The guard catches it, and the Lua shim around the
+function raises it again as a Lua error at the line of the application that made the call (design: lua.md, rule 4).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.errors import ArgumentError, SmqrtError
+
+__all__ = ["ArgumentError", "Function", "LuaError", "Op", "encoded", "error_text", "fail", "guarded"]
+
+log = logging.getLogger("smqrt.lua")
+
+Function = Callable[..., Any]
+
+_TRACEBACK = "\nstack traceback:\n"
+
+
+class LuaError(SmqrtError):
+    """An error that application Lua raised and did not catch.
+
+    Args:
+        text: the message with the author's file and line, and Lua's traceback below it.
+    """
+
+    def __init__(self, text: bytes | str) -> None:
+        super().__init__(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+
+    @property
+    def message(self) -> str:
+        """The message alone."""
+        return str(self).partition(_TRACEBACK)[0]
+
+    @property
+    def traceback(self) -> str:
+        """The lines of Lua's traceback, empty when there is none."""
+        return str(self).partition(_TRACEBACK)[2]
+
+
+class Op:
+    """A Python function that Lua reaches by yielding it: it runs with no Lua on the C stack, so it may block.
+
+    Not callable on purpose: Lua code that gets hold of one can do nothing with it but yield it.
+    """
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Function) -> None:
+        self.fn = fn
+
+
+def encoded(value: Any) -> Any:
+    """`value` as it may cross to Lua: text as UTF-8 bytes, everything else unchanged."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def fail(word: str, *more: Any) -> tuple[Any, ...]:
+    """Return what Lua sees as `nil, word, ...`: how the API reports what the world did (spec: bas-api, conventions
+    and §15)."""
+    return (None, *map(encoded, (word, *more)))
+
+
+def guarded(fn: Function, failure: Any) -> Function:
+    """Return `fn` so that it never raises: an exception becomes the return values `failure, message`.
+
+    failure: the marker that the Lua shim recognises.
+    """
+
+    def call(*args: Any) -> Any:
+        try:
+            return fn(*args)
+        except BaseException as error:
+            return failure, error_text(error, fn)
+
+    return call
+
+
+def error_text(error: BaseException, fn: Function) -> bytes:
+    """The message of the Lua error that stands for `error`, raised by `fn`; what is nobody's expected error is
+    logged."""
+    if isinstance(error, ArgumentError | LuaError):
+        return str(error).encode("utf-8", "surrogateescape")
+    if not isinstance(error, Exception):
+        _hand_to_main_greenlet(error)
+    log.error("internal error in %s", getattr(fn, "__qualname__", fn), exc_info=error)
+    return f"internal error: {type(error).__name__}: {error}".encode("utf-8", "replace")
+
+
+def _hand_to_main_greenlet(error: BaseException) -> None:
+    """Ctrl-C and SystemExit are for the main greenlet, but not while Lua is on the C stack: in the next turn of the
+    loop."""
+    hub = get_hub()
+    hub.loop.run_callback(hub.handle_error, None, type(error), error, error.__traceback__)

@@ -1,0 +1,77 @@
+-- References to Lua functions, and the loop that runs them in a pooled coroutine.
+
+local core = ...
+
+local error, format, find, sub, yield = error, string.format, string.find, string.sub, core.yield
+local getmetatable, rawtype, tostring, traceback, xpcall = core.getmetatable, core.rawtype, tostring, debug.traceback, xpcall
+
+local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/core/activity.lua"
+
+local refs, last = {}, 0
+
+--- Keeps `value` for Python and returns the integer by which Python knows it. A number is never given out twice.
+function core.ref(value)
+  last = last + 1
+  refs[last] = value
+  return last
+end
+
+--- Forgets a reference.
+function core.unref(ref)
+  refs[ref] = nil
+end
+
+--- The value of a reference, nil when it was forgotten.
+function core.deref(ref)
+  return refs[ref]
+end
+
+local function describe(value)
+  if rawtype(value) == "string" then return value end
+  local meta = getmetatable(value)
+  if rawtype(value) == "number" or meta and meta.__tostring then return tostring(value) end
+  return format("(error object is a %s value)", core.type(value))
+end
+
+local function without_bottom(trace)
+  local at = find(trace, BOTTOM, 1, true)
+  return at and sub(trace, 1, at - 1) or trace
+end
+
+--- The message of an error with Lua's traceback below it, library frames of the bottom left out: for a handler of xpcall.
+function core.traceback(value)
+  local text = without_bottom(traceback(describe(value), 2))
+  if value ~= nil and value == core.inner_error then
+    text = text .. "\ninside the coroutine, " .. core.inner_trace
+  end
+  core.inner_error, core.inner_trace = nil, nil
+  return text
+end
+
+local handler = core.traceback
+
+local function wait(ok, ...)
+  return yield(ok, ...)
+end
+
+local function missing()
+  error("a Lua function was called that was freed before", 0)
+end
+
+--- Runs one job after the other: (ref, arguments) comes in by resume, (true, results) or (false, message) goes out by yield.
+local function loop(ref, ...)
+  return loop(wait(xpcall(refs[ref] or missing, handler, ...)))
+end
+
+function core.loop(ref, ...)
+  core.enter_activity()
+  return loop(ref, ...)
+end
+
+-- What Python calls by reference from the start. `first` is the job with which a coroutine enters the loop.
+core.entries = {
+  first = core.ref(function() end),
+  free = core.ref(core.unref),
+  close = core.ref(core.close_all),
+  memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
+}

@@ -1,0 +1,98 @@
+-- Errors of the API and the checks of its arguments. An error names the file and line of the application, not of the library.
+
+local core = ...
+
+local error, format, getinfo, tointeger = error, string.format, debug.getinfo, math.tointeger
+local rawtype, select, sub, tostring = type, select, string.sub, tostring
+
+local LIBRARY <const> = "@smqrt/lua/lib/"
+
+core.failure = {} -- marks the answer of a Python half that is to become an error
+local failure = core.failure
+
+local function is_library(info)
+  return info.what == "C" or sub(info.source, 1, #LIBRARY) == LIBRARY
+end
+
+--- The position of the innermost application frame, as "file:line: ", and the info of that frame.
+local function where()
+  for level = 2, 100 do
+    local info = getinfo(level, "Sln")
+    if not info then break end
+    if not is_library(info) then return format("%s:%d: ", info.short_src, info.currentline), info end
+  end
+  return ""
+end
+core.where = where
+
+--- Raises `message` at the line of the application that called the library.
+local function raise(message)
+  error(where() .. tostring(message), 0)
+end
+core.raise = raise
+
+local function check(value, ...)
+  if value == failure then raise((...)) end
+  return value, ...
+end
+core.check = check
+
+local function name_of(value)
+  return value == nil and "no value" or core.type(value)
+end
+
+--- Raises the error of a wrong argument: number, function name, what is expected, what came.
+local function bad(index, fname, expected, value)
+  raise(format("bad argument #%d to '%s' (%s expected, got %s)", index, fname, expected, name_of(value)))
+end
+
+local arg = {}
+core.arg = arg
+
+--- Each returns the argument when it is of its type, and raises otherwise.
+function arg.string(value, index, fname)
+  local kind = rawtype(value)
+  if kind == "string" then return value end
+  if kind == "number" then return tostring(value) end
+  bad(index, fname, "string", value)
+end
+
+function arg.number(value, index, fname)
+  if rawtype(value) ~= "number" then bad(index, fname, "number", value) end
+  return value
+end
+
+function arg.integer(value, index, fname)
+  local number = rawtype(value) == "number" and tointeger(value)
+  if not number then bad(index, fname, "integer", value) end
+  return number
+end
+
+function arg.table(value, index, fname)
+  if rawtype(value) ~= "table" then bad(index, fname, "table", value) end
+  return value
+end
+
+arg["function"] = function(value, index, fname)
+  if rawtype(value) ~= "function" then bad(index, fname, "function", value) end
+  return value
+end
+
+function arg.boolean(value, index, fname)
+  if rawtype(value) ~= "boolean" then bad(index, fname, "boolean", value) end
+  return value
+end
+
+--- An instance of a class of `core.class`.
+function arg.instance(value, class, index, fname)
+  if rawtype(value) ~= "table" or core.getmetatable(value) ~= class then bad(index, fname, class.__name, value) end
+  return value
+end
+
+--- The same for an argument that may be absent: `default` then.
+function arg.optional(check_type, value, default, index, fname)
+  if value == nil then return default end
+  return check_type(value, index, fname)
+end
+
+core.bad_argument = bad

@@ -1,0 +1,101 @@
+-- Blocking calls, and a coroutine library that lets them through.
+--
+-- A blocking call yields an Op to Python. Inside an application's own coroutine that yield reaches the coroutine's resumer first: it
+-- passes the Op on to its own resumer and the answer back down. So `coroutine.resume` returns only what the application yields.
+
+local core = ...
+
+local resume, yield, status, running = coroutine.resume, coroutine.yield, coroutine.status, coroutine.running
+local close, create, isyieldable = coroutine.close, coroutine.create, coroutine.isyieldable
+local check, error, failure, raise, traceback = core.check, error, core.failure, core.raise, debug.traceback
+local setmetatable = setmetatable
+
+local BOUNDARY <const> = "blocking call across a C boundary (a sort comparator, a gsub callback, a finalizer or the like)"
+
+core.yield = yield -- for the activity loop; applications get the one below
+
+local ops = {}                                  -- what may be yielded to Python
+local busy = setmetatable({}, {__mode = "k"})   -- coroutines that the application must not resume: activities, and those inside an Op
+local waits = setmetatable({}, {__mode = "k"})  -- coroutine -> the coroutine inside which it waits for an Op
+
+--- Makes a blocking function of the Op `op`.
+function core.blocking(op)
+  ops[op] = true
+  return function(...)
+    if not isyieldable() then raise(BOUNDARY) end
+    return check(yield(op, ...))
+  end
+end
+
+--- Marks the running coroutine as an activity, which only Python resumes.
+function core.enter_activity()
+  busy[running()] = true
+end
+
+--- Closes an activity or a coroutine from inside to outside: all `<close>` variables on the way are closed.
+-- Returns what `coroutine.close` returns for the outermost.
+local function close_all(co)
+  local inner = waits[co]
+  waits[co] = nil
+  if inner then close_all(inner) end
+  return close(co)
+end
+core.close_all = close_all
+
+local relay
+
+local function deliver(co, ok, op, ...)
+  if not (ok and ops[op]) then return ok, op, ... end
+  if not isyieldable() then return deliver(co, resume(co, failure, BOUNDARY)) end
+  local me = running()
+  busy[co], waits[me] = true, co
+  return relay(co, me, yield(op, ...))
+end
+
+relay = function(co, me, ...)
+  busy[co], waits[me] = nil, nil
+  return deliver(co, resume(co, ...))
+end
+
+local library = {create = create, running = running}
+
+function library.resume(co, ...)
+  if busy[co] then return false, "cannot resume non-suspended coroutine" end
+  return deliver(co, resume(co, ...))
+end
+
+function library.yield(...)
+  if busy[running()] then error("attempt to yield from outside a coroutine", 2) end
+  return yield(...)
+end
+
+function library.status(co)
+  local state = status(co)
+  return state == "suspended" and busy[co] and "normal" or state
+end
+
+function library.isyieldable(...)
+  return isyieldable(...) and not busy[(...) or running()]
+end
+
+function library.close(co)
+  if busy[co] then error("cannot close a normal coroutine", 2) end
+  return close(co)
+end
+
+local function unwrap(co, ok, ...)
+  if ok then return ... end
+  local message = ...
+  if status(co) == "dead" then
+    core.inner_error, core.inner_trace = message, traceback(co)
+    close(co)
+  end
+  error(message, 0)
+end
+
+function library.wrap(f)
+  local co = create(f)
+  return function(...) return unwrap(co, library.resume(co, ...)) end
+end
+
+for name, fn in pairs(library) do coroutine[name] = fn end

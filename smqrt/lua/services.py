@@ -1,0 +1,30 @@
+"""What the API functions of Lua applications may use of the server around them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Services:
+    """Given to every `install(vm, services)` in `smqrt/lua/api`. Filled by the composition root; a part that is not
+    there is None.
+
+    root: the root of the virtual directories (`smqrt.http.tree.Root`), None outside a server.
+    ios: the named io objects (`disk`, `home`, `vm`, ...).
+    argv: all words of the command line, in order.
+    log: where `trace` writes.
+    http_port, https_port: the ports listened on, 0 when there is none.
+    stop: asks the server to stop, with the exit status.
+    """
+
+    root: Any = None
+    ios: dict[str, Any] = field(default_factory=dict)
+    argv: list[str] = field(default_factory=list)
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
+    http_port: int = 0
+    https_port: int = 0
+    stop: Callable[[int], None] | None = None

@@ -1,0 +1,113 @@
+"""The Lua runtime of a server: Lua 5.4, made safe under gevent (design: lua.md).
+
+Lua functions and tables never cross to Python: they stay in a table on the Lua side, and Python knows them by an
+integer reference. From Python to Lua cross only None, bool, int, float and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lupa.lua54 as lupa
+
+from smqrt.lua import library
+from smqrt.lua.activity import Activities
+from smqrt.lua.bridge import Function, Op, encoded, guarded
+
+CORE = ("arguments", "types", "coroutine", "activity", "namespace", "sandbox", "require")
+"""The parts of the Lua half, in the order they build on each other."""
+
+
+class Vm:
+    """One Lua state with its activities.
+
+    `run`, `call` and `start` run a Lua function by its reference, see `Activities`; `stop` ends all that wait.
+    """
+
+    def __init__(self) -> None:
+        runtime = lupa.LuaRuntime(
+            encoding=None,
+            register_eval=False,
+            register_builtins=False,
+            unpack_returned_tuples=True,
+            attribute_handlers=(_deny, _deny),
+        )
+        core = _load_core(runtime)
+        self._failure, self._refs = core[b"failure"], dict(core[b"entries"])
+        loop, first = core[b"loop"], self._refs[b"first"]
+
+        def new_coroutine() -> Any:
+            co = loop.coroutine(first)
+            co.send(None)
+            return co
+
+        activities = Activities(new_coroutine, self._refs[b"close"], self._failure)
+        self.activities = activities
+        self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
+        self.namespace("smqrt", {"module_source": _module_source})
+
+    def free(self, ref: int) -> None:
+        """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an
+        error."""
+        self.call(self._refs[b"free"], ref)
+
+    def namespace(
+        self, name: str, functions: Mapping[str, Function], blocking: Mapping[str, Function] | None = None
+    ) -> None:
+        """Give Lua the Python half of a part of the API and run its Lua half, `lib/<name>.lua`, as `chunk(core, py)`.
+
+        functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
+        blocking: become `py.<key>` as well; they run with no Lua on the C stack and may block.
+        What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
+        ValueError when there is none.
+        """
+        source = library.source(name)
+        if source is None:
+            raise ValueError(f"there is no Lua half smqrt/lua/lib/{name}.lua")
+        halves: list[Any] = []
+        for key, fn in functions.items():
+            halves += (key.encode(), guarded(fn, self._failure))
+        for key, fn in (blocking or {}).items():
+            halves += (key.encode(), Op(fn))
+        self.run(self._refs[b"install"], name.encode(), source, library.chunk_name(name), len(functions), *halves)
+
+    def compile(self, source: str | bytes, name: str = "=compile") -> int:
+        """Return a reference to the function that Lua source text is, with the global environment.
+
+        name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax error.
+        """
+        ref: int = self.run(self._refs[b"compile"], encoded(source), name.encode())[0]
+        return ref
+
+    def eval(self, source: str | bytes, name: str = "=eval", *args: Any) -> tuple[Any, ...]:
+        """Run Lua source text with the global environment in the current greenlet and return its values (for
+        start-up and tests).
+
+        name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax or run-time error.
+        """
+        return self.run(self._refs[b"eval"], encoded(source), name.encode(), *args)
+
+    def memory_bytes(self) -> int:
+        """What the Lua state holds at the moment, garbage included."""
+        return int(self.run(self._refs[b"memory"])[0])
+
+
+def _load_core(runtime: Any) -> Any:
+    core = runtime.table()
+    for part in CORE:
+        name = f"core.{part}"
+        source = library.source(name)
+        assert source is not None, name
+        runtime.compile(source, library.chunk_name(name))(core)
+    return core
+
+
+def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
+    text = name.decode("utf-8", "replace")
+    source = library.module_source(text)
+    return None if source is None else (source, library.chunk_name(text))
+
+
+def _deny(_obj: Any, _name: Any, _value: Any = None) -> None:
+    """Python objects have no fields in Lua. Answers nil: an exception raised here would cross lupa."""
