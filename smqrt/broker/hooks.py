@@ -25,6 +25,12 @@ class Pending:
         """Whether the answer is there."""
         return self._done
 
+    def result(self) -> Any:
+        """The value, once `done`; raises what it was rejected with."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
     def then(self, continuation: Continuation) -> None:
         """Call `continuation(value, error)` when the answer comes, at once if it is there already."""
         if self._done:

@@ -73,8 +73,14 @@ class Hub:
         self.sessions[topic.id] = self.uids[session.uid] = session
         self.stats.connects += 1
         session.outbox.reply(smq.connack(smq.ConnackCode.ACCEPTED, topic.id))
+        session.outbox.settled()
         if self.hooks.onconnect:
             self.hooks.onconnect(session)
+
+    def connect_timed_out(self, session: Session) -> None:
+        """Refuse a client that sent no Connect in time; one whose credentials are being looked at may go on."""
+        if session.state is State.WAITING:
+            session.refuse(smq.ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def disconnect(self, session: Session, reason: CloseReason, text: bytes | None = None) -> None:
         """End a connection, whatever the reason; `text` goes out in a Disconnect packet first."""
@@ -85,7 +91,7 @@ class Hub:
             session.outbox.reply(smq.disconnect(text))
         if state is State.CONNECTED:
             self._remove(session, reason)
-        session.outbox.finish()
+        session.outbox.finish(reason)
 
     def _remove(self, session: Session, reason: CloseReason) -> None:
         self.stats.closes += 1
@@ -99,7 +105,7 @@ class Hub:
         topic = session.topic
         if topic:
             topic.discard(session.outbox)
-            self._forget_routes(topic)
+            topic.forget_routes()
             self.topics.remove(topic)
             topic.notify()
             topic.observers = ()
@@ -108,14 +114,8 @@ class Hub:
         """Take `outbox` out of `topic` and tell its observers."""
         topic.discard(outbox)
         if not topic.subscribers:
-            self._forget_routes(topic)
+            topic.forget_routes()
         topic.notify()
-
-    def _forget_routes(self, topic: Topic) -> None:
-        if topic.cached:
-            topic.cached = False
-            for session in self.sessions.values():
-                session.forget_routes()
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
         """End one client (`etid`) or all of them; `text` goes out in a Disconnect packet, without it sockets just close."""

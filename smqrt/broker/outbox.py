@@ -7,6 +7,7 @@ fills up to `budget_bytes`; past it whole messages are dropped, newest first, fo
 from __future__ import annotations
 
 from smqrt.broker.stats import Drop
+from smqrt.errors import CloseReason
 from smqrt.wire.smq import Type, count_frames, frames
 
 DEFAULT_BUDGET_BYTES = 1 << 20
@@ -60,7 +61,10 @@ class Outbox:
         """Hand the queue to the transport."""
         raise AssertionError("an outbox knows its transport")
 
-    def finish(self) -> None:
+    def settled(self) -> None:
+        """Called once the client is accepted or refused."""
+
+    def finish(self, reason: CloseReason) -> None:
         """Flush what can be flushed and end the connection."""
 
     def resume(self) -> None:

@@ -112,6 +112,8 @@ class Session:
         self.hub.disconnect(self, error.reason, error.reason.value.encode() if forged else None)
 
     def _handle(self, packet: bytes) -> bool | None:
+        if not packet:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
         if self.state is State.WAITING:
             return self._connect(packet)
         handler = HANDLERS.get(packet[0])
@@ -269,18 +271,29 @@ class Session:
         if topic is None or not topic.subscribers:
             return self._guarded(Unrouted(self.hub, tid, self.etid, self), tid)
         route = self._guarded(topic, tid)
-        topic.cached = True
-        if self.routes is _NO_ROUTES or len(self.routes) >= MAX_ROUTES:
-            self.routes = {}
-        self.routes[key] = route
+        self._cache(key, topic, route)
         return route
+
+    def _cache(self, key: bytes, topic: Topic, route: Route) -> None:
+        if len(self.routes) >= MAX_ROUTES:
+            self.forget_routes()
+        if self.routes is _NO_ROUTES:
+            self.routes = {}
+        if topic.cached is None:
+            topic.cached = set()
+        topic.cached.add(self)
+        self.routes[key] = route
 
     def _guarded(self, route: Route, tid: int) -> Route:
         return Guarded(self.hub, route, tid, self.etid, self) if self.hub.hooks.onpublish else route
 
     def forget_routes(self) -> None:
-        """Drop the cache, because a destination went away."""
-        self.routes = _NO_ROUTES
+        """Drop the cache, because a destination went away. In place: the data path may be looking at it."""
+        for key in self.routes:
+            topic = self.hub.topics.by_key.get(key[1:5])
+            if topic and topic.cached:
+                topic.cached.discard(self)
+        self.routes.clear()
 
     def _pubfrag(self, packet: bytes) -> bool:
         if self.outbox.websocket:

@@ -37,7 +37,10 @@ class Observer(Protocol):
 
 
 class Topic:
-    """A destination: a named topic, or the ETID of one client (`name` is None, `owner` is set)."""
+    """A destination: a named topic, or the ETID of one client (`name` is None, `owner` is set).
+
+    `cached` holds the sessions whose route cache points here; they are told when the last subscriber leaves.
+    """
 
     __slots__ = ("__weakref__", "cached", "encode", "id", "key", "name", "observers", "owner", "raw", "ws")
 
@@ -50,7 +53,7 @@ class Topic:
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: tuple[Observer, ...] = ()
-        self.cached = False
+        self.cached: set[Any] | None = None
 
     @property
     def subscribers(self) -> int:
@@ -93,6 +96,12 @@ class Topic:
             run = self.encode(bytes(view))
             for outbox in self.ws:
                 outbox.put(run)
+
+    def forget_routes(self) -> None:
+        """Take this topic out of every route cache, because nobody receives it any more."""
+        sessions, self.cached = self.cached, None
+        for session in sessions or ():
+            session.forget_routes()
 
     def notify(self) -> None:
         """Tell the observers the present number of subscribers."""

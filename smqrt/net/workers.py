@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gevent import get_hub
-from gevent.hub import Hub
+from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.hooks import Pending
@@ -52,12 +52,7 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     start(_settle, pending, fn, args)
     if not pending.done:
         return pending
-    answer: list[Any] = []
-    pending.then(lambda value, error: answer.extend((value, error)))
-    value, error = answer
-    if error is not None:
-        raise error
-    return value
+    return pending.result()
 
 
 def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -113,3 +108,17 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         log.exception("error in %s", getattr(fn, "__qualname__", fn))
     except BaseException as error:  # SystemExit, KeyboardInterrupt: the main greenlet decides
         hub.handle_error(fn, type(error), error, error.__traceback__)
+
+
+def wait(pending: Pending) -> Any:
+    """Block this greenlet until `pending` is answered; gives the value.
+
+    Raises:
+        what the `Pending` was rejected with.
+    """
+    if not pending.done:
+        hub = get_hub()
+        waiter: Waiter[None] = Waiter(hub)
+        pending.then(lambda value, error: hub.loop.run_callback(waiter.switch, None))
+        waiter.get()
+    return pending.result()

@@ -1,0 +1,402 @@
+"""The data path: a connected SMQ client as callbacks of the event loop (design in help/data-path.md).
+
+One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush per loop turn.
+`RawConnection` speaks the framing of raw sockets; `net/ws_connection.py` adds WebSocket. Nothing here blocks and nothing here knows what
+a topic is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.broker.hooks import Pending
+from smqrt.broker.outbox import Held, Outbox
+from smqrt.broker.session import Session
+from smqrt.broker.stats import Drop
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.net import datapath
+
+log = logging.getLogger("smqrt")
+
+READ, WRITE = 1, 2
+
+LARGE_RUN_BYTES = 4096
+"""From here on a run is sent from the receive buffer instead of being copied into queues."""
+SMALL_READ_BYTES = 200
+"""Up to here a loop in Python is quicker than calling the scan kernel."""
+MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
+GATHER_RUNS = 64
+"""Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
+DRAIN_RUNS = 256
+
+ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
+
+chars, view, ends = datapath.kernels.chars, datapath.kernels.view, datapath.kernels.ends
+scan = datapath.kernels.scan
+
+
+class RawConnection(Outbox):
+    """A client on a raw socket.
+
+    Args:
+        sock: non-blocking socket, or anything with its `recv_into`, `send`, `sendmsg`, `shutdown` and `close`.
+        watcher: the loop's READ watcher for it, stopped.
+    """
+
+    __slots__ = ("carry", "closed", "handshake", "paused", "receive_bytes", "session", "sock", "torn", "watcher", "writer")
+    session: Session
+
+    def __init__(self, sock: Any, watcher: Any) -> None:
+        super().__init__()
+        self.sock = sock
+        self.watcher = watcher
+        self.writer: Any = None
+        self.carry = b""
+        self.receive_bytes = MIN_RECEIVE_BYTES
+        self.handshake: Pending | None = Pending()
+        self.paused = self.closed = self.torn = False
+
+    def start(self, session: Session, data: bytes) -> None:
+        """Begin to read; `data` came with the HTTP request."""
+        self.session = session
+        self.watcher.start(self.on_readable)
+        if data:
+            self.carry = data
+            get_hub().loop.run_callback(self.on_data_waiting)
+
+    # ---- reading
+
+    def on_readable(self) -> None:
+        """Receive once behind the left-over partial frame and work off what is there."""
+        carry = self.carry
+        held, size = len(carry), self.receive_bytes
+        try:
+            if held:
+                view[:held] = carry
+                got = self.sock.recv_into(view[held:], size)
+            else:
+                got = self.sock.recv_into(view, size)
+        except BlockingIOError:
+            return
+        except OSError:
+            return self.lost(CloseReason.READ_FAILED)
+        if not got:
+            return self.lost(CloseReason.PEER_CLOSED)
+        if got == size:
+            if size < MAX_RECEIVE_BYTES:
+                self.receive_bytes = size << 1
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        self.carry = b""
+        self.feed(held + got)
+
+    def on_data_waiting(self) -> None:
+        """Work off bytes that are here already, after a pause or with the HTTP request."""
+        data, self.carry = self.carry, b""
+        if data and not self.closed and not self.paused:
+            view[: len(data)] = data
+            self.feed(len(data))
+        else:
+            self.carry = data
+
+    def feed(self, size: int) -> None:
+        """Work off `chars[:size]`; what is left over is carried to the next receive."""
+        used = self.route(size)
+        if used < size and not self.closed:
+            self.carry = chars[used:size]
+
+    def route(self, size: int) -> int:
+        """Route the raw frames in `chars[:size]`; gives how many bytes were worked off (all, when the connection ended)."""
+        try:
+            return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
+        except ProtocolError as error:
+            self.session.fail(error)
+        except Exception:
+            log.exception("error while routing; the connection is closed")
+            self.lost(CloseReason.HOOK_FAILED)
+        return size
+
+    def _route_runs(self, size: int) -> int:
+        session, at = self.session, 0
+        cached = session.routes.get
+        runs, used, bad = scan(size)
+        for end in ends[:runs].tolist() if runs > 1 else (ends[0],) if runs else ():
+            route = cached(chars[at + 2 : at + 11])
+            if route is None:
+                if chars[at + 2] != b"\x08":
+                    waits = session.control(chars[at + 2 : end])
+                else:
+                    route = session.resolve(chars[at + 2 : at + 11])
+                    cached = session.routes.get
+            if route is not None:
+                waits = route.deliver(chars[at:end]) if end - at < LARGE_RUN_BYTES else route.deliver_view(view[at:end])
+            if waits:
+                self.pause()
+                return end
+            if self.closed:
+                return size
+            at = end
+        if bad:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        return used
+
+    def _route_frames(self, size: int) -> int:
+        session, at = self.session, 0
+        cached = session.routes.get
+        data = chars[:size]
+        while size - at >= 3:
+            length = data[at] << 8 | data[at + 1]
+            end = at + length
+            if end > size:
+                break
+            route = cached(data[at + 2 : at + 11])
+            if route is None or length < 15:
+                if length < 3:
+                    raise ProtocolError(CloseReason.SHORT_PACKET)
+                if data[at + 2] == 8:
+                    if length < 15:
+                        raise ProtocolError(CloseReason.SHORT_PACKET)
+                    route = session.resolve(data[at + 2 : at + 11])
+                    cached = session.routes.get
+                else:
+                    route = None
+                    waits = session.control(data[at + 2 : end])
+            if route is not None:
+                waits = route.deliver(data if length == size else data[at:end])
+            if waits:
+                self.pause()
+                return end
+            if self.closed:
+                return size
+            at = end
+        return at
+
+    def pause(self) -> None:
+        """Stop reading until `resume`: a hook has to answer first."""
+        self.paused = True
+        self.watcher.stop()
+
+    def resume(self) -> None:
+        """Go on, in a turn of its own: the shared buffer may be in use right now."""
+        get_hub().loop.run_callback(self._resume)
+
+    def _resume(self) -> None:
+        if not self.paused or self.closed:
+            return
+        self.paused = False
+        self.on_data_waiting()
+        if not self.paused and not self.closed:
+            self.watcher.start(self.on_readable)
+
+    # ---- writing
+
+    def reply(self, packet: bytes) -> None:
+        """Queue a control packet."""
+        if not self.closed:
+            self.put((len(packet) + 2).to_bytes(2, "big") + packet)
+
+    def put_view(self, view: memoryview) -> None:
+        """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the order."""
+        if self.blocked or len(self.queue) >= GATHER_RUNS:
+            return self.put(bytes(view))
+        queue = self.queue
+        queue.append(view)  # type: ignore[arg-type]
+        try:
+            sent = self.sock.send(view) if len(queue) == 1 else self.sock.sendmsg(queue)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            queue.clear()
+            return self.lost(CloseReason.WRITE_FAILED)
+        if sent == len(view) and len(queue) == 1:
+            queue.clear()
+        else:
+            queue[-1] = bytes(view)
+            self._advance(sent)
+
+    def flush(self) -> None:
+        """Send the queue with one system call."""
+        queue = self.queue
+        if len(queue) == 1:
+            data: Any = queue[0]
+        elif len(queue) < GATHER_RUNS and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
+            return self._gather(queue)
+        else:
+            data = b"".join(queue)
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            queue.clear()
+            return self.lost(CloseReason.WRITE_FAILED)
+        if sent == len(data):
+            queue.clear()
+        else:
+            self._advance(sent)
+
+    def _gather(self, runs: list[bytes]) -> None:
+        try:
+            sent = self.sock.sendmsg(runs)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.queue.clear()
+            return self.lost(CloseReason.WRITE_FAILED)
+        self._advance(sent)
+
+    def _advance(self, sent: int) -> None:
+        """Take `sent` bytes off the queue; what is left waits until the socket is writable."""
+        queue, whole = self.queue, 0
+        if self.blocked:
+            self.released(sent)
+        for run in queue:
+            if sent < len(run):
+                break
+            sent -= len(run)
+            whole += 1
+            self.torn = False
+        del queue[:whole]
+        if sent:
+            self._tear(sent)
+        if queue and not self.blocked:
+            self._block()
+        elif not queue and self.blocked:
+            self._unblock()
+        if whole or sent:
+            datapath.progress(self)
+
+    def _tear(self, sent: int) -> None:
+        """Split the half-sent first run: the tail of the frame that is on its way, and the whole frames behind it."""
+        run, at = self.queue[0], 0
+        if self.torn:
+            self.queue[0] = run[sent:]
+            return
+        while at <= sent:
+            start, at = at, at + self.frame_bytes(run, at)
+        if start == sent:
+            self.queue[0] = run[sent:]
+            return
+        self.torn = True
+        self.queue[:1] = [run[sent:at], run[at:]] if at < len(run) else [run[sent:]]
+
+    def _block(self) -> None:
+        self.blocked = True
+        self.queued_bytes = sum(map(len, self.queue))
+        Held.total_bytes += self.queued_bytes
+        if self.writer is None:
+            self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
+        self.writer.start(self.on_writable)
+        datapath.blocked_now(self)
+        self._shed()
+
+    def _shed(self) -> None:
+        """What one turn queued beyond the budget goes the way of later messages: newest first."""
+        first = 1 if self.torn else 0
+        while self.queued_bytes > self.budget_bytes and len(self.queue) > first:
+            before = self.queued_bytes
+            self._trim(self.queue[-1], Drop.OVER_BUDGET)
+            if self.queued_bytes == before:
+                break
+
+    def _unblock(self) -> None:
+        self.blocked = False
+        self.released(self.queued_bytes)
+        self.writer.stop()
+        datapath.unblocked(self)
+
+    def on_writable(self) -> None:
+        """The socket takes bytes again."""
+        try:
+            sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
+        except BlockingIOError:
+            return
+        except OSError:
+            return self.lost(CloseReason.WRITE_FAILED)
+        self._advance(sent)
+
+    def frame_bytes(self, run: bytes, at: int) -> int:
+        """The size of the frame at `run[at]`, in this connection's framing."""
+        return run[at] << 8 | run[at + 1]
+
+    def overflowed(self, reason: Drop, messages: int) -> None:
+        """Messages for this client were dropped."""
+        self.session.hub.overflowed(self.session, reason, messages)
+
+    # ---- the end
+
+    def settled(self) -> None:
+        """The handshake ended: accepted or refused."""
+        handshake, self.handshake = self.handshake, None
+        if handshake:
+            datapath.handshake_over(self)
+            handshake.resolve()
+
+    def lost(self, reason: CloseReason) -> None:
+        """The connection is gone."""
+        self.session.hub.disconnect(self.session, reason)
+
+    def finish(self, reason: CloseReason) -> None:
+        """Send what can be sent at once, count the rest, and close so that the client still gets the last packet."""
+        if self.closed:
+            return
+        self.settled()
+        if reason not in ABRUPT:
+            self._last_words(reason)
+        self.closed = True
+        self._count_undelivered()
+        self.watcher.stop()
+        if self.writer is not None:
+            self.writer.stop()
+            self.writer.close()
+        if reason in ABRUPT:
+            self.close()
+        else:
+            datapath.linger(self)
+
+    def _last_words(self, reason: CloseReason) -> None:
+        if self.blocked:
+            self._keep_control()
+        if self.queue:
+            try:
+                self._advance(self.sock.sendmsg(self.queue[:DRAIN_RUNS]))
+            except OSError:
+                pass
+
+    def _keep_control(self) -> None:
+        """A client that does not read: only the frame on its way and the control packets behind it get a last chance."""
+        torn, runs = self.queue[: int(self.torn)], self.queue[int(self.torn) :]
+        kept, dropped = self.fitting(b"".join(runs), 0)
+        self.released(self.queued_bytes - len(kept) - sum(map(len, torn)))
+        self.queue[:] = [*torn, kept] if kept else torn
+        if dropped:
+            self.dropped += dropped
+            self.session.hub.stats.drop(Drop.CLOSED, dropped)
+
+    def _count_undelivered(self) -> None:
+        if self.blocked:
+            self._unblock()
+        runs, self.queue = self.queue, []
+        if runs:
+            lost = int(self.torn) + self.fitting(b"".join(runs[int(self.torn) :]), 0)[1]
+            self.session.hub.stats.drop(Drop.CLOSED, lost)
+
+    def close(self) -> None:
+        """Close the socket and the watcher."""
+        self.watcher.stop()
+        self.watcher.close()
+        self.sock.close()
+
+    def on_lingering(self) -> None:
+        """Swallow what the client still sends until it closes, so that the kernel does not throw away our last packet."""
+        try:
+            if self.sock.recv_into(view, MIN_RECEIVE_BYTES):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        datapath.linger_over(self)

@@ -1,0 +1,129 @@
+"""From an HTTP request to a connected SMQ client: the three bootstraps (specification: smq.md §1.1, §12.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smqrt.broker.hub import Hub
+from smqrt.broker.session import Session
+from smqrt.errors import ArgumentError
+from smqrt.net import datapath, wsgi
+from smqrt.net.connection import RawConnection
+from smqrt.net.tls_connection import TlsRawConnection, TlsWsConnection
+from smqrt.net.workers import wait
+from smqrt.net.ws_connection import WsConnection
+from smqrt.wire import smq, websocket
+
+if TYPE_CHECKING:
+    from smqrt.net.broker import Broker
+
+_REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
+_UPGRADE_LINES = b"SmqBroker: true\r\n"
+
+
+@dataclass(slots=True)
+class Origin:
+    """What `authenticate` and `onconnect` may want to know of the request that opened a connection."""
+
+    request: Any
+    arg: Any
+
+
+def is_smq(request: Any) -> bool:
+    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (specification: smq.md §2.1)."""
+    if isinstance(request, dict):
+        return "HTTP_SIMPLEMQ" in request or "HTTP_SEC_WEBSOCKET_KEY" in request
+    return request.get("SimpleMQ") is not None or request.get("Sec-WebSocket-Key") is not None
+
+
+def connect(broker: Broker, request: Any, arg: Any) -> bool:
+    """See `Broker.connect`."""
+    if isinstance(request, dict):
+        return wsgi.connect(broker, request, Origin(request, arg))
+    if not hasattr(request, "detach"):
+        raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
+    raw = request.get("SimpleMQ") is not None
+    key = request.get("Sec-WebSocket-Key")
+    if not raw and (key is None or not _valid_upgrade(request, key)):
+        request.response.error(404, "This address speaks SMQ.")
+        return False
+    _begin(broker, request, None if raw else key, arg)
+    return True
+
+
+def _valid_upgrade(request: Any, key: str) -> bool:
+    tokens = {token.strip().lower() for token in (request.get("Connection") or "").split(",")}
+    return (
+        request.method == "GET"
+        and (request.get("Upgrade") or "").strip().lower() == "websocket"
+        and "upgrade" in tokens
+        and (request.get("Sec-WebSocket-Version") or "").strip() == "13"
+        and websocket.valid_key(key)
+    )
+
+
+def _begin(broker: Broker, request: Any, key: str | None, arg: Any) -> None:
+    greets = key is None and request.get("SendSmqHttpResponse") == "true"
+    taken = request.detach()
+    broker.keep_alive(taken.transport)
+    connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
+    session = open_session(broker, connection, Origin(request, arg))
+    if key is not None:
+        connection.put(websocket.switching_protocols(key, _UPGRADE_LINES))
+    elif greets:
+        connection.put(_REPLY)
+        if taken.secure:
+            connection.flush()
+    connection.reply(init(session, request.peer[0]))
+    connection.start(session, taken.data)
+    handshake = connection.handshake
+    if handshake:
+        wait(handshake)
+
+
+def _connection_class(secure: bool, on_websocket: bool) -> type[RawConnection]:
+    if secure:
+        return TlsWsConnection if on_websocket else TlsRawConnection
+    return WsConnection if on_websocket else RawConnection
+
+
+def open_session(broker: Broker, connection: Any, origin: Origin) -> Session:
+    """The session of a new connection, whose handshake clock runs from now."""
+    hub: Hub = broker.hub
+    if broker.options.budget_bytes is not None:
+        connection.budget_bytes = broker.options.budget_bytes
+    needed = hub.hooks.authenticate or hub.hooks.onconnect
+    session = Session(hub, connection, broker.hub.random_u32(), origin if needed else None)
+    connection.session = session
+    datapath.handshake_begins(connection, broker.options.readtmo_ms / 1000)
+    return session
+
+
+def init(session: Session, address: str) -> bytes:
+    """The Init packet; the C client needs at least three bytes of address."""
+    return smq.init(session.seed, address.ljust(3))
+
+
+class _Chunked:
+    """A socket that sends at most `size_bytes` at once."""
+
+    def __init__(self, sock: Any, size_bytes: int) -> None:
+        self._sock, self._size_bytes = sock, size_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def send(self, data: Any) -> int:
+        """Send the first chunk of `data`."""
+        return int(self._sock.send(data[: self._size_bytes]))
+
+    def sendmsg(self, runs: list[bytes]) -> int:
+        """Send the first chunk of `runs`."""
+        return self.send(runs[0])
+
+
+def limit_chunks(session: Session, size_bytes: int) -> None:
+    """Respect the largest frame that a version 2 client takes at once (257 to 8192 bytes)."""
+    size_bytes = min(max(size_bytes, 257), 8192)
+    session.outbox.sock = _Chunked(session.outbox.sock, size_bytes)  # type: ignore[attr-defined]

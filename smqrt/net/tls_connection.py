@@ -1,0 +1,76 @@
+"""SMQ clients over TLS: the same path, with what the TLS layer holds back in both directions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gevent import get_hub
+
+from smqrt.net.connection import WRITE, RawConnection
+from smqrt.net.ws_connection import WsConnection
+
+if TYPE_CHECKING:
+    _Base = RawConnection
+else:
+    _Base = object
+
+
+class _Tls(_Base):
+    """Mixed into a connection whose `sock` is a `TlsTransport`."""
+
+    __slots__ = ()
+
+    def on_readable(self) -> None:
+        """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for them."""
+        super().on_readable()
+        if not self.closed and not self.paused and self.sock.has_pending:
+            get_hub().loop.run_callback(self._on_pending)
+
+    def _on_pending(self) -> None:
+        if not self.closed and not self.paused and self.sock.has_pending:
+            self.on_readable()
+
+    def _resume(self) -> None:
+        super()._resume()
+        self._on_pending()
+
+    def _advance(self, sent: int) -> None:
+        super()._advance(sent)
+        self._watch_ciphertext()
+
+    def flush(self) -> None:
+        """Send the queue; ciphertext that the socket did not take waits until it is writable."""
+        super().flush()
+        self._watch_ciphertext()
+
+    def put_view(self, view: memoryview) -> None:
+        """See `RawConnection.put_view`."""
+        super().put_view(view)
+        self._watch_ciphertext()
+
+    def _watch_ciphertext(self) -> None:
+        if not self.closed and not self.blocked and self.sock.wants_write:
+            if self.writer is None:
+                self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
+            self.writer.start(self.on_writable)
+
+    def on_writable(self) -> None:
+        """The socket takes bytes again: ciphertext first, then the queue."""
+        if self.sock.wants_write and not self.sock.flush():
+            return
+        if self.blocked:
+            super().on_writable()
+        elif self.writer is not None:
+            self.writer.stop()
+
+
+class TlsRawConnection(_Tls, RawConnection):
+    """A client on a raw socket over TLS."""
+
+    __slots__ = ()
+
+
+class TlsWsConnection(_Tls, WsConnection):
+    """A client on a WebSocket over TLS."""
+
+    __slots__ = ()

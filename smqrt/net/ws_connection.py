@@ -1,0 +1,141 @@
+"""An SMQ client on a WebSocket: frames are turned into raw frames in the receive buffer and take the same path (specification: smq.md §12.11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.net import datapath
+from smqrt.net.connection import RawConnection, chars, view
+from smqrt.wire import smq, websocket
+from smqrt.wire.websocket import Assembler, Frame
+
+unmask = datapath.kernels.unmask
+
+_CLOSE_CODES = {
+    CloseReason.WEBSOCKET_PROTOCOL: websocket.CLOSE_PROTOCOL_ERROR,
+    CloseReason.MESSAGE_TOO_LARGE: websocket.CLOSE_TOO_BIG,
+    CloseReason.SHUTDOWN: websocket.CLOSE_GOING_AWAY,
+}
+
+
+class WsConnection(RawConnection):
+    """A client on a WebSocket.
+
+    `decoded` holds raw frames that were unmasked already when a hook made the connection wait.
+    """
+
+    __slots__ = ("assembler", "close_sent", "decoded")
+    websocket = True
+
+    def __init__(self, sock: Any, watcher: Any) -> None:
+        super().__init__(sock, watcher)
+        self.assembler: Assembler | None = None
+        self.decoded = b""
+        self.close_sent = False
+
+    # ---- reading
+
+    def feed(self, size: int) -> None:
+        """Work off the WebSocket frames in `chars[:size]`."""
+        try:
+            while size and not self.closed:
+                size = self._step(size)
+        except ProtocolError as error:
+            self.session.fail(error)
+
+    def _step(self, size: int) -> int:
+        """Route the plain messages at the front, then handle one frame of another kind; gives the bytes that stay in the buffer."""
+        if self.assembler and self.assembler.busy:
+            written = used = 0
+        else:
+            written, used = unmask(size)
+        rest = chars[used:size] if used < size else b""
+        if written and not self._route_decoded(written):
+            self.carry = rest
+            return 0
+        frame, taken = websocket.parse_client_frame(rest, smq.MAX_PACKET_BYTES) if rest else (None, 0)
+        if frame is None:
+            self.carry = rest
+            return 0
+        message = self._frame(frame)
+        rest = rest[taken:]
+        if message is not None and not self._route_message(message):
+            self.carry = rest
+            return 0
+        view[: len(rest)] = rest
+        return len(rest)
+
+    def _route_message(self, packet: bytes) -> bool:
+        if not packet:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        raw = smq.frame(packet)
+        view[: len(raw)] = raw
+        return self._route_decoded(len(raw))
+
+    def _route_decoded(self, size: int) -> bool:
+        """Route raw frames; false when the connection waits or ended."""
+        used = self.route(size)
+        if self.paused and used < size:
+            self.decoded = chars[used:size]
+        return not self.paused and not self.closed
+
+    def on_data_waiting(self) -> None:
+        """Work off what was decoded before a pause, then what was received."""
+        decoded, self.decoded = self.decoded, b""
+        if decoded and not self.closed:
+            view[: len(decoded)] = decoded
+            if not self._route_decoded(len(decoded)):
+                return
+        super().on_data_waiting()
+
+    def _frame(self, frame: Frame) -> bytes | None:
+        """Handle a frame that the kernel left; gives a message when one is complete."""
+        if frame.opcode == websocket.PING:
+            self.put(websocket.encode(websocket.PONG, frame.payload))
+        elif frame.opcode == websocket.CLOSE:
+            self._closing(frame.payload)
+        elif frame.opcode != websocket.PONG:
+            if self.assembler is None:
+                self.assembler = Assembler(smq.MAX_PACKET_BYTES)
+            return self.assembler.add(frame)
+        return None
+
+    def _closing(self, payload: bytes) -> None:
+        code = websocket.check_close(payload)
+        self.put(websocket.close_frame(code) if payload else websocket.encode(websocket.CLOSE, b""))
+        self.close_sent = True
+        self.session.hub.disconnect(self.session, CloseReason.CLIENT_DISCONNECT)
+
+    # ---- writing
+
+    def reply(self, packet: bytes) -> None:
+        """Queue a control packet."""
+        if not self.closed:
+            self.put(websocket.encode(websocket.BINARY, packet))
+
+    def frame_bytes(self, run: bytes, at: int) -> int:
+        """The size of the WebSocket frame at `run[at]`."""
+        short = run[at + 1]
+        return short + 2 if short < 126 else (run[at + 2] << 8 | run[at + 3]) + 4
+
+    def fitting(self, run: bytes, room_bytes: int) -> tuple[bytes, int]:
+        """See `Outbox.fitting`; the frames are WebSocket frames here."""
+        kept, size, dropped, at = [], 0, 0, 0
+        while at < len(run):
+            end = at + self.frame_bytes(run, at)
+            head = 2 if run[at + 1] < 126 else 4
+            message = run[at] == 0x82 and run[at + head] == smq.Type.PUBLISH
+            if not message or (not dropped and size + end - at <= room_bytes):
+                kept.append(run[at:end])
+                size += end - at
+            else:
+                dropped += 1
+            at = end
+        return b"".join(kept), dropped
+
+    def _last_words(self, reason: CloseReason) -> None:
+        if not self.close_sent:
+            self.close_sent = True
+            self.put(websocket.close_frame(_CLOSE_CODES.get(reason, websocket.CLOSE_NORMAL)))
+        super()._last_words(reason)
