@@ -1,0 +1,83 @@
+"""How a client's connection ends: one object with a word for programs and a sentence for people."""
+
+from __future__ import annotations
+
+import ssl
+from socket import gaierror
+
+from smqrt.errors import CloseReason, ProtocolError, SmqrtError
+from smqrt.wire.smq import ConnackCode
+
+REFUSALS = {
+    ConnackCode.PROTOCOL_VERSION: "protocol version not supported",
+    ConnackCode.SERVER_UNAVAILABLE: "server unavailable",
+    ConnackCode.BAD_CREDENTIALS: "incorrect credentials",
+    ConnackCode.CERTIFICATE_REQUIRED: "client certificate required",
+    ConnackCode.CERTIFICATE_REJECTED: "client certificate not accepted",
+    ConnackCode.ACCESS_DENIED: "access denied",
+}
+"""What each Connack code says in words (specification: smq.md §1.2)."""
+
+
+class ConnectionEnd(SmqrtError):
+    """A connection ended, or could not be made.
+
+    Attributes:
+        word: what `onclose` receives: an error word of bas-api §15, `nonsmq`, `protocolerror`, `pong`, the words of a
+            refusal, the text of the broker's Disconnect, or None for a Disconnect without text.
+        code: the Connack code of a refusal, else 0.
+        can_reconnect: whether trying again may help.
+        by_broker: whether the broker asked for it with a Disconnect packet.
+    """
+
+    def __init__(
+        self, word: str | None, message: str, *, code: int = 0, can_reconnect: bool = True, by_broker: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.word = word
+        self.code = code
+        self.can_reconnect = can_reconnect
+        self.by_broker = by_broker
+
+
+def refused(code: int, text: str) -> ConnectionEnd:
+    """The end of a connection whose Connect the broker refused with `code` and `text`."""
+    words = REFUSALS.get(ConnackCode(code), "") if code in REFUSALS else f"refused with code {code}"
+    message = f"the broker refused the connection: {words}" + (f" ({text})" if text else "")
+    return ConnectionEnd(words, message, code=code, can_reconnect=code == ConnackCode.SERVER_UNAVAILABLE)
+
+
+def disconnected(text: str) -> ConnectionEnd:
+    """The end that a Disconnect packet asks for. Only a server that goes down for a restart is worth coming back to."""
+    message = "the broker ended the connection" + (f": {text}" if text else "")
+    restart = text == CloseReason.SHUTDOWN.value
+    return ConnectionEnd(text or None, message, can_reconnect=restart, by_broker=True)
+
+
+def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
+    """The end of a connection to something that is not an SMQ broker."""
+    return ConnectionEnd("nonsmq", detail, can_reconnect=can_reconnect)
+
+
+def protocol_error(error: ProtocolError) -> ConnectionEnd:
+    """The end of a connection whose broker broke the protocol."""
+    return ConnectionEnd("protocolerror", f"the broker broke the protocol: {error}")
+
+
+def from_os_error(error: OSError, what: str) -> ConnectionEnd:
+    """The end that a socket error means; `what` is the address it was about."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionEnd(
+            "sslnottrusted", f"{what}: certificate not trusted: {error.verify_message}", can_reconnect=False
+        )
+    if isinstance(error, ssl.SSLError):
+        return ConnectionEnd("sslhandshake", f"{what}: TLS handshake failed: {error.reason or error}")
+    if isinstance(error, gaierror):
+        return ConnectionEnd("cannotresolve", f"{what}: host name not found")
+    if isinstance(error, TimeoutError):
+        return ConnectionEnd("timeout", f"{what}: no answer in time")
+    if isinstance(error, ConnectionRefusedError):
+        return ConnectionEnd("cannotconnect", f"{what}: connection refused; is the server running there?")
+    if isinstance(error, ConnectionError):
+        return ConnectionEnd("socketclosed", f"{what}: connection lost: {error.strerror or error}")
+    return ConnectionEnd("cannotconnect", f"{what}: {error.strerror or error}")

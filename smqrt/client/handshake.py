@@ -1,0 +1,98 @@
+"""The HTTP exchange that comes before SMQ: one request out, one head in (specification: smq.md §1.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from smqrt.client.ending import ConnectionEnd, not_smq
+from smqrt.client.url import Endpoint
+from smqrt.errors import ArgumentError
+from smqrt.wire import websocket, wsclient
+
+_MAX_HEAD_BYTES = 16384
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
+_FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+
+
+class Handshake:
+    """One HTTP exchange with a broker. Bytes in, the bytes behind the head out.
+
+    Attributes:
+        request: the bytes to send first.
+    """
+
+    def __init__(self, endpoint: Endpoint, headers: Iterable[tuple[str, str]]) -> None:
+        self._endpoint = endpoint
+        self._key = wsclient.new_key() if endpoint.websocket else None
+        self._received = bytearray()
+        self.request = self._build(headers)
+
+    def _build(self, headers: Iterable[tuple[str, str]]) -> bytes:
+        fields = [("Host", self._endpoint.authority)]
+        if self._key:
+            fields += wsclient.request_headers(self._key)
+        else:
+            fields += [("SimpleMQ", "1"), ("SendSmqHttpResponse", "true")]
+        if self._endpoint.authorization:
+            fields.append(("Authorization", self._endpoint.authorization))
+        fields += [check_header(name, value) for name, value in headers]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        return f"GET {self._endpoint.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take bytes from the socket.
+
+        Returns:
+            What came behind the head when the broker accepted, None while the head is incomplete.
+
+        Raises:
+            ConnectionEnd: the answer is not that of an SMQ broker.
+        """
+        self._received += data
+        head, separator, rest = self._received.partition(b"\r\n\r\n")
+        if not separator:
+            self._refuse_strangers()
+            return None
+        self._check(bytes(head))
+        return bytes(rest)
+
+    def _refuse_strangers(self) -> None:
+        start = bytes(self._received[:5])
+        if not b"HTTP/".startswith(start) or len(self._received) > _MAX_HEAD_BYTES:
+            raise self._not_smq("does not speak HTTP")
+
+    def _check(self, head: bytes) -> None:
+        first, *lines = head.split(b"\r\n")
+        match = _STATUS_LINE.match(first)
+        if match is None:
+            raise self._not_smq("does not speak HTTP")
+        status = int(match[1])
+        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        if status != (101 if self._key else 200):
+            reason = (match[2] or b"").decode("latin-1")
+            raise self._not_smq(f"answered {status} {reason}".rstrip(), can_reconnect=status >= 500)
+        if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
+            raise self._not_smq("answered like a web page")
+        if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):
+            raise self._not_smq("answered the WebSocket upgrade with a wrong key")
+
+    def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
+        return not_smq(f"{self._endpoint} is not an SMQ broker: it {what}", can_reconnect)
+
+
+def check_header(name: str, value: str) -> tuple[str, str]:
+    """The header field, when it may be sent.
+
+    Raises:
+        ArgumentError: the name is no token, or the value holds a line break, NUL or a character outside latin-1.
+    """
+    if not _FIELD_NAME.match(name):
+        raise ArgumentError(f"headers: {name!r} is not a header name")
+    if any(c in value for c in "\r\n\0") or not _is_latin1(value):
+        raise ArgumentError(f"headers: the value of {name} must be latin-1 text without line breaks")
+    return name, value
+
+
+def _is_latin1(text: str) -> bool:
+    return all(ord(c) < 256 for c in text)

@@ -1,0 +1,200 @@
+"""One connection's socket: opened, read, written and watched with greenlets around a `Protocol`."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+import gevent.ssl
+from gevent import socket
+from gevent.event import Event as Signal
+
+from smqrt.client.ending import ConnectionEnd, from_os_error
+from smqrt.client.events import Ended, Event
+from smqrt.client.options import Options
+from smqrt.client.protocol import Protocol
+from smqrt.client.url import Endpoint
+from smqrt.wire import smq
+
+_RECV_BYTES = 65536
+_FAREWELL_S = 2.0
+"""How long a connection that we end may take to say goodbye."""
+
+
+class Link:
+    """A connection to a broker.
+
+    Args:
+        endpoint: the broker.
+        options: times and TLS.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: Options) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self._sock: Any = None
+        self._wake = Signal()
+        self._wake.set()
+        self._closed = False
+        self._write_failed: OSError | None = None
+        self._last_call: gevent.Greenlet[..., Any] | None = None
+        self._opening_until = time.monotonic() + options.timeout
+        self.opened = False
+        self.protocol = Protocol(endpoint, options.headers.items(), self._wake.set)
+
+    # ---- open
+
+    def connect(self) -> None:
+        """Make the TCP (and TLS) connection.
+
+        Raises:
+            ConnectionEnd: it could not be made in time.
+        """
+        with self._as_connection_end(), _deadline(self._options.timeout):
+            self._sock = socket.create_connection((self._endpoint.host, self._endpoint.port))
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._endpoint.secure:
+                self._sock = _tls_context(self._options).wrap_socket(self._sock, server_hostname=self._endpoint.host)
+        if self._closed:
+            self._sock.close()
+
+    @property
+    def local_address(self) -> str:
+        """The IP address of this end."""
+        return str(self._sock.getsockname()[0])
+
+    # ---- run
+
+    def run(self, handle: Callable[[Event], None], wait_for_room: Callable[[], None]) -> ConnectionEnd:
+        """Read until the end, giving each event to `handle`; what is queued meanwhile is written by a second greenlet.
+
+        Args:
+            wait_for_room: blocks while the application is too far behind.
+
+        Returns:
+            Why the connection ended.
+        """
+        writer = gevent.spawn(self._write)
+        try:
+            while True:
+                for event in self.protocol.receive(self._receive()):
+                    if isinstance(event, Ended):
+                        return event.end
+                    handle(event)
+                wait_for_room()
+        except ConnectionEnd as end:
+            return end
+        finally:
+            writer.kill()
+            self._say_the_rest()
+            self.abort()
+            if self._last_call is not None:
+                self._last_call.kill()
+
+    def _receive(self) -> bytes:
+        pinged = False
+        while True:
+            try:
+                with self._as_connection_end(), _deadline(self._patience_s(pinged)):
+                    data: bytes = self._sock.recv(_RECV_BYTES)
+            except ConnectionEnd as end:
+                if end.word != "timeout":
+                    raise
+                self._out_of_patience(end, pinged)
+                pinged = True
+                continue
+            if not data or self._closed:
+                raise self._lost()
+            return data
+
+    def _patience_s(self, pinged: bool) -> float:
+        if not self.opened:
+            return max(0.001, self._opening_until - time.monotonic())
+        return self._options.pong if pinged else self._options.ping
+
+    def _out_of_patience(self, end: ConnectionEnd, pinged: bool) -> None:
+        if not self.opened:
+            raise end
+        if pinged:
+            raise ConnectionEnd("pong", f"{self._endpoint}: no answer to a ping within {self._options.pong:g} s")
+        self.protocol.send_packet(smq.PING)
+
+    # ---- write
+
+    def _write(self) -> None:
+        try:
+            while True:
+                self._wake.wait()
+                self._wake.clear()
+                while data := self.protocol.take():
+                    self._sock.sendall(data)
+        except OSError as error:
+            self._write_failed = error
+            self.abort()
+
+    def _say_the_rest(self) -> None:
+        """The answer to a WebSocket close, for one, is due after the last event."""
+        with contextlib.suppress(OSError, ValueError):
+            if not self._closed and (data := self.protocol.take()):
+                self._sock.setblocking(False)
+                self._sock.send(data)
+
+    # ---- end
+
+    def farewell(self, text: bytes) -> None:
+        """Send Disconnect behind everything queued and let the broker close; close ourselves when it takes its time."""
+        if self._last_call is None:
+            self._last_call = gevent.spawn_later(_FAREWELL_S, self.abort)
+            self.protocol.send_packet(smq.disconnect(text))
+
+    def abort(self) -> None:
+        """End the connection, or the attempt to make one, now."""
+        self._closed = True
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+
+    def _lost(self) -> ConnectionEnd:
+        if self._write_failed is not None:
+            return ConnectionEnd("socketwritefailed", f"{self._endpoint}: sending failed: {self._write_failed}")
+        return ConnectionEnd("socketclosed", f"{self._endpoint}: the connection was closed")
+
+    @contextlib.contextmanager
+    def _as_connection_end(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._lost() if self._closed else from_os_error(error, str(self._endpoint)) from None
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError when the block takes longer. (From the timer itself `create_connection` would swallow it.)"""
+    timer = gevent.Timeout.start_new(seconds)
+    try:
+        yield
+    except gevent.Timeout as expired:
+        if expired is not timer:
+            raise
+        raise TimeoutError from None
+    finally:
+        timer.close()
+
+
+def _tls_context(options: Options) -> ssl.SSLContext:
+    context: ssl.SSLContext = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if options.cafile:
+        context.load_verify_locations(options.cafile)
+    else:
+        context.load_default_certs()
+    if options.certfile:
+        context.load_cert_chain(options.certfile, options.keyfile)
+    if not options.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,211 @@
+"""One connection of a client as a state machine: bytes in, events out, no socket and no clock.
+
+    HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
+
+Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
+`receive` never
+raises: a broken rule is the event `Ended`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+
+from smqrt.client.ending import ConnectionEnd, disconnected, protocol_error, refused
+from smqrt.client.events import Accepted, Ack, Change, Ended, Event, Init, Message, Pong
+from smqrt.client.framing import Framing, RawFraming, WebSocketFraming
+from smqrt.client.handshake import Handshake
+from smqrt.client.url import Endpoint
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire import smq
+from smqrt.wire.smq import Type
+
+_TAKE_BYTES = 256 * 1024
+"""One system call's worth; what stays queued can still be counted when the connection is lost."""
+_ACK = struct.Struct(">BI")
+_PUBLISH = struct.Struct(">III")
+_CHANGE = struct.Struct(">II")
+_PONG = Pong()
+
+
+class State(Enum):
+    """Where the connection stands."""
+
+    HTTP = auto()
+    INIT = auto()
+    GREETED = auto()
+    CONNACK = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class Protocol:
+    """The state of one connection.
+
+    Args:
+        endpoint: the broker.
+        headers: more fields for the HTTP request.
+        on_output: called when something to send was added; must not block.
+
+    Attributes:
+        unsent_bytes: size of the frames that wait to be taken.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, headers: Iterable[tuple[str, str]] = (), on_output: Callable[[], None] = lambda: None
+    ) -> None:
+        self.state = State.HTTP
+        self.unsent_bytes = 0
+        self._handshake = Handshake(endpoint, headers)
+        self._framing: Framing = WebSocketFraming() if endpoint.websocket else RawFraming()
+        self._frames: deque[bytes] = deque()
+        self._out = bytearray(self._handshake.request)
+        self._on_output = on_output
+
+    def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
+        """Answer Init with who we are: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
+        self.state = State.CONNACK
+        self.send_packet(smq.connect(uid, credentials, info))
+
+    def send_packet(self, packet: bytes) -> None:
+        """Queue one packet."""
+        self.send(smq.frame(packet))
+
+    def send(self, frame: bytes) -> None:
+        """Queue one frame."""
+        self._frames.append(frame)
+        self.unsent_bytes += len(frame)
+        self._on_output()
+
+    def take(self) -> bytes:
+        """The next bytes for the socket, about 256 KB at most; empty when there is nothing to send."""
+        out, frames, size = self._out, self._frames, 0
+        batch = []
+        while frames and size < _TAKE_BYTES:
+            size += len(frames[0])
+            batch.append(frames.popleft())
+        self.unsent_bytes -= size
+        self._out = bytearray()
+        return bytes(out + self._framing.encode(batch))
+
+    def unsent_publishes(self) -> int:
+        """How many messages wait to be taken; they are lost when the connection is."""
+        return sum(1 for frame in self._frames if frame[2] == Type.PUBLISH)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the socket and tell what they mean."""
+        try:
+            return self._receive(data)
+        except ConnectionEnd as end:
+            return [self._close(end)]
+        except ProtocolError as error:
+            return [self._close(protocol_error(error))]
+
+    def _receive(self, data: bytes) -> list[Event]:
+        if self.state is State.CLOSED:
+            return []
+        if self.state is State.HTTP:
+            rest = self._handshake.receive(data)
+            if rest is None:
+                return []
+            self.state, data = State.INIT, rest
+        return self._packets(data)
+
+    def _packets(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
+        try:
+            for packet in self._framing.receive(data):
+                if (event := self._packet(packet)) is not None:
+                    events.append(event)
+        except ProtocolError as error:
+            events.append(self._close(protocol_error(error)))
+        self._transport_replies(events)
+        return events
+
+    def _transport_replies(self, events: list[Event]) -> None:
+        if replies := self._framing.take_replies():
+            self._out += replies
+            self._on_output()
+        if self._framing.closed and self.state is not State.CLOSED:
+            events.append(self._close(ConnectionEnd("socketclosed", "the broker closed the WebSocket")))
+
+    def _packet(self, packet: bytes) -> Event | None:
+        if self.state is State.OPEN:
+            handler = _HANDLERS.get(packet[0]) if packet else None
+        else:
+            handler = _GREETINGS.get((self.state, packet[0])) if packet else None
+        if self.state is State.CLOSED:
+            return None
+        if handler is None:
+            kind = packet[0] if packet else "empty"
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"packet {kind} in state {self.state.name}")
+        try:
+            return handler(self, packet)
+        except struct.error:
+            raise ProtocolError(CloseReason.SHORT_PACKET, f"packet {packet[0]} of {len(packet)} bytes") from None
+
+    def _close(self, end: ConnectionEnd) -> Ended:
+        self.state = State.CLOSED
+        return Ended(end)
+
+    def _init(self, packet: bytes) -> Event:
+        version, seed = _ACK.unpack_from(packet, 1)
+        if version != smq.VERSION:
+            raise ConnectionEnd("protocolerror", f"the broker speaks SMQ version {version}, not 1", can_reconnect=False)
+        self.state = State.GREETED
+        return Init(seed, packet[6:].decode("latin-1"))
+
+    def _connack(self, packet: bytes) -> Event:
+        code, etid = _ACK.unpack_from(packet, 1)
+        if code:
+            raise refused(code, packet[6:].decode("utf-8", "replace"))
+        self.state = State.OPEN
+        return Accepted(etid)
+
+    def _ack(self, packet: bytes) -> Event:
+        status, number = _ACK.unpack_from(packet, 1)
+        return Ack(packet[0], 0 if status else number, packet[6:])
+
+    def _publish(self, packet: bytes) -> Event:
+        tid, ptid, stid = _PUBLISH.unpack_from(packet, 1)
+        return Message(packet[13:], ptid, tid, stid)
+
+    def _change(self, packet: bytes) -> Event:
+        return Change(*_CHANGE.unpack_from(packet, 1))
+
+    def _disconnect(self, packet: bytes) -> Event:
+        return self._close(disconnected(packet[1:].decode("utf-8", "replace")))
+
+    def _ping(self, packet: bytes) -> None:
+        self.send_packet(smq.PONG)
+
+    def _pong(self, packet: bytes) -> Event:
+        return _PONG
+
+
+_Handler = Callable[[Protocol, bytes], Event | None]
+
+_GREETINGS: dict[tuple[State, int], _Handler] = {
+    (State.INIT, Type.INIT): Protocol._init,
+    (State.CONNACK, Type.CONNACK): Protocol._connack,
+    (State.INIT, Type.CONNACK): Protocol._connack,
+    (State.GREETED, Type.CONNACK): Protocol._connack,
+    (State.INIT, Type.DISCONNECT): Protocol._disconnect,
+    (State.GREETED, Type.DISCONNECT): Protocol._disconnect,
+    (State.CONNACK, Type.DISCONNECT): Protocol._disconnect,
+}
+"""A broker may refuse (out of patience, or going down) before it was told who we are."""
+
+_HANDLERS: dict[int, _Handler] = {
+    Type.SUBACK: Protocol._ack,
+    Type.CREATEACK: Protocol._ack,
+    Type.CREATESUBACK: Protocol._ack,
+    Type.PUBLISH: Protocol._publish,
+    Type.CHANGE: Protocol._change,
+    Type.DISCONNECT: Protocol._disconnect,
+    Type.PING: Protocol._ping,
+    Type.PONG: Protocol._pong,
+}

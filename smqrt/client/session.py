@@ -1,0 +1,327 @@
+"""What outlives a connection: subscriptions, observers, known names, and messages that wait for a number. Pure state.
+
+A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers one client's requests strictly in order, so
+requests are kept in a row and answers take them from its front. After a lost connection the row is rebuilt: first what
+had been reached (Create, Createsub, Subscribe), then what was still open, so every acknowledgement comes exactly once,
+in order.
+
+Messages leave in the order of the publish calls, also when the first of them waits for its topic's number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from smqrt.client.events import Ack, Change
+from smqrt.client.names import NameTable
+from smqrt.client.protocol import Protocol
+from smqrt.client.routes import SELF, Done, Handler, Routes, Subtopic, Topic
+from smqrt.wire import smq
+from smqrt.wire.smq import Type
+
+_REQUEST_OF_ACK: dict[int, Type] = {
+    Type.SUBACK: Type.SUBSCRIBE,
+    Type.CREATEACK: Type.CREATE,
+    Type.CREATESUBACK: Type.CREATESUB,
+}
+_NUMBERING = (Type.CREATE, Type.CREATESUB)
+_LOCAL = 0
+"""A request about one's own ETID: done as soon as there is one."""
+
+
+class _Request(NamedTuple):
+    kind: int
+    name: bytes
+    done: Done | None
+    restores: bool = False
+
+
+class _Held(NamedTuple):
+    payload: bytes
+    topic: Topic
+    subtopic: Subtopic
+
+
+class Session:
+    """The state of one client over all its connections.
+
+    Args:
+        queue_bytes: how much may wait to be sent; more is dropped and counted.
+        clean_start: forget everything when the connection is lost.
+
+    Attributes:
+        etid: one's own ETID, 0 while not connected.
+        dropped: messages that were not sent: no room, topic refused by the broker, or connection lost.
+    """
+
+    def __init__(self, queue_bytes: int, clean_start: bool = False) -> None:
+        self.etid = 0
+        self.dropped = 0
+        self.topics = NameTable()
+        self.subtopics = NameTable()
+        self._queue_bytes = queue_bytes
+        self._clean_start = clean_start
+        self._protocol: Protocol | None = None
+        self._requests: deque[_Request] = deque()
+        self._asked: set[tuple[int, bytes]] = set()
+        self._restored: Callable[[], None] | None = None
+        self._routes = Routes(self._number, self._subnumber)
+        self._observers: dict[Topic, Callable[[int], None]] = {}
+        self._held: deque[_Held] = deque()
+        self._held_bytes = 0
+        self._drained: Callable[[], None] | None = None
+
+    # ---- connections come and go
+
+    def open(self, protocol: Protocol, etid: int, restored: Callable[[], None]) -> None:
+        """A connection stands: ask again for everything; `restored` comes when all is as it was."""
+        self._protocol, self.etid, self._restored = protocol, etid, restored
+        waiting, self._requests = self._requests, deque()
+        for request in waiting:
+            self._issue(request)
+        for topic in self._observers:
+            if isinstance(topic, int):
+                self._send_number(Type.OBSERVE, topic)
+        self._routes.bind_local()
+        self._progress()
+
+    def lost(self) -> None:
+        """The connection is gone: numbers are forgotten, wishes are kept (unless this is a clean start)."""
+        if self._protocol is not None:
+            self.dropped += self._protocol.unsent_publishes()
+        self._protocol, self.etid, self._restored = None, 0, None
+        self._routes.unbind()
+        if self._clean_start:
+            self._forget_everything()
+        else:
+            self._plan_to_restore()
+
+    def _plan_to_restore(self) -> None:
+        still_open = [request for request in self._requests if not request.restores]
+        subscribed = self._routes.names()
+        plan: list[tuple[int, bytes]] = [
+            (Type.CREATE, name) for name in self.topics.take_all() if name not in subscribed
+        ]
+        plan += [(Type.CREATESUB, name) for name in self.subtopics.take_all()]
+        plan += [(Type.SUBSCRIBE, name) for name in subscribed]
+        plan += [(request.kind, request.name) for request in self._requests if request.restores]
+        open_keys = {(request.kind, request.name) for request in still_open}
+        restoring = [
+            _Request(kind, name, None, True) for kind, name in dict.fromkeys(plan) if (kind, name) not in open_keys
+        ]
+        self._requests = deque((*restoring, *still_open))
+        self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
+
+    def _forget_everything(self) -> None:
+        self.dropped += len(self._held)
+        self._held_bytes = 0
+        self.topics.take_all()
+        self.subtopics.take_all()
+        self._routes = Routes(self._number, self._subnumber)
+        for container in (self._requests, self._asked, self._observers, self._held):
+            container.clear()
+
+    # ---- names
+
+    def create(self, name: bytes, done: Done) -> None:
+        """Have the broker number a topic; `done` comes at once when the number is known."""
+        self._resolve(Type.CREATE, name, self.topics.number(name), done)
+
+    def createsub(self, name: bytes, done: Done) -> None:
+        """Have the broker number a sub-topic."""
+        self._resolve(Type.CREATESUB, name, self.subtopics.number(name), done)
+
+    def _resolve(self, kind: Type, name: bytes, known: int | None, done: Done) -> None:
+        if known is None:
+            self._request(kind, name, done)
+        else:
+            done(known)
+
+    def _number(self, topic: Topic) -> int | None:
+        if isinstance(topic, int):
+            return topic
+        return self.etid or None if topic == SELF else self.topics.number(topic)
+
+    def _subnumber(self, subtopic: Subtopic) -> int | None:
+        return self.subtopics.number(subtopic) if isinstance(subtopic, bytes) else subtopic or 0
+
+    # ---- subscriptions
+
+    def subscribe(
+        self, topic: Topic, subtopic: Subtopic, handler: Handler | None, done: Callable[[int, int], None]
+    ) -> None:
+        """Subscribe, messages go to `handler`. `done(tid, stid)` tells the numbers, tid 0 when the broker denied."""
+        self._routes.add(topic, subtopic, handler)
+
+        def finish(tid: int) -> None:
+            stid = self._subnumber(subtopic)
+            if tid and stid is not None:
+                done(tid, stid)
+            else:
+                self._withdraw(topic, subtopic)
+                done(0, stid or 0)
+
+        new_subtopic = isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None
+        if isinstance(topic, bytes) and topic != SELF:
+            if isinstance(subtopic, bytes) and new_subtopic:
+                self._request(Type.CREATESUB, subtopic, None)
+            self._request(Type.SUBSCRIBE, topic, finish)
+        elif isinstance(subtopic, bytes) and new_subtopic:
+            self._request(Type.CREATESUB, subtopic, lambda stid: finish(self._number(topic) or 0))
+        else:
+            self._request(_LOCAL, b"", lambda _: finish(self._number(topic) or 0))
+
+    def _withdraw(self, topic: Topic, subtopic: Subtopic) -> None:
+        self._routes.remove(topic, subtopic)
+        if topic not in self._routes:
+            self.unsubscribe(topic)
+
+    def unsubscribe(self, topic: Topic) -> None:
+        """End a subscription with all its handlers; unknown topics are let be."""
+        tid = self._number(topic)
+        self._routes.remove_all(topic, tid)
+        if tid and tid != self.etid and isinstance(topic, bytes):
+            self._send_number(Type.UNSUBSCRIBE, tid)
+
+    def route(self, tid: int, subtid: int) -> Handler | None:
+        """The handler for a message: that of the sub-topic, else the topic's, else None."""
+        return self._routes.find(tid, subtid)
+
+    # ---- observers
+
+    def observe(self, topic: Topic, on_change: Callable[[int], None]) -> None:
+        """Have `on_change(subscribers)` called when the count of `topic` changes, or an ETID goes away."""
+        number = self._number(topic)
+        if topic == SELF or (number is not None and number == self.etid):
+            return
+        self._observers[topic] = on_change
+        if number:
+            self._send_number(Type.OBSERVE, number)
+        elif isinstance(topic, bytes):
+            self._ask(Type.CREATE, topic)
+
+    def unobserve(self, topic: Topic) -> None:
+        """Stop observing; a topic that is not observed is let be."""
+        if self._observers.pop(topic, None) and (number := self._number(topic)):
+            self._send_number(Type.UNOBSERVE, number)
+
+    def changed(self, change: Change) -> Callable[[int], None] | None:
+        """The observer that a Change packet is for. An ETID that went away is observed no longer."""
+        name = self.topics.name(change.tid)
+        if name in self._observers:
+            return self._observers[name]
+        if change.subscribers == 0 and name is None:
+            return self._observers.pop(change.tid, None)
+        return self._observers.get(change.tid)
+
+    # ---- messages out
+
+    def publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
+        """Send a message, or hold it until its names have numbers. False: no room, it is dropped and counted."""
+        if self.waiting_bytes + len(payload) > self._queue_bytes:
+            self.dropped += 1
+            return False
+        if not self._held and self._protocol is not None and self._send_publish(payload, topic, subtopic):
+            return True
+        if isinstance(topic, bytes) and topic != SELF and self.topics.number(topic) is None:
+            self._ask(Type.CREATE, topic)
+        if isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None:
+            self._ask(Type.CREATESUB, subtopic)
+        self._held.append(_Held(payload, topic, subtopic))
+        self._held_bytes += len(payload)
+        return True
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._held_bytes + (self._protocol.unsent_bytes if self._protocol else 0)
+
+    def when_drained(self, fn: Callable[[], None]) -> None:
+        """Call `fn` as soon as no message waits for a number."""
+        self._drained = fn
+        self._progress()
+
+    def _send_publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
+        tid, stid = self._number(topic), self._subnumber(subtopic)
+        if self._protocol is None or tid is None or stid is None:
+            return False
+        self._protocol.send(smq.publish_frame(tid, self.etid, stid, payload))
+        return True
+
+    def _progress(self) -> None:
+        while self._held and self._send_publish(*self._held[0]):
+            self._held_bytes -= len(self._held.popleft().payload)
+        if not self._held and (drained := self._drained):
+            self._drained = None
+            drained()
+        if (restored := self._restored) and not (self._requests and self._requests[0].restores):
+            self._restored = None
+            restored()
+
+    def _drop_held(self, name: bytes, *, is_subtopic: bool) -> None:
+        kept = [held for held in self._held if name != (held.subtopic if is_subtopic else held.topic)]
+        self.dropped += len(self._held) - len(kept)
+        self._held = deque(kept)
+        self._held_bytes = sum(len(held.payload) for held in kept)
+
+    # ---- requests and answers
+
+    def acked(self, ack: Ack) -> None:
+        """Take the broker's answer to Subscribe, Create or Createsub."""
+        kind = _REQUEST_OF_ACK[ack.kind]
+        self._asked.discard((kind, ack.name))
+        request = self._take_request(kind, ack.name)
+        if ack.number:
+            self._learn(kind, ack.name, ack.number)
+        else:
+            self._denied(kind, ack.name)
+        if request and request.done:
+            request.done(ack.number)
+        self._progress()
+
+    def _learn(self, kind: Type, name: bytes, number: int) -> None:
+        if kind == Type.CREATESUB:
+            self.subtopics.add(name, number)
+            self._routes.bind_subtopic(name)
+        elif self.topics.add(name, number) and name in self._observers:
+            self._send_number(Type.OBSERVE, number)
+        if kind == Type.SUBSCRIBE and name in self._routes:
+            self._routes.bind(name)
+        elif kind == Type.SUBSCRIBE:
+            self._send_number(Type.UNSUBSCRIBE, number)
+
+    def _denied(self, kind: Type, name: bytes) -> None:
+        if kind != Type.SUBSCRIBE:
+            self._drop_held(name, is_subtopic=kind == Type.CREATESUB)
+        elif any(held.topic == name for held in self._held):
+            self._ask(Type.CREATE, name)
+
+    def _take_request(self, kind: Type, name: bytes) -> _Request | None:
+        for index, request in enumerate(self._requests):
+            if request.kind == kind and request.name == name:
+                del self._requests[index]
+                return request
+        return None
+
+    def _ask(self, kind: Type, name: bytes) -> None:
+        if (kind, name) not in self._asked:
+            self._asked.add((kind, name))
+            self._request(kind, name, None)
+
+    def _request(self, kind: int, name: bytes, done: Done | None) -> None:
+        self._issue(_Request(kind, name, done))
+
+    def _issue(self, request: _Request) -> None:
+        if request.kind == _LOCAL and self._protocol is not None and request.done:
+            self._routes.bind_local()
+            request.done(0)
+            return
+        self._requests.append(request)
+        if request.kind != _LOCAL and self._protocol is not None:
+            self._protocol.send_packet(smq.with_name(request.kind, request.name))
+
+    def _send_number(self, kind: Type, number: int) -> None:
+        if self._protocol is not None:
+            self._protocol.send_packet(smq.with_id(kind, number))
