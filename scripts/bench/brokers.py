@@ -1,0 +1,132 @@
+"""Starts the brokers of the comparison on free loopback ports, without persistence, and stops them."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+APP = Path(__file__).parent / "app"
+READY_S = 10
+
+
+@dataclass
+class Broker:
+    """A running broker: `protocol` is its name for smqload."""
+
+    name: str
+    protocol: str
+    process: subprocess.Popen[str]
+    port: int
+    folder: tempfile.TemporaryDirectory[str]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.folder.cleanup()
+
+
+def raise_file_limit() -> int:
+    """Lets this process and its children open as many files as the system allows; returns the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def available() -> list[str]:
+    """Returns the names of the brokers that can be started here, ours first."""
+    return ["smqrt"] + [name for name in ("mosquitto", "nats", "redis") if _program(name)]
+
+
+def start(name: str) -> Broker:
+    """Starts one broker and returns it when it accepts connections."""
+    folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
+    command, port = _COMMANDS[name](Path(folder.name))
+    quiet = subprocess.PIPE if name == "smqrt" else subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=folder.name, stdout=quiet, stderr=subprocess.DEVNULL, text=True)
+    broker = Broker(name, _PROTOCOLS[name], process, port, folder)
+    try:
+        broker.port = port or _announced_port(process)
+        _wait_until_open(broker)
+    except BaseException:
+        broker.stop()
+        raise
+    return broker
+
+
+def _program(name: str) -> str | None:
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    return shutil.which({"nats": "nats-server", "redis": "redis-server"}.get(name, name), path=path)
+
+
+def _smqrt(_: Path) -> tuple[list[str], int]:
+    return [sys.executable, "-m", "smqrt", "serve", str(APP), "--port", "0"], 0
+
+
+def _mosquitto(folder: Path) -> tuple[list[str], int]:
+    port = free_port()
+    user = "user root\n" if os.geteuid() == 0 else ""
+    limits = "max_queued_messages 0\nmax_queued_bytes 0\nset_tcp_nodelay true\npersistence false\n"
+    (folder / "conf").write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_type error\n{limits}{user}")
+    return [str(_program("mosquitto")), "-c", str(folder / "conf")], port
+
+
+def _nats(folder: Path) -> tuple[list[str], int]:
+    port = free_port()
+    (folder / "conf").write_text(f"listen: 127.0.0.1:{port}\nmax_connections: 65536\nmax_pending: 1GB\n")
+    return [str(_program("nats")), "-c", str(folder / "conf")], port
+
+
+def _redis(_: Path) -> tuple[list[str], int]:
+    port = free_port()
+    limits = ["--maxclients", "20000", "--client-output-buffer-limit", "pubsub 0 0 0"]
+    return [str(_program("redis")), "--bind", "127.0.0.1", "--port", str(port), "--save", "", *limits], port
+
+
+_COMMANDS: dict[str, Callable[[Path], tuple[list[str], int]]] = {
+    "smqrt": _smqrt,
+    "mosquitto": _mosquitto,
+    "nats": _nats,
+    "redis": _redis,
+}
+_PROTOCOLS = {"smqrt": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
+
+
+def _announced_port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout
+    for line in process.stdout:
+        if match := re.match(r"listening on http://.*:(\d+)$", line):
+            return int(match[1])
+    raise SystemExit("smqrt serve did not start; try: scripts/serve scripts/bench/app")
+
+
+def _wait_until_open(broker: Broker) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", broker.port), 1).close()
+            return
+        except OSError:
+            if broker.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{broker.name} did not start") from None
+            time.sleep(0.02)

@@ -1,0 +1,53 @@
+"""The load generator: smqload.c when it lies beside the repository and a compiler is there, else pyload.py (slower)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from brokers import Broker
+from shapes import Shape
+
+REPOSITORY = Path(__file__).parent.parent.parent
+SOURCE = REPOSITORY.parent / "shared" / "tools" / "smqload.c"
+
+
+class Generator:
+    """`name` says which one it is; `run` measures one shape against one broker."""
+
+    def __init__(self) -> None:
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if SOURCE.is_file() and compiler:
+            self.name = "smqload"
+            self._command = [str(_build(compiler))]
+        else:
+            why = "no C compiler" if SOURCE.is_file() else "smqload.c is not there"
+            self.name = f"pyload (slower: {why}; it limits the load, so compare CPU per message only)"
+            self._command = [sys.executable, str(Path(__file__).parent / "pyload.py")]
+
+    def run(self, shape: Shape, broker: Broker, seconds: float) -> dict[str, Any]:
+        """Returns what the generator reports, as its JSON says it."""
+        protocol = "smqws" if shape.websocket else broker.protocol
+        where = ["--proto", protocol, "--port", str(broker.port), "--pid", str(broker.process.pid)]
+        times = ["--time", str(seconds), "--warmup", str(min(0.5, seconds / 3)), "--max-time", str(seconds + 40)]
+        done = subprocess.run(
+            [*self._command, *where, *times, *shape.options.split()], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{shape.title} against {broker.name}: {done.stderr.strip()}")
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+
+def _build(compiler: str) -> Path:
+    source = SOURCE.read_bytes()
+    program = REPOSITORY / ".cache" / f"smqload-{hashlib.sha256(source).hexdigest()[:12]}"
+    if not program.exists():
+        program.parent.mkdir(exist_ok=True)
+        subprocess.run([compiler, "-O2", "-o", str(program), str(SOURCE)], check=True)
+    return program
