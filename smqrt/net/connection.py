@@ -80,7 +80,7 @@ class RawConnection(Outbox):
             else:
                 got = self.sock.recv_into(view, size)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             return self.lost(CloseReason.READ_FAILED)
         if not got:
@@ -313,7 +313,7 @@ class RawConnection(Outbox):
         try:
             sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
         except BlockingIOError:
-            return
+            return None
         except OSError:
             return self.lost(CloseReason.WRITE_FAILED)
         self._advance(sent)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gevent import get_hub
+from gevent.event import AsyncResult
 from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -53,6 +54,19 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     if not pending.done:
         return pending
     return pending.result()
+
+
+def wait(answer: Any) -> Any:
+    """Block this greenlet until a `Pending` has its answer, and give that; anything else is given back as it is.
+
+    Raises:
+        what the `Pending` was rejected with.
+    """
+    if not isinstance(answer, Pending):
+        return answer
+    result: AsyncResult[Any] = AsyncResult()
+    answer.then(lambda value, error: result.set(value) if error is None else result.set_exception(error))
+    return result.get()
 
 
 def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

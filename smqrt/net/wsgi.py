@@ -5,6 +5,7 @@ Here a greenlet reads and a greenlet writes, because the WebSocket object knows 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -27,7 +28,7 @@ SEND_TIMEOUT_S = datapath.STALLED_AFTER_S
 class WsgiConnection(Outbox):
     """A client behind gevent-websocket: takes raw frames, sends their packets as binary messages."""
 
-    __slots__ = ("_more", "_resumed", "closed", "handshake", "session", "socket")
+    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "handshake", "session", "socket")
     session: Session
 
     def __init__(self, socket: Any) -> None:
@@ -37,14 +38,20 @@ class WsgiConnection(Outbox):
         self.handshake: Pending | None = Pending()
         self._more = Event()
         self._resumed = Event()
-        self.blocked = True  # always accounts for its queue: only the writer greenlet knows when the socket takes bytes
+        self._outgoing: deque[bytes] = deque()
 
     # ---- the broker's side
 
-    def put(self, run: bytes) -> None:
-        """Queue a run for the writer greenlet."""
-        self.queue.append(run)
-        self.held(run)
+    def flush(self) -> None:
+        """Hand the turn's runs to the writer greenlet, as far as the budget allows."""
+        runs, self.queue = self.queue, []
+        for run in runs:
+            kept, dropped = self.fitting(run, self.budget_bytes - self.queued_bytes)
+            if dropped:
+                self.dropped += dropped
+                self.overflowed(Drop.OVER_BUDGET, dropped)
+            self._outgoing.append(kept)
+            self.queued_bytes += len(kept)
         self._more.set()
 
     def reply(self, packet: bytes) -> None:
@@ -67,8 +74,8 @@ class WsgiConnection(Outbox):
     def finish(self, reason: CloseReason) -> None:
         """Let the writer send what is queued, then close."""
         self.settled()
+        self.flush()
         self.closed = True
-        self._more.set()
         self._resumed.set()
 
     # ---- the greenlets
@@ -82,7 +89,6 @@ class WsgiConnection(Outbox):
             self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
             writer.join(SEND_TIMEOUT_S)
             writer.kill()
-            self.released(self.queued_bytes)
 
     def _read(self) -> None:
         while not self.closed:
@@ -109,18 +115,18 @@ class WsgiConnection(Outbox):
 
     def _write(self) -> None:
         try:
-            while self.queue or not self.closed:
+            while self._outgoing or not self.closed:
                 self._more.wait()
                 self._more.clear()
-                self._send_queue()
+                self._send_outgoing()
             self.socket.close()
         except Exception:
             self.session.hub.disconnect(self.session, CloseReason.WRITE_FAILED)
 
-    def _send_queue(self) -> None:
-        while self.queue:
-            run = self.queue.pop(0)
-            self.released(len(run))
+    def _send_outgoing(self) -> None:
+        while self._outgoing:
+            run = self._outgoing.popleft()
+            self.queued_bytes -= len(run)
             with gevent.Timeout(SEND_TIMEOUT_S):
                 for frame in smq.frames(run):
                     self.socket.send(frame[2:], binary=True)
