@@ -1,0 +1,397 @@
+/* SMQ client for browsers: publish and subscribe over a WebSocket.
+ *
+ *     const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
+ *     smq.onclose = (message, canreconnect) => canreconnect ? 3000 : 0;
+ *     smq.subscribe("greeting", {datatype: "text", onmsg: (text, ptid) => console.log(text)});
+ *     smq.publish("hello", "greeting");
+ *
+ * Commands may be given at any time; what needs a connection waits for one. After a reconnect topics are numbered, subscribed and
+ * observed again before onreconnect comes, unless the option cleanstart is true.
+ *
+ * Words: tid = topic id, etid = this client's private return address, ptid = the publisher's etid, subtid = sub-topic id (0 = none).
+ */
+"use strict";
+
+window.SMQ = (() => {
+    const INIT = 1, CONNECT = 2, CONNACK = 3, SUBSCRIBE = 4, SUBACK = 5, CREATE = 6, CREATEACK = 7, PUBLISH = 8, UNSUBSCRIBE = 9,
+        DISCONNECT = 11, PING = 12, PONG = 13, OBSERVE = 14, UNOBSERVE = 15, CHANGE = 16, CREATESUB = 17, CREATESUBACK = 18;
+    const VERSION = 1, MAX_PAYLOAD_BYTES = 0xFFF0, MIN_RETRY_MS = 1000, SELF = "self";
+    const REFUSALS = ["", "protocol version not supported", "server unavailable", "incorrect credentials",
+        "client certificate required", "client certificate not accepted", "access denied"];
+    const SERVER_UNAVAILABLE = 2;
+    const RESTART = "sysshutdown"; // the text with which a server says goodbye that will be back
+
+    // ---- bytes and text
+
+    const encoder = new TextEncoder(), strictDecoder = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}),
+        lenientDecoder = new TextDecoder("utf-8", {ignoreBOM: true});
+
+    const utf8 = {
+        length: text => encoder.encode(text).length,
+        encode: text => encoder.encode(text),
+        decode: bytes => strictDecoder.decode(bytes), // throws when it is not UTF-8
+    };
+
+    const toBytes = data => typeof data === "string" ? utf8.encode(data) : Uint8Array.from(data);
+
+    function packet(type, ...parts) { // a number is a u32, anything else text or bytes
+        const chunks = parts.map(part => {
+            if (typeof part !== "number") return toBytes(part);
+            return [part >>> 24, part >>> 16 & 255, part >>> 8 & 255, part & 255];
+        });
+        const bytes = new Uint8Array(chunks.reduce((size, chunk) => size + chunk.length, 1));
+        bytes[0] = type;
+        let at = 1;
+        for (const chunk of chunks) {
+            bytes.set(chunk, at);
+            at += chunk.length;
+        }
+        return bytes;
+    }
+
+    const counted = text => {
+        const bytes = toBytes(text).slice(0, 255);
+        return [bytes.length, ...bytes];
+    };
+
+    function call(fn, ...args) { // an error of the application's must not stop the client
+        try {
+            return fn ? fn(...args) : undefined;
+        } catch (error) {
+            console.error(error);
+        }
+    }
+
+    // ---- names and numbers, in both directions
+
+    class Names {
+        constructor() {
+            this.clear();
+        }
+        clear() {
+            this.numbers = new Map();
+            this.names = new Map();
+        }
+        add(name, number) { // tells whether it is news
+            const known = this.numbers.get(name) === number;
+            this.numbers.set(name, number);
+            this.names.set(number, name);
+            return !known;
+        }
+        number(nameOrNumber) {
+            return typeof nameOrNumber === "number" ? nameOrNumber : this.numbers.get(nameOrNumber);
+        }
+        takeAll() {
+            const names = [...this.numbers.keys()];
+            this.clear();
+            return names;
+        }
+    }
+
+    // ---- the client
+
+    function Client(url, opt) {
+        if (typeof url === "object" && url !== null) [url, opt] = [undefined, url];
+        url = url || wsURL();
+        opt = opt || {};
+        const self = {onauth: null, onconnect: null, onreconnect: null, onclose: null, onmsg: null};
+        const topics = new Names(), subtopics = new Names();
+        const subscriptions = new Map(); // topic -> Map(subtopic, null for all others -> {onmsg, datatype})
+        const observers = new Map();     // topic or etid -> function
+        let requests = [];               // asked, or to be asked, and not answered: {kind, name, done, restores}
+        let held = [];                   // messages that wait for a connection or for numbers
+        let sock = null, etid = 0, seed = 0, address = "", uid = opt.uid;
+        let connectedBefore = false, restoring = false, ended = false, drained = null, retryTimer = 0;
+
+        // -- connecting
+
+        function open() {
+            let opened = false; // whether this connection was accepted
+            const ws = sock = new WebSocket(url);
+            ws.binaryType = "arraybuffer";
+            ws.onmessage = event => {
+                if (ws !== sock) return;
+                try {
+                    const bytes = typeof event.data === "string" ? utf8.encode(event.data) : new Uint8Array(event.data);
+                    receive(bytes, new DataView(bytes.buffer, bytes.byteOffset));
+                } catch (error) {
+                    console.error("SMQ: protocol error", error);
+                    lost("protocolerror", true);
+                }
+                opened = opened || etid !== 0;
+            };
+            ws.onclose = () => {
+                if (ws === sock) lost(opened ? "connection closed" : "cannot connect", true);
+            };
+        }
+
+        function lost(message, canReconnect) {
+            const ws = sock;
+            sock = null;
+            forget();
+            if (ws) ws.close();
+            if (ended) return;
+            const ms = call(self.onclose, message, canReconnect);
+            if (typeof ms === "number" && ms > 0 && !ended) {
+                retryTimer = setTimeout(open, Math.max(MIN_RETRY_MS, ms * (0.75 + Math.random() / 2)));
+            }
+        }
+
+        function forget() { // numbers do not outlive a connection, wishes do
+            if (etid && opt.cleanstart) {
+                for (const names of [topics, subtopics, subscriptions, observers]) names.clear();
+                requests = [];
+                held = [];
+            } else if (etid) {
+                const open = requests.filter(request => !request.restores);
+                const plan = [...subtopics.takeAll().map(name => [CREATESUB, name]),
+                    ...topics.takeAll().filter(name => !subscriptions.has(name)).map(name => [CREATE, name]),
+                    ...[...subscriptions.keys()].filter(onWire).map(name => [SUBSCRIBE, name]),
+                    ...requests.filter(request => request.restores).map(request => [request.kind, request.name])];
+                const known = new Set();
+                const isNew = (kind, name) => !known.has(kind + name) && known.add(kind + name);
+                open.forEach(request => isNew(request.kind, request.name));
+                requests = plan.filter(([kind, name]) => isNew(kind, name)).map(([kind, name]) => ({kind, name, restores: true}))
+                    .concat(open);
+            }
+            etid = 0;
+        }
+
+        const onWire = topic => typeof topic === "string" && topic !== SELF;
+
+        // -- packets in
+
+        function receive(bytes, view) {
+            const tail = at => lenientDecoder.decode(bytes.subarray(at));
+            switch (bytes[0]) {
+            case INIT:
+                if (bytes[1] !== VERSION) return lost(REFUSALS[1], false);
+                return greet(view.getUint32(2), tail(6));
+            case CONNACK:
+                if (bytes[1] === 0) return accepted(view.getUint32(2));
+                return lost(tail(6) || REFUSALS[bytes[1]] || "refused", bytes[1] === SERVER_UNAVAILABLE);
+            case SUBACK:
+                return acked(SUBSCRIBE, tail(6), bytes[1] === 0 ? view.getUint32(2) : 0);
+            case CREATEACK:
+                return acked(CREATE, tail(6), bytes[1] === 0 ? view.getUint32(2) : 0);
+            case CREATESUBACK:
+                return acked(CREATESUB, tail(6), bytes[1] === 0 ? view.getUint32(2) : 0);
+            case PUBLISH:
+                return message(bytes.slice(13), view.getUint32(5), view.getUint32(1), view.getUint32(9));
+            case CHANGE:
+                return changed(view.getUint32(1), view.getUint32(5));
+            case PING:
+                return sock.send(packet(PONG));
+            case PONG:
+                return;
+            case DISCONNECT:
+                return lost(tail(1), tail(1) === RESTART);
+            default:
+                throw new Error("packet type " + bytes[0]);
+            }
+        }
+
+        function greet(rnd, ip) {
+            [seed, address] = [rnd, ip];
+            uid = uid || ip + "-" + rnd.toString(16);
+            const credentials = call(self.onauth, rnd, ip) || "";
+            if (sock) sock.send(packet(CONNECT, [VERSION], counted(uid), counted(credentials), opt.info || ""));
+        }
+
+        function accepted(newEtid) {
+            etid = newEtid;
+            restoring = true;
+            const waiting = requests;
+            requests = [];
+            waiting.forEach(issue);
+            for (const topic of observers.keys()) {
+                if (typeof topic === "number") sock.send(packet(OBSERVE, topic));
+            }
+            progress();
+        }
+
+        function message(data, ptid, tid, subtid) {
+            const settings = findHandler(tid, subtid);
+            if (!settings) return call(self.onmsg, data, ptid, tid, subtid);
+            let value = data;
+            try {
+                if (settings.datatype) value = utf8.decode(data);
+                if (settings.datatype === "json") value = JSON.parse(value);
+            } catch (error) {
+                console.warn("SMQ: a message for " + (topics.names.get(tid) || tid) + " is not " + settings.datatype + ":", error.message);
+                return call(self.onmsg, data, ptid, tid, subtid);
+            }
+            call(settings.onmsg, value, ptid, tid, subtid);
+        }
+
+        function findHandler(tid, subtid) {
+            const name = tid === etid ? SELF : topics.names.get(tid);
+            const handlers = subscriptions.get(name) || subscriptions.get(tid) || new Map();
+            const candidates = [handlers.get(subtopics.names.get(subtid)), handlers.get(subtid), handlers.get(null)];
+            return candidates.find(settings => settings && settings.onmsg);
+        }
+
+        function changed(tid, subscribers) {
+            const name = topics.names.get(tid);
+            const topic = observers.has(name) ? name : tid;
+            const onchange = observers.get(topic);
+            if (topic === tid && name === undefined && subscribers === 0) observers.delete(tid); // that client is gone
+            call(onchange, subscribers, topic);
+        }
+
+        // -- requests and their answers
+
+        function request(kind, name, done) {
+            issue({kind, name, done});
+        }
+
+        function issue(asked) {
+            if (asked.kind === 0 && etid) return asked.done(0); // concerns only this client
+            requests.push(asked);
+            if (etid) sock.send(packet(asked.kind, asked.name));
+        }
+
+        function acked(kind, name, number) {
+            const index = requests.findIndex(asked => asked.kind === kind && asked.name === name);
+            const [asked] = index < 0 ? [] : requests.splice(index, 1);
+            if (number) learn(kind, name, number);
+            else if (kind !== SUBSCRIBE) held = held.filter(({topic, subtopic}) => name !== (kind === CREATE ? topic : subtopic));
+            else if (held.some(({topic}) => topic === name)) resolve(CREATE, name);
+            if (asked && asked.done) asked.done(number);
+            progress();
+        }
+
+        function learn(kind, name, number) {
+            if (kind === CREATESUB) return subtopics.add(name, number);
+            if (topics.add(name, number) && observers.has(name)) sock.send(packet(OBSERVE, number));
+            if (kind === SUBSCRIBE && !subscriptions.has(name)) sock.send(packet(UNSUBSCRIBE, number)); // changed its mind
+        }
+
+        function resolve(kind, name) { // have a name numbered, once
+            const known = (kind === CREATE ? topics : subtopics).numbers.has(name);
+            if (!known && !requests.some(asked => asked.kind === kind && asked.name === name)) request(kind, name);
+        }
+
+        function progress() {
+            while (etid && held.length && send(held[0])) held.shift();
+            if (!held.length && drained) drained();
+            if (!restoring || !etid || (requests.length && requests[0].restores)) return;
+            restoring = false;
+            const again = connectedBefore;
+            connectedBefore = true;
+            call(again ? self.onreconnect : self.onconnect, etid, seed, address);
+        }
+
+        function send({data, topic, subtopic}) {
+            const tid = topic === SELF ? etid : topics.number(topic), stid = subtopics.number(subtopic || 0);
+            if (!etid || tid === undefined || stid === undefined) return false;
+            sock.send(packet(PUBLISH, tid, etid, stid, data));
+            return true;
+        }
+
+        // -- the methods
+
+        self.publish = (data, topic, subtopic) => {
+            data = toBytes(data);
+            if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError("SMQ: a message holds at most 65520 bytes, not " + data.length);
+            const item = {data, topic, subtopic};
+            if (!held.length && send(item)) return;
+            held.push(item);
+            if (onWire(topic)) resolve(CREATE, topic);
+            if (typeof subtopic === "string") resolve(CREATESUB, subtopic);
+        };
+
+        self.pubjson = (value, topic, subtopic) => self.publish(JSON.stringify(value), topic, subtopic);
+
+        self.create = (topic, subtopic, onack) => {
+            if (typeof subtopic === "function") [subtopic, onack] = [undefined, subtopic];
+            if (subtopic === undefined) return number(CREATE, topic, tid => call(onack, tid !== 0, topic, tid));
+            number(CREATE, topic, tid => number(CREATESUB, subtopic, stid => {
+                call(onack, tid !== 0 && stid !== 0, topic, tid, subtopic, stid);
+            }));
+        };
+
+        self.createsub = (subtopic, onack) => number(CREATESUB, subtopic, stid => call(onack, stid !== 0, subtopic, stid));
+
+        function number(kind, name, done) { // known numbers need no round trip
+            const known = (kind === CREATE ? topics : subtopics).number(name);
+            if (known === undefined) request(kind, name, done);
+            else done(known);
+        }
+
+        self.subscribe = (topic, subtopic, settings) => {
+            if (typeof subtopic === "object" && subtopic !== null) [subtopic, settings] = [undefined, subtopic];
+            settings = settings || {};
+            const key = subtopic === undefined || subtopic === null || subtopic === 0 ? null : subtopic;
+            if (!subscriptions.has(topic)) subscriptions.set(topic, new Map());
+            subscriptions.get(topic).set(key, settings);
+
+            const finish = tid => {
+                const stid = key === null ? 0 : subtopics.number(key);
+                const extra = key === null ? [] : [key, stid || 0];
+                if (!tid || stid === undefined) withdraw(topic, key);
+                call(settings.onack, tid !== 0 && stid !== undefined, topic, stid === undefined ? 0 : tid, ...extra);
+            };
+            const local = () => finish(topic === SELF ? etid : topic);
+            const newSubtopic = typeof key === "string" && subtopics.number(key) === undefined;
+            if (newSubtopic) request(CREATESUB, key, onWire(topic) ? undefined : local);
+            if (onWire(topic)) request(SUBSCRIBE, topic, finish);
+            else if (!newSubtopic) issue({kind: 0, name: "", done: local});
+        };
+
+        function withdraw(topic, key) {
+            const handlers = subscriptions.get(topic);
+            if (handlers && handlers.delete(key) && !handlers.size) self.unsubscribe(topic);
+        }
+
+        self.unsubscribe = topic => {
+            subscriptions.delete(topic);
+            const tid = onWire(topic) ? topics.number(topic) : undefined;
+            if (etid && tid !== undefined) sock.send(packet(UNSUBSCRIBE, tid));
+        };
+
+        self.observe = (topic, onchange) => {
+            if (topic === SELF || topic === etid) return;
+            observers.set(topic, onchange);
+            const tid = topics.number(topic);
+            if (tid === undefined) resolve(CREATE, topic);
+            else if (etid) sock.send(packet(OBSERVE, tid));
+        };
+
+        self.unobserve = topic => {
+            const tid = topics.number(topic);
+            if (observers.delete(topic) && etid && tid !== undefined) sock.send(packet(UNOBSERVE, tid));
+        };
+
+        self.gettid = () => etid || undefined;
+        self.getsock = () => sock;
+        self.topic2tid = topic => topics.numbers.get(topic);
+        self.tid2topic = tid => topics.names.get(tid);
+        self.subtopic2tid = subtopic => subtopics.numbers.get(subtopic);
+        self.tid2subtopic = stid => subtopics.names.get(stid);
+
+        self.disconnect = () => { // after what was published; does not come back, and onclose is not called
+            ended = true;
+            clearTimeout(retryTimer);
+            drained = () => {
+                if (etid) sock.send(packet(DISCONNECT));
+                lost("", false);
+            };
+            if (!etid || !held.length) drained();
+        };
+
+        open();
+        return self;
+    }
+
+    // ---- addresses
+
+    function wsURL(path) { // the page's host and port; a relative path starts from the page's folder
+        const page = location.pathname;
+        if (path === undefined || path === null) path = page;
+        if (path[0] !== "/") path = page.slice(0, page.lastIndexOf("/") + 1) + path;
+        return (location.protocol === "https:" ? "wss://" : "ws://") + location.host + path;
+    }
+
+    return {Client, wsURL, utf8, websocket: () => "WebSocket" in window};
+})();
