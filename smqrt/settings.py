@@ -28,7 +28,9 @@ class Settings:
     host: str = _setting("127.0.0.1", "Address to listen on; 0.0.0.0 or :: for every interface.")
     port: int = _setting(9357, "Port for HTTP, WebSocket and raw SMQ; 0 picks a free one.")
     tls_port: int | None = _setting(None, "Port for the same over TLS; 0 picks a free one. Off when not given.")
-    cert: str | None = _setting(None, "Certificate chain for TLS, a PEM file. A self-signed pair is made when none is given.")
+    cert: str | None = _setting(
+        None, "Certificate chain for TLS, a PEM file. A self-signed pair is made when none is given."
+    )
     key: str | None = _setting(None, "Private key for TLS, a PEM file.")
     client_ca: str | None = _setting(None, "Authorities (PEM) that client certificates are checked against.")
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")

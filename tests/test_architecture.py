@@ -47,7 +47,9 @@ def test_imports_point_down(module: Path) -> None:
     for line, name in imported(module):
         there = layer(name)
         if name.startswith("smqrt.") and there in RANK and there != here:
-            assert RANK[there] < RANK[here], f"{module}:{line} imports {name}: imports point one way, {' → '.join(LAYERS)}"
+            assert RANK[there] < RANK[here], (
+                f"{module}:{line} imports {name}: imports point one way, {' → '.join(LAYERS)}"
+            )
 
 
 def test_wire_and_broker_are_pure(module: Path) -> None:

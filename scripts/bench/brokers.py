@@ -58,16 +58,16 @@ def available() -> list[str]:
     return ["smqrt"] + [name for name in ("mosquitto", "nats", "redis") if _program(name)]
 
 
-def start(name: str) -> Broker:
-    """Starts one broker and returns it when it accepts connections."""
+def start(name: str, app: Path = APP) -> Broker:
+    """Starts one broker and returns it when it accepts connections; `app` is what ours serves."""
     folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
-    command, port = _COMMANDS[name](Path(folder.name))
+    command, port = _smqrt(app) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
     quiet = subprocess.PIPE if name == "smqrt" else subprocess.DEVNULL
     process = subprocess.Popen(command, cwd=folder.name, stdout=quiet, stderr=subprocess.DEVNULL, text=True)
     broker = Broker(name, _PROTOCOLS[name], process, port, folder)
     try:
         broker.port = port or _announced_port(process)
-        _wait_until_open(broker)
+        wait_until_open(name, process, broker.port)
     except BaseException:
         broker.stop()
         raise
@@ -79,8 +79,8 @@ def _program(name: str) -> str | None:
     return shutil.which({"nats": "nats-server", "redis": "redis-server"}.get(name, name), path=path)
 
 
-def _smqrt(_: Path) -> tuple[list[str], int]:
-    return [sys.executable, "-m", "smqrt", "serve", str(APP), "--port", "0"], 0
+def _smqrt(app: Path) -> tuple[list[str], int]:
+    return [sys.executable, "-m", "smqrt", "serve", str(app), "--port", "0"], 0
 
 
 def _mosquitto(folder: Path) -> tuple[list[str], int]:
@@ -104,7 +104,6 @@ def _redis(_: Path) -> tuple[list[str], int]:
 
 
 _COMMANDS: dict[str, Callable[[Path], tuple[list[str], int]]] = {
-    "smqrt": _smqrt,
     "mosquitto": _mosquitto,
     "nats": _nats,
     "redis": _redis,
@@ -120,13 +119,14 @@ def _announced_port(process: subprocess.Popen[str]) -> int:
     raise SystemExit("smqrt serve did not start; try: scripts/serve scripts/bench/app")
 
 
-def _wait_until_open(broker: Broker) -> None:
+def wait_until_open(name: str, process: subprocess.Popen[str], port: int) -> None:
+    """Returns when something accepts connections on the port; ends the program when that takes too long."""
     deadline = time.monotonic() + READY_S
     while True:
         try:
-            socket.create_connection(("127.0.0.1", broker.port), 1).close()
+            socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            if broker.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{broker.name} did not start") from None
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{name} did not start") from None
             time.sleep(0.02)

@@ -27,7 +27,9 @@ def main() -> None:
     console = Console()
     console.width = max(console.width, 150)
     names = [name for name in brokers.available() if not options.brokers or name in options.brokers]
-    console.print(f"load: {generator.name}; brokers: {', '.join(names)}; {options.rounds} rounds of {options.seconds} s")
+    console.print(
+        f"load: {generator.name}; brokers: {', '.join(names)}; {options.rounds} rounds of {options.seconds} s"
+    )
     results = measure(generator, chosen, names, options.rounds, options.seconds, console)
     console.print(messages_table(chosen, names, results))
     console.print(idle_table(names, results["idle"]) if "idle" in results else "")
@@ -40,8 +42,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench/compare", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often every shape runs (default 3)")
     parser.add_argument("--seconds", type=float, default=1.5, help="how long one measurement lasts (default 1.5)")
-    parser.add_argument("--only", action="append", choices=[shape.key for shape in SHAPES], help="only this shape; repeatable")
-    parser.add_argument("--brokers", nargs="+", choices=["smqrt", "mosquitto", "nats", "redis"], help="only these brokers")
+    parser.add_argument(
+        "--only", action="append", choices=[shape.key for shape in SHAPES], help="only this shape; repeatable"
+    )
+    parser.add_argument(
+        "--brokers", nargs="+", choices=["smqrt", "mosquitto", "nats", "redis"], help="only these brokers"
+    )
     parser.add_argument("--json", type=Path, help="also write every report to this file")
     return parser.parse_args()
 
@@ -59,7 +65,11 @@ def measure(
                 for name in names:
                     if shape.websocket and name != "smqrt":
                         continue
-                    report = _fresh(generator, shape, name) if shape.is_idle else generator.run(shape, running[name], seconds)
+                    report = (
+                        _fresh(generator, shape, name)
+                        if shape.is_idle
+                        else generator.run(shape, running[name], seconds)
+                    )
                     results[shape.key][name].append(report)
     finally:
         for broker in running.values():
@@ -99,7 +109,11 @@ def messages_table(shapes: list[Shape], names: list[str], results: Results) -> T
             continue
         ours = middle(mine, "cpu_us_per_dlv") if mine else 0.0
         cells = [_peer_cell(results[shape.key].get(peer, []), ours, shape.bars.get(peer)) for peer in peers]
-        rest = [f"{middle(mine, 'p50_us'):.0f} / {middle(mine, 'p99_us'):.0f}", f"{middle(mine, 'dlv_per_s'):,.0f}"] if mine else []
+        rest = (
+            [f"{middle(mine, 'p50_us'):.0f} / {middle(mine, 'p99_us'):.0f}", f"{middle(mine, 'dlv_per_s'):,.0f}"]
+            if mine
+            else []
+        )
         table.add_row(shape.title, f"{ours:.3g}", *cells, *rest)
     return table
 
@@ -109,7 +123,9 @@ def _peer_cell(reports: list[Report], ours: float, bar: float | None) -> str:
 
 
 def idle_table(names: list[str], results: dict[str, list[Report]]) -> Table:
-    table = Table(title=f"10,000 subscribed clients (bars: {IDLE_BYTES_BAR} bytes each, {CONNECTS_BAR:,} connects a second)")
+    table = Table(
+        title=f"10,000 subscribed clients (bars: {IDLE_BYTES_BAR} bytes each, {CONNECTS_BAR:,} connects a second)"
+    )
     for column in ["broker", "held", "bytes per client", "connects/s", "CPU µs per connect"]:
         table.add_column(column, justify="right")
     for name in names:
@@ -123,9 +139,14 @@ def trouble(shapes: list[Shape], results: Results) -> str:
     lines = []
     for shape in shapes:
         for name, reports in results[shape.key].items():
-            sums = {key: sum(int(report.get(key, 0)) for report in reports) for key in ("lost", "gaps", "dup_or_disorder", "corrupt", "dead")}
+            sums = {
+                key: sum(int(report.get(key, 0)) for report in reports)
+                for key in ("lost", "gaps", "dup_or_disorder", "corrupt", "dead")
+            }
             if any(sums.values()):
-                lines.append(f"{name}, {shape.title}: {', '.join(f'{key} {count}' for key, count in sums.items() if count)}")
+                lines.append(
+                    f"{name}, {shape.title}: {', '.join(f'{key} {count}' for key, count in sums.items() if count)}"
+                )
     return "\n".join(lines) or "Nothing lost, doubled, reordered or corrupted in any run."
 
 

@@ -112,7 +112,9 @@ class SmqWebSocket(Smq):
         buffer, at = link.buffer, 0
         buffer += data
         while len(buffer) - at >= 4:
-            size, head = (buffer[at + 1], 2) if buffer[at + 1] < 126 else (int.from_bytes(buffer[at + 2 : at + 4], "big"), 4)
+            size, head = (
+                (buffer[at + 1], 2) if buffer[at + 1] < 126 else (int.from_bytes(buffer[at + 2 : at + 4], "big"), 4)
+            )
             if len(buffer) - at < head + size:
                 break
             if buffer[at + head] == 8:

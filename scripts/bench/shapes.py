@@ -44,9 +44,19 @@ SHAPES = [
     Shape("pairs-batched", "100 pairs, batched", f"{_PAIRS} --batch 8 --window 64", _bars(18, 2.5, 2)),
     Shape("ping", "ping by ETID", "--mode ping", _bars(1.2, 2.2, 1.3)),
     Shape("open", "20k msg/s open loop", "--rate 20000 --batch 1 --window 0", _bars(1, 1.4, 1)),
-    Shape("mixed", "16 rotating topics, mixed sizes", "--topics 16 --subs 16 --rotate 16 --vary --size 256", _bars(7, 2.5, 3)),
+    Shape(
+        "mixed",
+        "16 rotating topics, mixed sizes",
+        "--topics 16 --subs 16 --rotate 16 --vary --size 256",
+        _bars(7, 2.5, 3),
+    ),
     Shape("websocket", "WebSocket 1 to 1, 128 B", "--size 128", websocket=True),
-    Shape("idle", "10,000 idle subscribed clients", "--mode idle --conns 10000 --subscribe --hold 1", {"nats": 5, "redis": 3}),
+    Shape(
+        "idle",
+        "10,000 idle subscribed clients",
+        "--mode idle --conns 10000 --subscribe --hold 1",
+        {"nats": 5, "redis": 3},
+    ),
 ]
 IDLE_BYTES_BAR = 3072
 CONNECTS_BAR = 10_000

@@ -60,7 +60,9 @@ def _parse_mount(text: str, current: Path) -> AppSpec:
     name, _, rest = text.partition(":")
     priority, colon, path = rest.partition(":")
     if not colon or not path:
-        raise StartError(f"-l {text} must be NAME:PRIORITY:PATH, for example -l chat::apps/chat (an empty NAME is the root).")
+        raise StartError(
+            f"-l {text} must be NAME:PRIORITY:PATH, for example -l chat::apps/chat (an empty NAME is the root)."
+        )
     if "/" in name:
         raise StartError(f"-l {text} names the application {name!r}; a name is one path segment and holds no slash.")
     try:
@@ -85,7 +87,9 @@ def _applications(path: Path, explicit: bool) -> list[AppSpec]:
     if _is_application(top) or (explicit and not any(_is_application(child) for child in children)):
         return [AppSpec("", path)]
     if not children:
-        raise StartError(f"{path} holds no application; give it a .preload or an index.lsp (`smqrt new FOLDER` makes one).")
+        raise StartError(
+            f"{path} holds no application; give it a .preload or an index.lsp (`smqrt new FOLDER` makes one)."
+        )
     return [_child(path, child) for child in children]
 
 
@@ -127,5 +131,7 @@ def _refuse_doubles(specs: Sequence[AppSpec]) -> None:
     for spec in specs:
         if spec.name in seen:
             where = f"/{spec.name}/" if spec.name else "/"
-            raise StartError(f"{seen[spec.name]} and {spec.path} would both be mounted at {where}; use -l NAME:PRIORITY:PATH.")
+            raise StartError(
+                f"{seen[spec.name]} and {spec.path} would both be mounted at {where}; use -l NAME:PRIORITY:PATH."
+            )
         seen[spec.name] = spec.path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv6Address, IPv4Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from cryptography import x509

@@ -37,7 +37,14 @@ def test_a_folder_with_a_mark_is_the_root_application(tmp_path: Path, mark: str)
 
 
 def test_without_argument_app_preload_comes_first(tmp_path: Path) -> None:
-    make(tmp_path, "index.html", "app_preload/b/.preload", "app_preload/a/index.html", "app_preload/.git/x", "app_preload/x.txt")
+    make(
+        tmp_path,
+        "index.html",
+        "app_preload/b/.preload",
+        "app_preload/a/index.html",
+        "app_preload/.git/x",
+        "app_preload/x.txt",
+    )
     assert mounts(discover([], [], tmp_path)) == [("a", "a"), ("b", "b")]
 
 
