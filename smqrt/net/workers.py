@@ -1,9 +1,9 @@
 """Pooled greenlets for code that may block in gevent's way.
 
-A worker is a raw greenlet whose parent is the hub. Started from the Hub greenlet (that is, from a watcher's callback) it runs at once,
-without a turn of the loop: handing over costs less than a microsecond, against some twenty for `gevent.spawn`. When its function ends, the
-worker goes back to the pool and the Hub greenlet continues behind `start`; when the function blocks, the Hub greenlet continues as well
-and the worker ends later.
+A worker is a raw greenlet whose parent is the hub. Started from the Hub greenlet (that is, from a watcher's callback)
+it runs at once, without a turn of the loop: handing over costs less than a microsecond, against some twenty for
+`gevent.spawn`. When its function ends, the worker goes back to the pool and the Hub greenlet continues behind
+`start`; when the function blocks, the Hub greenlet continues as well and the worker ends later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gevent import get_hub
-from gevent.event import AsyncResult
 from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -30,8 +29,8 @@ Job = tuple[Callable[..., object], tuple[Any, ...]]
 def start(fn: Callable[..., object], *args: Any) -> None:
     """Run `fn(*args)` in a pooled greenlet, where it may block.
 
-    In the Hub greenlet the function runs at once and this call returns when it ended or first blocked. Elsewhere it is scheduled for
-    the next turn of the loop. An exception of the function is logged ("smqrt") with its traceback.
+    In the Hub greenlet the function runs at once and this call returns when it ended or first blocked. Elsewhere it
+    is scheduled for the next turn of the loop. An exception of the function is logged ("smqrt") with its traceback.
     """
     hub = get_hub()
     if getcurrent() is hub:
@@ -44,7 +43,8 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     """Run `fn(*args)` as `start` does and give its value.
 
     Returns:
-        the value, when `fn` ended without blocking (only possible when called in the Hub greenlet), else a `Pending` of it.
+        the value, when `fn` ended without blocking (only possible when called in the Hub greenlet), else a `Pending`
+        of it.
 
     Raises:
         what `fn` raised, when it ended without blocking; otherwise the `Pending` is rejected with it.
@@ -56,17 +56,22 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     return pending.result()
 
 
-def wait(answer: Any) -> Any:
-    """Block this greenlet until a `Pending` has its answer, and give that; anything else is given back as it is.
+def wait(pending: Pending) -> Any:
+    """Block this greenlet until `pending` is answered; gives the value.
 
     Raises:
         what the `Pending` was rejected with.
     """
-    if not isinstance(answer, Pending):
-        return answer
-    result: AsyncResult[Any] = AsyncResult()
-    answer.then(lambda value, error: result.set(value) if error is None else result.set_exception(error))
-    return result.get()
+    if not pending.done:
+        hub = get_hub()
+        waiter: Waiter[None] = Waiter(hub)
+
+        def wake(value: Any, error: BaseException | None) -> None:
+            hub.loop.run_callback(waiter.switch, None)
+
+        pending.then(wake)
+        waiter.get()
+    return pending.result()
 
 
 def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -122,17 +127,3 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         log.exception("error in %s", getattr(fn, "__qualname__", fn))
     except BaseException as error:  # SystemExit, KeyboardInterrupt: the main greenlet decides
         hub.handle_error(fn, type(error), error, error.__traceback__)
-
-
-def wait(pending: Pending) -> Any:
-    """Block this greenlet until `pending` is answered; gives the value.
-
-    Raises:
-        what the `Pending` was rejected with.
-    """
-    if not pending.done:
-        hub = get_hub()
-        waiter: Waiter[None] = Waiter(hub)
-        pending.then(lambda value, error: hub.loop.run_callback(waiter.switch, None))
-        waiter.get()
-    return pending.result()

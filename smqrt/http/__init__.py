@@ -1,0 +1,1 @@
+"""The HTTP front: strict parsing, the virtual directory tree, static files."""

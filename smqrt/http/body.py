@@ -1,0 +1,187 @@
+"""The body of a request, taken off the connection only when somebody asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Protocol
+
+from smqrt.http.status import BadRequest, HttpError
+
+_SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})")
+_MAX_SIZE_LINE = 32  # digits and zeros; longer ones are an attack or extensions, which we refuse
+
+
+class ChunkedDecoder:
+    """Decodes a chunked body strictly: no extensions, no trailers, CRLF only."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._input = bytearray()
+        self._missing = 0  # bytes of the present chunk still to come, its CRLF included
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes off the wire and give the payload they complete.
+
+        Raises:
+            BadRequest: when they are not what a chunked body looks like.
+        """
+        self._input += data
+        payload = bytearray()
+        while not self.complete and self._input and self._step(payload):
+            pass
+        return bytes(payload)
+
+    @property
+    def rest(self) -> bytes:
+        """What arrived behind the end of the body."""
+        return bytes(self._input)
+
+    def _step(self, payload: bytearray) -> bool:
+        return self._take_data(payload) if self._missing else self._take_size()
+
+    def _take_data(self, payload: bytearray) -> bool:
+        data = self._input
+        if self._missing > 2:
+            piece = data[: self._missing - 2]
+            payload += piece
+            del data[: len(piece)]
+            self._missing -= len(piece)
+        if self._missing > 2 or not data:
+            return False
+        expected = b"\r\n"[-self._missing :]
+        if not expected.startswith(data[: self._missing]):
+            raise BadRequest("a chunk is longer than its size says")
+        taken = min(len(data), self._missing)
+        del data[:taken]
+        self._missing -= taken
+        return True
+
+    def _take_size(self) -> bool:
+        line, end, _ = self._input.partition(b"\r\n")
+        if not end:
+            self._check_unfinished(bytes(line))
+            return False
+        match = _SIZE_LINE.fullmatch(line)
+        if match is None or len(line) > _MAX_SIZE_LINE:
+            raise BadRequest("malformed chunk size")
+        size = int(match[1], 16)
+        if size == 0:
+            return self._take_end(len(line) + 2)
+        del self._input[: len(line) + 2]
+        self._missing = size + 2
+        return True
+
+    def _check_unfinished(self, line: bytes) -> None:
+        digits = line.removesuffix(b"\r")
+        if len(line) > _MAX_SIZE_LINE or (digits and _SIZE_LINE.fullmatch(digits) is None):
+            raise BadRequest("malformed chunk size")
+
+    def _take_end(self, offset: int) -> bool:
+        tail = bytes(self._input[offset : offset + 2])
+        if not b"\r\n".startswith(tail):
+            raise BadRequest("trailers are not accepted")
+        if len(tail) < 2:
+            return False
+        del self._input[: offset + 2]
+        self.complete = True
+        return True
+
+
+class Source(Protocol):
+    """Where a body comes from: the connection."""
+
+    data: bytes
+
+    def receive(self) -> bytes:
+        """Wait for more bytes and give them."""
+
+    def send_continue(self) -> None:
+        """Tell the client to go on with the body."""
+
+
+class Body:
+    """Reads one request's body from its connection and leaves what follows there.
+
+    Args:
+        source: the connection; its `data` begins with the body.
+        length: in bytes, None when the body is chunked.
+        expects_continue: the client waits for a go.
+    """
+
+    def __init__(self, source: Source, length: int | None, expects_continue: bool) -> None:
+        self._source = source
+        self._left = length
+        self._decoder = ChunkedDecoder() if length is None else None
+        self._owes_continue = expects_continue
+        self.length = length
+        self.complete = length == 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """Iterate over the body as it arrives; blocks the greenlet.
+
+        Raises:
+            BadRequest: the body is malformed.
+            HttpError: 408 when it takes too long to come.
+        """
+        while not self.complete:
+            if not self._source.data:
+                self._wait()
+            piece = self._take()
+            if piece:
+                yield piece
+
+    def skip_buffered(self) -> bool:
+        """Throw away what has arrived, without waiting; tell whether that was the whole rest."""
+        while not self.complete and self._source.data:
+            self._take()
+        return self.complete
+
+    def whole(self, limit_bytes: int) -> bytes:
+        """Give the whole body; blocks the greenlet.
+
+        Raises:
+            HttpError: 413 when it is longer than `limit_bytes`; and as `pieces`.
+        """
+        if self._left is not None and self._left > limit_bytes:
+            raise too_large(limit_bytes)
+        parts: list[bytes] = []
+        size = 0
+        for piece in self.pieces():
+            size += len(piece)
+            if size > limit_bytes:
+                raise too_large(limit_bytes)
+            parts.append(piece)
+        return b"".join(parts)
+
+    def _wait(self) -> None:
+        if self._owes_continue:
+            self._owes_continue = False
+            self._source.send_continue()
+        self._source.data = self._source.receive()
+
+    def _take(self) -> bytes:
+        self._owes_continue = False  # the client did not wait
+        if self._decoder is not None:
+            return self._take_chunked(self._decoder)
+        return self._take_counted(self._left or 0)
+
+    def _take_chunked(self, decoder: ChunkedDecoder) -> bytes:
+        data, self._source.data = self._source.data, b""
+        payload = decoder.feed(data)
+        if decoder.complete:
+            self._source.data = decoder.rest
+            self.complete = True
+        return payload
+
+    def _take_counted(self, left: int) -> bytes:
+        data = self._source.data
+        piece, self._source.data = data[:left], data[left:]
+        self._left = left - len(piece)
+        self.complete = self._left == 0
+        return piece
+
+
+def too_large(limit_bytes: int) -> HttpError:
+    """Build the error for a body over the limit."""
+    return HttpError(413, f"the body is larger than {limit_bytes} bytes", close=True)

@@ -1,0 +1,252 @@
+"""Static files: kept in memory while small, checked with one `stat` a request, with conditions and ranges (spec:
+runtime §5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from smqrt.http.dates import http_date, parse_date
+from smqrt.http.message import Request
+from smqrt.http.mime import content_type
+from smqrt.http.ranges import MULTIPART_BOUNDARY, Span, multipart_length, parse_ranges, part_head
+from smqrt.http.resources import Io, IoError, Stat
+
+MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
+MAX_KEPT_BYTES = 32 << 20  # of one resource reader
+MAX_KNOWN = 4096  # names
+_PIECE = 64 << 10
+_SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
+_ALLOW = "GET, HEAD, OPTIONS"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A file that was found good to show."""
+
+    stat: Stat
+    body: bytes | None = None
+    head: bytes = b""
+    fields: tuple[tuple[str, str], ...] = ()  # of the reader, when `head` was built
+
+
+class StaticFiles:
+    """Serves the files of one io.
+
+    Args:
+        io: the files.
+    """
+
+    def __init__(self, io: Io) -> None:
+        self._io = io
+        self._known: dict[str, Entry] = {}
+        self._kept_bytes = 0
+
+    def look(self, name: str) -> Stat | None:
+        """Look at what may be shown under this name; None when there is nothing."""
+        entry = self._entry(name)
+        return entry.stat if entry is not None else None
+
+    def serve(self, request: Request, name: str, headers: dict[str, str]) -> None:
+        """Answer with a file that `look` has found.
+
+        Args:
+            name: in the io.
+            headers: fields to add to the answer.
+        """
+        entry = self._entry(name)
+        if entry is None:
+            request.response.error(404)
+        elif request.includes:
+            self._include(request, name, entry)
+        elif request.method not in ("GET", "HEAD"):
+            _refuse_method(request)
+        elif request.response.headers or request.has_any(_SPECIAL) or not self._keep(name, entry, headers):
+            _Answer(self._io, request, name, entry, headers).give()
+        else:
+            request.response.send_ready(entry.head, entry.body or b"")
+
+    def _entry(self, name: str) -> Entry | None:
+        entry = self._known.get(name)
+        if entry is not None and self._io.version(name) == entry.stat.version:
+            return entry
+        self._drop(name)
+        try:
+            entry = Entry(self._io.published(name))
+        except IoError:
+            return None
+        if len(self._known) >= MAX_KNOWN:
+            self._drop(next(iter(self._known)))
+        self._known[name] = entry
+        return entry
+
+    def _drop(self, name: str) -> None:
+        entry = self._known.pop(name, None)
+        if entry is not None and entry.body is not None:
+            self._kept_bytes -= len(entry.body)
+
+    def _keep(self, name: str, entry: Entry, headers: dict[str, str]) -> bool:
+        """Have the file in memory with its head, if it is small enough."""
+        fields = tuple(headers.items())
+        if entry.body is not None and entry.fields == fields:
+            return True
+        if entry.stat.size > MAX_KEPT_FILE:
+            return False
+        body = self._read(name, entry)
+        if body is None:
+            return False
+        self._kept_bytes += len(body) - len(entry.body or b"")
+        entry.body, entry.fields, entry.head = body, fields, _ready_head(name, entry.stat, headers)
+        self._make_room(name)
+        return True
+
+    def _read(self, name: str, entry: Entry) -> bytes | None:
+        try:
+            stat, body = self._io.read_published(name, MAX_KEPT_FILE + 1)
+        except IoError:
+            return None
+        return body if stat.version == entry.stat.version and len(body) == stat.size else None
+
+    def _make_room(self, newest: str) -> None:
+        for name in list(self._known):
+            if self._kept_bytes <= MAX_KEPT_BYTES:
+                return
+            if name != newest:
+                self._drop(name)
+
+    def _include(self, request: Request, name: str, entry: Entry) -> None:
+        if entry.body is not None:
+            request.response.write(entry.body)
+            return
+        with self._io.open_published(name) as file:
+            for piece in _pieces(file, Span(0, entry.stat.size)):
+                request.response.write(piece)
+
+
+class _Answer:
+    """The answer with one file: conditions, ranges, the whole."""
+
+    def __init__(self, io: Io, request: Request, name: str, entry: Entry, headers: dict[str, str]) -> None:
+        self.io, self.request, self.response, self.name, self.stat = io, request, request.response, name, entry.stat
+        self.type = content_type(name)
+        self.etag = etag(entry.stat)
+        for field, value in (*headers.items(), *_fields(entry.stat)):
+            self.response.headers.set(field, value)
+
+    def give(self) -> None:
+        """Answer."""
+        if _precondition_failed(self.request, self.stat):
+            self.response.error(412)
+        elif _not_modified(self.request, self.stat):
+            self.response.status = 304
+            self.response.end()
+        else:
+            self._give_body()
+
+    def _give_body(self) -> None:
+        header = self.request.get("range")
+        spans = None
+        if header is not None and self.request.method == "GET" and self._range_is_valid():
+            spans = parse_ranges(header, self.stat.size)
+        if spans is None:
+            self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
+        elif not spans:
+            self.response.error(416, headers={"Content-Range": f"bytes */{self.stat.size}"})
+        elif len(spans) == 1:
+            self._give_span(spans[0])
+        else:
+            self._give_multipart(spans)
+
+    def _range_is_valid(self) -> bool:
+        condition = self.request.get("if-range")
+        if condition is None:
+            return True
+        return condition == self.etag or condition == http_date(self.stat.mtime)
+
+    def _give_span(self, span: Span) -> None:
+        self.response.status = 206
+        self.response.headers.set("Content-Range", f"bytes {span.first}-{span.end - 1}/{self.stat.size}")
+        self._send(self.type, len(span), [(b"", span)], b"")
+
+    def _give_multipart(self, spans: list[Span]) -> None:
+        self.response.status = 206
+        heads = [part_head(span, self.stat.size, self.type) for span in spans]
+        tail = f"\r\n--{MULTIPART_BOUNDARY}--\r\n".encode()
+        kind = f"multipart/byteranges; boundary={MULTIPART_BOUNDARY}"
+        self._send(kind, multipart_length(heads, spans, tail), list(zip(heads, spans, strict=True)), tail)
+
+    def _send(self, kind: str, length: int, parts: list[tuple[bytes, Span]], tail: bytes) -> None:
+        self.response.headers.set("Content-Type", kind)
+        self.response.headers.set("Content-Length", str(length))
+        if self.request.method == "HEAD":
+            self.response.end()
+            return
+        with self.io.open_published(self.name) as file:
+            for head, span in parts:
+                self.response.write(head)
+                for piece in _pieces(file, span):
+                    self.response.write(piece)
+        self.response.end(tail)
+
+
+def etag(stat: Stat) -> str:
+    """Give the entity tag of a file's present content."""
+    version = stat.version
+    mark = version[0] if isinstance(version, tuple) else stat.mtime
+    return f'"{mark:x}-{stat.size:x}"'
+
+
+def _fields(stat: Stat) -> tuple[tuple[str, str], ...]:
+    return ("Last-Modified", http_date(stat.mtime)), ("ETag", etag(stat)), ("Accept-Ranges", "bytes")
+
+
+def _ready_head(name: str, stat: Stat, headers: dict[str, str]) -> bytes:
+    fields = (
+        *headers.items(),
+        ("Content-Type", content_type(name)),
+        ("Content-Length", str(stat.size)),
+        *_fields(stat),
+    )
+    return ("HTTP/1.1 200 OK\r\n" + "".join(f"{field}: {value}\r\n" for field, value in fields)).encode("latin-1")
+
+
+def _pieces(file: IO[bytes], span: Span) -> Iterator[bytes]:
+    file.seek(span.first)
+    left = len(span)
+    while left:
+        piece = file.read(min(left, _PIECE))
+        if not piece:
+            return  # the file shrank: the connection ends, since the announced length is not reached
+        left -= len(piece)
+        yield piece
+
+
+def _refuse_method(request: Request) -> None:
+    response = request.response
+    if request.method == "OPTIONS":
+        response.status = 204
+        response.headers.set("Allow", _ALLOW)
+        response.end()
+    else:
+        response.error(405, headers={"Allow": _ALLOW})
+
+
+def _matches(header: str, tag: str) -> bool:
+    return header.strip() == "*" or tag in [candidate.strip().removeprefix("W/") for candidate in header.split(",")]
+
+
+def _precondition_failed(request: Request, stat: Stat) -> bool:
+    match = request.get("if-match")
+    if match is not None:
+        return not _matches(match, etag(stat))
+    since = parse_date(request.get("if-unmodified-since") or "")
+    return since is not None and stat.mtime > since
+
+
+def _not_modified(request: Request, stat: Stat) -> bool:
+    match = request.get("if-none-match")
+    if match is not None:
+        return _matches(match, etag(stat))
+    since = parse_date(request.get("if-modified-since") or "")
+    return since is not None and stat.mtime <= since

@@ -1,0 +1,180 @@
+"""The head of a request: a strict grammar first, llhttp (httptools) second, our framing rules third.
+
+Whatever two servers could understand differently is refused with 400 and not repaired (design: reliability §5). The
+grammar below lets no bare CR or LF, NUL, folded line, blank before a colon, underscore in a name, or any target but
+the origin form through.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+
+from smqrt.http.status import BadRequest
+
+MAX_FIELDS = 100  # browsers send about 15
+
+_HEAD = re.compile(
+    rb"[A-Z][A-Z-]{0,31} (?:/[\x21\x22\x24-\x5b\x5d-\x7e]*|\*) HTTP/1\.[01]\r\n"
+    rb"(?:[!#$%&'*+\-.^`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n"
+)
+_REQUEST_LINE = re.compile(rb"[A-Z][A-Z-]{0,31} (?:/[\x21\x22\x24-\x5b\x5d-\x7e]*|\*) HTTP/1\.[01]\r\n")
+_NEVER_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
+_HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::[0-9]{1,5})?")
+_LENGTH = re.compile(r"[0-9]{1,15}")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
+_SINGLE = ("host", "content-length", "transfer-encoding", "expect")  # a second one changes what the message means
+
+
+class Head:
+    """A parsed head.
+
+    Attributes:
+        method: in upper case.
+        target: as sent.
+        path: the target's path, percent-decoded once (bytes that are no UTF-8 as surrogate escapes); begins with "/"
+            ("*" for `OPTIONS *`).
+        query: the part behind the first "?", as sent.
+        version: "1.0" or "1.1".
+        headers: name and value in the client's order and spelling (latin-1).
+        content_length: bytes of the body, None when it is chunked.
+        keep_alive: whether the client wants the connection to stay.
+        expects_continue: whether it waits for `100 Continue` before it sends the body.
+    """
+
+    __slots__ = (
+        "_index", "content_length", "expects_continue", "headers", "keep_alive", "method", "path", "query", "target",
+        "version",
+    )  # fmt: skip
+
+    def __init__(self, data: bytes) -> None:
+        """Parse `data`, a head with its closing empty line.
+
+        Raises:
+            BadRequest: naming the rule that was broken.
+        """
+        if _HEAD.fullmatch(data) is None:
+            raise BadRequest(_complaint(data))
+        self.headers: list[tuple[str, str]] = []
+        parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer; the handler decides
+        except httptools.HttpParserError as error:
+            raise BadRequest(f"malformed request: {error}") from None
+        self.method: str = parser.get_method().decode("ascii")
+        self.version: str = parser.get_http_version()
+        self.keep_alive: bool = parser.should_keep_alive()
+        if len(self.headers) > MAX_FIELDS:
+            raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
+        self._split_target()
+        self._index: dict[str, str] = {name.lower(): value for name, value in reversed(self.headers)}
+        if len(self._index) != len(self.headers):
+            self._refuse_doubles()
+        self._check_host()
+        self._read_framing()
+
+    def on_url(self, url: bytes) -> None:
+        """Take the target from httptools."""
+        self.target = url.decode("ascii")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header from httptools."""
+        self.headers.append((name.decode("ascii"), value.decode("latin-1").strip(" \t")))
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """Give the first header of that name, in any letter case."""
+        return self._index.get(name.lower(), default)
+
+    def has_any(self, names: frozenset[str]) -> bool:
+        """Whether one of these headers (in lower case) is there."""
+        return not names.isdisjoint(self._index)
+
+    def _split_target(self) -> None:
+        path, _, self.query = self.target.partition("?")
+        self.path = decode_path(path) if "%" in path else path
+        if path == "*" and self.method != "OPTIONS":
+            raise BadRequest("the target * belongs to OPTIONS only")
+
+    def _refuse_doubles(self) -> None:
+        names = [name.lower() for name, _ in self.headers]
+        for name in _SINGLE:
+            if names.count(name) > 1:
+                raise BadRequest(f"more than one {name.title()} header")
+
+    def _check_host(self) -> None:
+        host = self._index.get("host")
+        if host is None:
+            if self.version != "1.0":
+                raise BadRequest("no Host header")
+        elif _HOST.fullmatch(host) is None:
+            raise BadRequest("malformed Host header")
+
+    def _read_framing(self) -> None:
+        index = self._index
+        length, coding, expect = index.get("content-length"), index.get("transfer-encoding"), index.get("expect")
+        self.content_length: int | None = 0
+        if coding is not None:
+            self._check_coding(coding, length)
+            self.content_length = None
+        elif length is not None:
+            if _LENGTH.fullmatch(length) is None:
+                raise BadRequest("malformed Content-Length header")
+            self.content_length = int(length)
+        if expect is not None and expect.lower() != "100-continue":
+            raise BadRequest("the only expectation we know is 100-continue", status=417)
+        self.expects_continue = expect is not None and self.version == "1.1"
+
+    def _check_coding(self, coding: str, length: str | None) -> None:
+        if length is not None:
+            raise BadRequest("both Content-Length and Transfer-Encoding")
+        if coding.lower() != "chunked" or self.version == "1.0":
+            raise BadRequest("Transfer-Encoding may only be chunked, in HTTP/1.1")
+
+
+def decode_path(path: str) -> str:
+    """Percent-decode a path, once.
+
+    Raises:
+        BadRequest: for a broken escape and for an encoded slash, backslash or control character: those only hide a
+            path from a check.
+    """
+    raw = _ESCAPE.sub(_unescape, path.encode("ascii"))
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    digits = match[1]
+    if digits is None:
+        raise BadRequest("malformed percent escape in the path")
+    code = int(digits, 16)
+    if code < 0x20 or code in (0x2F, 0x5C, 0x7F):
+        raise BadRequest("encoded slash, backslash or control character in the path")
+    return bytes((code,))
+
+
+def check_beginning(data: bytes, checked: int = 0) -> None:
+    """Refuse the beginning of a head that can't become a good one, so that nobody has to wait for its end.
+
+    Args:
+        data: what has arrived; no empty line in it yet.
+        checked: length of the part that passed this check before.
+
+    Raises:
+        BadRequest: for characters no head contains (a TLS hello, bare line ends) and for a first line that is no
+            request line.
+    """
+    if _NEVER_IN_A_HEAD.search(data, max(checked - 2, 0)) is not None:
+        raise BadRequest("control character or bare line end in the head")
+    if b"\r\n" in data and _REQUEST_LINE.match(data) is None:
+        raise BadRequest("malformed request line")
+
+
+def _complaint(data: bytes) -> str:
+    if _NEVER_IN_A_HEAD.search(data) is not None:
+        return "control character or bare line end in the head"
+    if _REQUEST_LINE.match(data) is None:
+        return "malformed request line"
+    return "malformed header line"

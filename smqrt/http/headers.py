@@ -1,0 +1,86 @@
+"""The header fields of a response: ordered, any letter case, never able to split the head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FRAMING = ("content-length", "connection")
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class Headers:
+    """Header fields by name; a name keeps its place and the spelling it was set with."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self) -> None:
+        self._fields: dict[str, list[tuple[str, str]]] = {}
+
+    def set(self, name: str, value: str) -> None:
+        """Set a field, in place of all of that name.
+
+        Raises:
+            ValueError: the name is no token, the value has a control character or is not latin-1, or the field is the
+                framing's own.
+        """
+        check_field(name, value)
+        self._fields[name.lower()] = [(name, value)]
+
+    def add(self, name: str, value: str) -> None:
+        """Add a further field of that name, as cookies need it. Raises as `set`."""
+        check_field(name, value)
+        self._fields.setdefault(name.lower(), []).append((name, value))
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """Give the first field of that name."""
+        fields = self._fields.get(name.lower())
+        return fields[0][1] if fields else default
+
+    def remove(self, name: str) -> None:
+        """Remove the fields of that name, if there are any."""
+        self._fields.pop(name.lower(), None)
+
+    def clear(self) -> None:
+        """Remove all fields."""
+        self._fields.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._fields
+
+    def __bool__(self) -> bool:
+        return bool(self._fields)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for fields in self._fields.values():
+            yield from fields
+
+    def encode(self) -> bytes:
+        """Give the fields as lines of a head, without those that only the server can know."""
+        return "".join([f"{name}: {value}\r\n" for name, value in self if name.lower() not in _FRAMING]).encode(
+            "latin-1"
+        )
+
+
+def check_field(name: str, value: str) -> None:
+    """Refuse a field that would break the head.
+
+    Raises:
+        ValueError: naming the field and the rule.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"header name {name!r} is not a token: use letters, digits and '-'")
+    if _UNSAFE.search(value) is not None:
+        raise ValueError(f"value of header {name} has a control character: a line end would start another header")
+    if not value.isascii():
+        _check_latin1(name, value)
+    if name.lower() == "transfer-encoding":
+        raise ValueError("header Transfer-Encoding is set by the server itself; set Content-Length or none")
+
+
+def _check_latin1(name: str, value: str) -> None:
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(f"value of header {name} is not latin-1: percent-encode it") from None

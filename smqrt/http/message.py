@@ -1,0 +1,349 @@
+"""One exchange: the request as handlers see it, the response they write, and the connection they may take away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from smqrt.http.body import Body
+from smqrt.http.dates import date_line
+from smqrt.http.head import Head
+from smqrt.http.headers import Headers
+from smqrt.http.status import BadRequest, error_page, reason
+
+if TYPE_CHECKING:
+    from smqrt.http.connection import HttpConnection
+
+BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
+MAX_PARAMS = 1000
+_URLENCODED = "application/x-www-form-urlencoded"
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@dataclass(slots=True)
+class Detached:
+    """A connection that left HTTP.
+
+    Attributes:
+        transport: the non-blocking socket or `TlsTransport`, now the taker's to close.
+        watcher: its READ watcher, stopped; `watcher.start(callback)` begins to read.
+        data: what arrived behind the head.
+        secure: whether the transport is TLS.
+        request: the request that led here; its response is dead.
+    """
+
+    transport: Any
+    watcher: Any
+    data: bytes
+    secure: bool
+    request: Request
+
+
+class Request(Head):
+    """A request; see `Head` for what its head says.
+
+    Attributes:
+        peer: address and port of the client.
+        secure: whether it came over TLS.
+        transport: the socket or `TlsTransport`; to read facts from, not bytes.
+        response: the answer under way.
+        env: free for the layers above.
+        includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "env",
+        "forwards",
+        "includes",
+        "peer",
+        "response",
+        "running",
+        "secure",
+        "transport",
+    )
+
+    def __init__(self, head: bytes, connection: HttpConnection) -> None:
+        super().__init__(head)
+        self._connection = connection
+        self._body: Body | None = None
+        self.peer: tuple[str, int] = connection.peer
+        self.secure: bool = connection.secure
+        self.transport: Any = connection.transport
+        self.env: dict[str, Any] = {}
+        self.includes = 0
+        self.forwards = 0
+        self.running: tuple[object, ...] = ()
+        self.response = Response(self, connection)
+
+    @property
+    def local(self) -> tuple[str, int]:
+        """Address and port the client connected to."""
+        host, port = self.transport.getsockname()[:2]
+        return host, port
+
+    @property
+    def initial(self) -> bool:
+        """Whether neither a forward nor an include is under way."""
+        return not (self.includes or self.forwards)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the client announced a body of at least one byte (or of unknown length)."""
+        return self.content_length != 0
+
+    def body(self, limit_bytes: int | None = None) -> bytes:
+        """Give the whole body; blocks the greenlet until it is there. A second call gives nothing more.
+
+        Args:
+            limit_bytes: instead of the server's limit.
+
+        Raises:
+            HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed.
+        """
+        return self._reader().whole(self._connection.server.limits.body_bytes if limit_bytes is None else limit_bytes)
+
+    def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
+        """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
+        for piece in self._reader().pieces():
+            for start in range(0, len(piece), size_bytes):
+                yield piece[start : start + size_bytes]
+
+    def params(self) -> list[tuple[str, str]]:
+        """Give the parameters of the query, then those of a urlencoded body, which is read for it. Raises as `body`."""
+        pairs = _parse_pairs(self.query)
+        if self.has_body and (self.get("content-type") or "").partition(";")[0].strip().lower() == _URLENCODED:
+            pairs += _parse_pairs(self.body().decode("utf-8", "surrogateescape"))
+        return pairs
+
+    def origin_allowed(self, allowed: list[str] | None = None) -> bool:
+        """Whether the `Origin` header is absent, the same as the host, or in `allowed` ("https://example.com", "*"
+        for all)."""
+        origin = self.get("origin")
+        if origin is None:
+            return True
+        own = f"{'https' if self.secure else 'http'}://{self.get('host')}"
+        return origin.lower() == own.lower() or any(entry in ("*", origin) for entry in allowed or ())
+
+    def detach(self) -> Detached:
+        """Take the connection away from HTTP: nothing is sent, the response is dead.
+
+        Raises:
+            RuntimeError: the response has begun, or the connection was taken before.
+        """
+        if self.response.committed:
+            raise RuntimeError("the response has begun: detach() must come before it")
+        if self.response.ended:
+            raise RuntimeError("the response has ended: there is nothing to detach")
+        self.response.ended = True
+        transport, watcher, data = self._connection.release()
+        return Detached(transport, watcher, data, self.secure, self)
+
+    def skip_body(self) -> bool:
+        """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.
+
+        Raises:
+            BadRequest: what arrived is no chunked body.
+        """
+        return self.content_length == 0 or self._reader().skip_buffered()
+
+    def _reader(self) -> Body:
+        if self._body is None:
+            self._body = Body(self._connection, self.content_length, self.expects_continue)
+        return self._body
+
+
+def _parse_pairs(text: str) -> list[tuple[str, str]]:
+    if not text:
+        return []
+    try:
+        return parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_PARAMS)
+    except ValueError:
+        raise BadRequest(f"more than {MAX_PARAMS} parameters", status=413) from None
+
+
+class Response:
+    """The answer: buffered, and sent in one piece with its length when it fits.
+
+    Attributes:
+        status: the status code.
+        headers: the header fields; `Date`, `Connection` and the framing are added when it is sent.
+        committed: whether the head was sent.
+        ended: whether it is complete (or dead, after `detach`); later writes are ignored.
+        size: bytes written to the body.
+        close: end the connection behind it.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_chunked",
+        "_connection",
+        "_left",
+        "_parts",
+        "_request",
+        "close",
+        "committed",
+        "ended",
+        "headers",
+        "size",
+        "status",
+    )
+
+    def __init__(self, request: Request, connection: HttpConnection) -> None:
+        self._request = request
+        self._connection = connection
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._chunked = False
+        self._left: int | None = None  # bytes the announced Content-Length still waits for
+        self.status = 200
+        self.headers = Headers()
+        self.committed = False
+        self.ended = False
+        self.close = False
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Add to the body; sends when the buffer is full, which may block the greenlet.
+
+        Raises:
+            ClientGoneError: the client is gone.
+        """
+        if self.ended:
+            return
+        self._parts.append(data)
+        self.size += len(data)
+        self._buffered += len(data)
+        if self._buffered > BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the head and what was written so far. Raises as `write`."""
+        if self.ended:
+            return
+        head = b"" if self.committed else self._begin_stream()
+        self._send(head + self._framed(self._take()))
+
+    def end(self, data: bytes = b"") -> None:
+        """Complete the response, with a last piece of the body. Raises as `write`."""
+        if self.ended:
+            return
+        self._parts.append(data)
+        self.size += len(data)
+        body = self._take()
+        self.ended = True
+        if self.committed:
+            self._end_stream(body)
+        else:
+            self.committed = True
+            self._send(self._head(self._length_lines(len(body))) + (b"" if self._bodyless else body))
+
+    def send_ready(self, head: bytes, body: bytes) -> None:
+        """End the response with a head built beforehand (status line and fields with the length, no `Date`, no empty
+        line).
+
+        Only valid for a response without fields of its own. Raises as `write`.
+        """
+        self.committed = self.ended = True
+        self.size = len(body)
+        tail = self._connection_line() + date_line() + b"\r\n"
+        self._send(head + tail if self._request.method == "HEAD" else head + tail + body)
+
+    def reset(self, what: str = "all") -> None:
+        """Drop what was written ("buffer"), the status and the header fields ("headers"), or both ("all").
+
+        Raises:
+            RuntimeError: the head was sent already.
+        """
+        if self.committed:
+            raise RuntimeError("the response has begun: it can't be reset any more")
+        if what in ("all", "headers"):
+            self.status = 200
+            self.headers.clear()
+        if what in ("all", "buffer"):
+            self._take()
+            self.size = 0
+
+    def error(self, status: int, detail: str = "", headers: dict[str, str] | None = None) -> None:
+        """End the response with a small error page, in place of what was written. Raises as `write`, and as `reset`."""
+        if self.ended:
+            return
+        self.reset()
+        self.status = status
+        for name, value in (headers or {}).items():
+            self.headers.set(name, value)
+        self.headers.set("Content-Type", "text/html; charset=utf-8")
+        self.headers.set("Cache-Control", "no-store")
+        self.end(error_page(status, detail))
+
+    def redirect(self, location: str, status: int = 302) -> None:
+        """End the response with a redirection to `location`. Raises as `error`."""
+        self.error(status, headers={"Location": location})
+
+    @property
+    def _bodyless(self) -> bool:
+        return self._request.method == "HEAD" or self.status in (204, 304) or self.status < 200
+
+    def _take(self) -> bytes:
+        body = b"".join(self._parts)
+        self._parts.clear()
+        self._buffered = 0
+        return body
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._connection.send(data)
+
+    def _begin_stream(self) -> bytes:
+        declared = self.headers.get("content-length")
+        if declared is not None and declared.isascii() and declared.isdigit():
+            self._left = int(declared)
+            framing = f"Content-Length: {self._left}\r\n".encode()
+        elif self._request.version == "1.0":
+            self.close, framing = True, b""
+        else:
+            self._chunked, framing = True, b"Transfer-Encoding: chunked\r\n"
+        head = self._head(b"" if self.status in (204, 304) else framing)
+        self.committed = True
+        return head
+
+    def _framed(self, data: bytes) -> bytes:
+        if not data or self._bodyless:
+            return b""
+        if self._chunked:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        if self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        return data
+
+    def _end_stream(self, body: bytes) -> None:
+        end = b"0\r\n\r\n" if self._chunked and not self._bodyless else b""
+        self._send(self._framed(body) + end)
+        if self._left and not self._bodyless:
+            self.close = True  # shorter than announced: only the end of the connection can tell
+
+    def _length_lines(self, length: int) -> bytes:
+        if self.status in (204, 304) or self.status < 200:
+            return b""
+        if self._request.method == "HEAD" and not length:
+            declared = self.headers.get("content-length")
+            length = int(declared) if declared is not None and declared.isascii() and declared.isdigit() else 0
+        return b"Content-Length: %d\r\n" % length
+
+    def _head(self, framing: bytes) -> bytes:
+        status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()
+        fields = self.headers.encode() if self.headers else b""
+        date = b"" if "date" in self.headers else date_line()
+        return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
+
+    def _connection_line(self) -> bytes:
+        request = self._request
+        if not self._connection.may_stay(request) or "close" in (self.headers.get("connection") or "").lower():
+            self.close = True
+        if self.close:
+            return b"Connection: close\r\n"
+        return b"Connection: keep-alive\r\n" if request.version == "1.0" else b""

@@ -1,0 +1,109 @@
+"""The HTTP server: its limits, its connections, its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+import gevent
+
+from smqrt.http.connection import HttpConnection
+from smqrt.http.message import Request
+from smqrt.net.deadlines import Deadlines
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take (design: reliability §5). Times in seconds, sizes in bytes.
+
+    Attributes:
+        first_byte_s: from accepting to the first byte.
+        header_s: from the first byte of a head to its last.
+        body_idle_s: between two pieces of a body.
+        keep_alive_s: between two requests.
+        send_idle_s: between two moments in which the client takes some of a response.
+        head_bytes: request line and header fields.
+        body_bytes: a body that is read as a whole (`Request.body`).
+    """
+
+    first_byte_s: float = 5.0
+    header_s: float = 10.0
+    body_idle_s: float = 10.0
+    keep_alive_s: float = 60.0
+    send_idle_s: float = 30.0
+    head_bytes: int = 16384
+    body_bytes: int = 4 << 20
+
+
+class Dispatcher(Protocol):
+    """What answers requests: `tree.Root`."""
+
+    def dispatch(self, request: Request) -> None:
+        """Answer `request`; runs in a worker and may block."""
+
+
+class HttpServer:
+    """Speaks HTTP on the connections it is given.
+
+    Args:
+        root: answers the requests.
+        limits: what a client may take.
+    """
+
+    def __init__(self, root: Dispatcher, limits: Limits | None = None) -> None:
+        self.root = root
+        self.limits = limits or Limits()
+        self.draining = False
+        self._connections: set[HttpConnection] = set()
+        shortest = min(
+            self.limits.first_byte_s, self.limits.header_s, self.limits.body_idle_s, self.limits.keep_alive_s
+        )
+        self._deadlines = Deadlines(min(0.25, shortest / 4))
+
+    def __len__(self) -> int:
+        """How many connections there are, detached ones not counted."""
+        return len(self._connections)
+
+    def accepted(self, transport: Any, peer: tuple[Any, ...], secure: bool = False) -> None:
+        """Take a new connection; fits `Listener`'s `on_accept`.
+
+        Args:
+            transport: a non-blocking socket, or a `TlsTransport` after its handshake (then `secure`).
+            peer: the client's address as `accept` gave it.
+            secure: whether the transport is TLS.
+        """
+        connection = HttpConnection(self, transport, (peer[0], peer[1]), secure)
+        self._connections.add(connection)
+        self._deadlines.watch(connection)
+
+    def accepted_secure(self, transport: Any, peer: tuple[Any, ...]) -> None:
+        """Take a new TLS connection."""
+        self.accepted(transport, peer, secure=True)
+
+    def forget(self, connection: HttpConnection) -> None:
+        """Called by a connection that ended or was detached."""
+        self._connections.discard(connection)
+        self._deadlines.forget(connection)
+
+    def drain(self, timeout_s: float = 5.0) -> bool:
+        """Let busy connections finish, close the others; blocks the greenlet.
+
+        Returns:
+            whether all were finished in time.
+        """
+        self.draining = True
+        end = monotonic() + timeout_s
+        while True:
+            for connection in [c for c in self._connections if not c.busy]:
+                connection.close()
+            if not self._connections or monotonic() > end:
+                return not self._connections
+            gevent.sleep(0.02)
+
+    def close(self) -> None:
+        """Close all connections at once."""
+        self.draining = True
+        for connection in list(self._connections):
+            connection.close()
+        self._deadlines.close()

@@ -1,0 +1,54 @@
+"""Status codes, the error a handler may raise, and the small error pages."""
+
+from __future__ import annotations
+
+from html import escape
+from http import HTTPStatus
+
+from smqrt.errors import SmqrtError
+
+REASONS: dict[int, str] = {status.value: status.phrase for status in HTTPStatus}
+
+
+class HttpError(SmqrtError):
+    """A request that is answered with an error status.
+
+    Args:
+        status: the status code of the answer.
+        detail: one sentence for the page and the log.
+        headers: further headers of the answer, such as `Allow`.
+        close: end the connection behind the answer, because the byte stream can't be trusted any more.
+    """
+
+    def __init__(
+        self, status: int, detail: str = "", *, headers: dict[str, str] | None = None, close: bool = False
+    ) -> None:
+        super().__init__(detail or reason(status))
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
+        self.close = close
+
+
+class BadRequest(HttpError):
+    """The bytes are no request we accept: 400 and the end of the connection."""
+
+    def __init__(self, detail: str, status: int = 400) -> None:
+        super().__init__(status, detail, close=True)
+
+
+class ClientGoneError(ConnectionError):
+    """The client of an exchange is gone: nothing can be sent to it any more."""
+
+
+def reason(status: int) -> str:
+    """Give the reason phrase of a status code."""
+    return REASONS.get(status, "Unknown")
+
+
+def error_page(status: int, detail: str = "") -> bytes:
+    """Build the small HTML page of an error status; `detail` is escaped."""
+    title = f"{status} {reason(status)}"
+    text = f"<p>{escape(detail)}</p>" if detail else ""
+    head = f'<head><meta charset="utf-8"><title>{title}</title></head>'
+    return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()

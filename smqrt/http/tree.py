@@ -1,0 +1,277 @@
+"""The virtual directory tree: who answers which path (spec: bas-api §4, runtime §5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from posixpath import normpath
+from typing import TYPE_CHECKING
+
+from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.files import StaticFiles
+from smqrt.http.message import Request
+from smqrt.http.resources import Io, hidden, is_page
+
+if TYPE_CHECKING:
+    Func = Callable[[Request, str], object]
+    Pages = Callable[[Request, Io, str, "ResourceReader"], None]
+
+log = logging.getLogger("smqrt")
+
+MAX_NESTING = 10  # forwards and includes of one request, each (spec: bas-api §2.2)
+_INDEX = ("index.html", "index.htm", "index.lsp")
+
+
+class DispatchError(SmqrtError):
+    """A forward or include can't be done.
+
+    Attributes:
+        word: "pagenotfound", "iscommitted", "toomanyforwards" or "toomanyincludes" (spec: bas-api §15).
+    """
+
+    def __init__(self, word: str, path: str) -> None:
+        super().__init__(f"{word}: {path}")
+        self.word = word
+
+
+class Branch:
+    """What has child directories, kept in the order in which they are asked: by priority, named before unnamed, first
+    inserted first."""
+
+    def __init__(self) -> None:
+        self._children: list[Directory] = []
+
+    @property
+    def children(self) -> tuple[Directory, ...]:
+        """The children in the order they are asked."""
+        return tuple(self._children)
+
+    def insert(self, child: Directory) -> None:
+        """Add a child.
+
+        Raises:
+            ArgumentError: it is in a tree already ("alreadyinserted").
+        """
+        child.link(self, self._children)
+
+    def baseuri(self) -> str:
+        """Give the absolute path, with "/" at its end."""
+        return "/"
+
+    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
+        for child in tuple(children):  # handlers may change the tree
+            rest = child.match(relpath)
+            if rest is not None and child.service(request, rest):
+                return True
+        return False
+
+
+class Directory(Branch):
+    """A virtual directory.
+
+    Args:
+        name: the path segment it answers; None or "" answers every path.
+        priority: −127…127, higher is asked first.
+
+    Attributes:
+        func: asked first with the request and the rest of the path; `False` means not handled.
+    """
+
+    def __init__(self, name: str | None = None, priority: int = 0) -> None:
+        super().__init__()
+        if not -127 <= priority <= 127:
+            raise ArgumentError(f"priority: {priority} is out of range; use -127 to 127")
+        if name and "/" in name.strip("/"):
+            raise ArgumentError(
+                f"name: {name!r} has a slash; use one path segment and insert directories into each other"
+            )
+        self.name = (name or "").strip("/")
+        self.priority = priority
+        self.func: Func | None = None
+        self.parent: Branch | None = None
+        self._prefix = self.name + "/" if self.name else ""
+        self._siblings: list[Directory] = []
+
+    def link(self, parent: Branch, siblings: list[Directory]) -> None:
+        """Used by `insert`: take a place among `siblings`."""
+        if self.parent is not None:
+            raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
+        self.parent, self._siblings = parent, siblings
+        siblings.append(self)
+        siblings.sort(key=lambda child: (-child.priority, not child.name))
+
+    def unlink(self) -> bool:
+        """Take it out of the tree; tell whether it was in one."""
+        if self.parent is None:
+            return False
+        self._siblings.remove(self)
+        self.parent = None
+        return True
+
+    def baseuri(self) -> str:
+        """See `Branch.baseuri`."""
+        above = self.parent.baseuri() if self.parent is not None else "/"
+        return above + self._prefix
+
+    def match(self, relpath: str) -> str | None:
+        """Give the rest of the path when it leads here."""
+        if not self._prefix:
+            return relpath
+        return relpath[len(self._prefix) :] if relpath.startswith(self._prefix) else None
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """Answer `request` for `relpath`, the rest of the path behind this directory; tell whether that was done."""
+        if self.func is not None and self._call(request, relpath):
+            return True
+        return self._own(request, relpath) or self._ask(self._children, request, relpath)
+
+    def resources(self, request: Request, relpath: str) -> bool:
+        """As `service`, but without asking `func`."""
+        return self._own(request, relpath) or self._ask(self._children, request, relpath)
+
+    def _call(self, request: Request, relpath: str) -> bool:
+        """Ask `func`, unless it is running for this request: it does not get its own forwards back."""
+        if self.func is None or self in request.running:
+            return False
+        outer = request.running
+        request.running = (*outer, self)
+        try:
+            return self.func(request, relpath) is not False
+        finally:
+            request.running = outer
+
+    def _own(self, request: Request, relpath: str) -> bool:
+        return False
+
+
+class ResourceReader(Directory):
+    """A directory that serves the files of an io.
+
+    Args:
+        name, priority: see `Directory`.
+        io: the files.
+
+    Attributes:
+        headers: fields added to every answer that is no include.
+        pages: runs a Lua Server Page: request, io, name in the io, this directory. None: pages are not found.
+    """
+
+    def __init__(self, name: str | None = None, priority: int = 0, *, io: Io) -> None:
+        super().__init__(name, priority)
+        self.io = io
+        self.headers: dict[str, str] = {}
+        self.pages: Pages | None = None
+        self._prologues: list[Directory] = []
+        self._files = StaticFiles(io)
+
+    def insertprolog(self, child: Directory) -> None:
+        """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
+        child.link(self, self._prologues)
+
+    def _own(self, request: Request, relpath: str) -> bool:
+        if self._prologues and request.initial and self._ask(self._prologues, request, relpath):
+            return True
+        name = self._find(relpath)
+        if name is None:
+            return False
+        if not is_page(name):
+            self._files.serve(request, name, self.headers)
+            return True
+        return self._run(request, name)
+
+    def _find(self, relpath: str) -> str | None:
+        if relpath and not relpath.endswith("/"):
+            return relpath if self._is_file(relpath) else None
+        for index in _INDEX:
+            if self._is_file(relpath + index):
+                return relpath + index
+        return None
+
+    def _is_file(self, name: str) -> bool:
+        known = self._files.look(name)
+        return known is not None and not known.isdir
+
+    def _run(self, request: Request, name: str) -> bool:
+        if self.pages is None:
+            return False
+        if not request.includes:
+            for field, value in self.headers.items():
+                request.response.headers.set(field, value)
+        self.pages(request, self.io, name, self)
+        return True
+
+
+class Root(Branch):
+    """The top of the tree: gets every request."""
+
+    def dispatch(self, request: Request) -> None:
+        """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
+        path = request.path
+        if path == "*":
+            request.response.status = 204
+            request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
+        elif hidden(path[1:]):
+            request.response.error(404)
+        elif not self._ask(self._children, request, path[1:]):
+            self._not_found(request)
+
+    def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
+        """Let another resource answer, as `response:forward`, `include` and `redirect` need it (spec: bas-api §2.2).
+
+        Hidden names are allowed, except for "redirect". A directory function does not get the forwards it makes itself.
+
+        Args:
+            path: with a leading "/" from the root of the server, else from `base`.
+            base: the directory that serves the caller.
+            mode: "forward" (what was written is dropped), "include" (adds to it) or "redirect" (as forward, searched
+                like a new request).
+
+        Raises:
+            DispatchError: nothing answers the path, too many in one another, or the response was committed before a
+                forward.
+        """
+        response = request.response
+        outer = request.includes, request.forwards
+        if mode == "include":
+            request.includes += 1
+        else:
+            if response.committed:
+                raise DispatchError("iscommitted", path)
+            request.forwards += 1
+        try:
+            if max(request.includes, request.forwards) > MAX_NESTING:
+                raise DispatchError("toomanyincludes" if mode == "include" else "toomanyforwards", path)
+            if mode != "include":
+                response.reset()
+            if not self._search(request, path, base, mode):
+                raise DispatchError("pagenotfound", path)
+        finally:
+            request.includes, request.forwards = outer
+
+    def _search(self, request: Request, path: str, base: Directory, mode: str) -> bool:
+        place = normalise(path)
+        if place is not None and not path.startswith("/"):
+            return not (mode == "redirect" and hidden(place)) and base.resources(request, place)
+        place = normalise(path if path.startswith("/") else base.baseuri() + path)
+        if place is None or (mode == "redirect" and hidden(place)):
+            return False
+        return self._ask(self._children, request, place)
+
+    def _not_found(self, request: Request) -> None:
+        last = request.path.rpartition("/")[2]
+        if not last or "." in last:
+            request.response.error(404)
+            return
+        path, mark, query = request.target.partition("?")
+        scheme = "https" if request.secure else "http"
+        host = request.get("host") or "{}:{}".format(*request.local)
+        request.response.redirect(f"{scheme}://{host}{path}/{mark}{query}")
+
+
+def normalise(path: str) -> str | None:
+    """Resolve "." and ".." of a path, without its leading slash; None when it leads above its beginning."""
+    clean = normpath(path.lstrip("/"))
+    if clean == ".." or clean.startswith("../"):
+        return None
+    clean = "" if clean == "." else clean
+    return clean + "/" if path.endswith("/") and clean else clean

@@ -1,0 +1,313 @@
+"""TLS over memory: the record layer between a non-blocking socket and the data path.
+
+Everything goes through `ssl.MemoryBIO`, so nothing here waits, and monkey patching changes nothing.
+"""
+
+from __future__ import annotations
+
+import _socket
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.errors import StartError
+from smqrt.net.deadlines import NEVER, Deadlines
+
+log = logging.getLogger("smqrt")
+
+HANDSHAKE_S = 5.0
+_READ_BYTES = 65536
+_READ, _WRITE = 1, 2
+
+Buffer = bytes | bytearray | memoryview
+
+
+def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
+    """Make the context of a TLS listener (1.2 and later).
+
+    Args:
+        cert: PEM file with the certificate and its chain.
+        key: PEM file with its private key.
+        client_ca: PEM file; clients are asked for a certificate, which has to come from one of these authorities if
+            they send one.
+
+    Raises:
+        StartError: a file is missing or wrong; one sentence.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(cert, key, context)
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(cafile=str(client_ca))
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(
+                f"cannot read the client authorities {client_ca}: {_words(error)}; give a PEM file"
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def _load(cert: str | Path, key: str | Path, context: ssl.SSLContext) -> None:
+    for path in (cert, key):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise StartError(f"cannot read {path}: {_words(error)}") from None
+    try:
+        context.load_cert_chain(str(cert), str(key), password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise StartError(
+            f"{cert} and {key} are no certificate with its key: {_words(error)}; give PEM files that belong together"
+        ) from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a password")
+
+
+def _words(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+
+
+class TlsTransport:
+    """A TLS connection with the calls of a non-blocking socket that the data path uses.
+
+    Each `send` makes records of its own. What can't be done now raises `BlockingIOError`.
+
+    Args:
+        sock: connected and non-blocking; closed with this object.
+        context: of the server, or of a client when `server_side` is false.
+        server_hostname: the name a client asks for.
+    """
+
+    __slots__ = ("_incoming", "_outgoing", "_sock", "_ssl", "_unsent")
+
+    def __init__(
+        self,
+        sock: _socket.socket,
+        context: ssl.SSLContext,
+        server_side: bool = True,
+        server_hostname: str | None = None,
+    ) -> None:
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+        self._unsent = b""
+
+    def handshake(self) -> None:
+        """Go on with the handshake.
+
+        Raises:
+            BlockingIOError: it waits for the other side; `wants_write` tells whether to wait for writing instead.
+            OSError: it failed (`ssl.SSLError` among others).
+        """
+        while True:
+            try:
+                self._ssl.do_handshake()
+                self.flush()
+                return
+            except ssl.SSLWantReadError:
+                self.flush()
+                self._pull()
+            except ssl.SSLError:
+                self._push_alert()
+                raise
+
+    def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
+        """Decrypt into `buffer`, at most `size_bytes` (0: its length); 0 at the end of the stream."""
+        while True:
+            try:
+                return self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[return-value]
+            except ssl.SSLWantReadError:
+                self._pull()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return 0
+
+    def send(self, data: Buffer) -> int:
+        """Encrypt all of `data` and send what the socket takes; the rest waits here, see `wants_write`.
+
+        Raises:
+            BlockingIOError: earlier data still waits; nothing was taken.
+        """
+        self.flush()
+        view = memoryview(data)
+        taken = 0
+        while taken < len(view):
+            taken += self._ssl.write(view[taken:])  # one record a call
+        self._push()
+        return taken
+
+    def sendmsg(self, buffers: Iterable[Buffer]) -> int:
+        """Send the buffers as one `send`."""
+        return self.send(b"".join(buffers))
+
+    def flush(self) -> None:
+        """Send ciphertext that waits.
+
+        Raises:
+            BlockingIOError: some is still left.
+        """
+        self._push()
+        if self._unsent:
+            raise BlockingIOError("ciphertext waits for the socket")
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether ciphertext waits for the socket to become writable."""
+        return bool(self._unsent or self._outgoing.pending)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether bytes wait here: the socket will not become readable for them, so read again."""
+        return self._ssl.pending() > 0 or self._incoming.pending > 0
+
+    def fileno(self) -> int:
+        """Give the socket's file descriptor, -1 when closed."""
+        return self._sock.fileno()
+
+    def getpeername(self) -> tuple[Any, ...]:
+        """Give the client's address."""
+        address: tuple[Any, ...] = self._sock.getpeername()
+        return address
+
+    def getsockname(self) -> tuple[Any, ...]:
+        """Give our address."""
+        address: tuple[Any, ...] = self._sock.getsockname()
+        return address
+
+    def peer_certificate(self) -> bytes | None:
+        """Give the other side's certificate in DER form; None when it sent none."""
+        return self._ssl.getpeercert(binary_form=True)
+
+    def cipher(self) -> tuple[str, str, int] | None:
+        """Give name, protocol and bits of the cipher."""
+        return self._ssl.cipher()
+
+    def version(self) -> str | None:
+        """Give the protocol, such as "TLSv1.3"."""
+        return self._ssl.version()
+
+    def shutdown(self, how: int) -> None:
+        """Say goodbye to the other side (unless `how` is 0, reading only), then shut the socket down."""
+        if how:
+            self._say_goodbye()
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """Say goodbye if the socket takes it, and close it."""
+        if self._sock.fileno() >= 0:
+            self._say_goodbye()
+            self._sock.close()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._ssl.unwrap()
+        except (OSError, ValueError):
+            pass  # the other side's goodbye is not waited for
+        self._push_alert()
+
+    def _push_alert(self) -> None:
+        try:
+            self._push()
+        except OSError:
+            pass  # nobody there to hear it
+
+    def _push(self) -> None:
+        if self._outgoing.pending:
+            self._unsent += self._outgoing.read()
+        if self._unsent:
+            try:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+            except BlockingIOError:
+                pass  # kept for the next flush
+
+    def _pull(self) -> None:
+        data = self._sock.recv(_READ_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+
+class HandshakeQueue:
+    """Connections whose handshake is under way: each has a watcher and a deadline and costs the others nothing.
+
+    Args:
+        context: of the server.
+        on_ready: called with the `TlsTransport` and the address when the handshake is done.
+        timeout_s: after which an unfinished handshake is closed.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        on_ready: Callable[[TlsTransport, tuple[Any, ...]], None],
+        timeout_s: float = HANDSHAKE_S,
+    ) -> None:
+        self.context = context
+        self.on_ready = on_ready
+        self.timeout_s = timeout_s
+        self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self._open: set[_Handshake] = set()
+
+    def begin(self, sock: _socket.socket, address: tuple[Any, ...]) -> None:
+        """Take an accepted socket."""
+        handshake = _Handshake(self, TlsTransport(sock, self.context), address)
+        self._open.add(handshake)
+        self.deadlines.watch(handshake)
+        handshake.step()
+
+    def finished(self, handshake: _Handshake) -> None:
+        """Called by a handshake that ended either way."""
+        self._open.discard(handshake)
+        self.deadlines.forget(handshake)
+
+    def close(self) -> None:
+        """End all handshakes."""
+        for handshake in list(self._open):
+            handshake.expired()
+        self.deadlines.close()
+
+
+class _Handshake:
+    __slots__ = ("_address", "_queue", "_transport", "_watcher", "deadline_s")
+
+    def __init__(self, queue: HandshakeQueue, transport: TlsTransport, address: tuple[Any, ...]) -> None:
+        self._queue, self._transport, self._address = queue, transport, address
+        self._watcher: Any = get_hub().loop.io(transport.fileno(), _READ)
+        self.deadline_s = monotonic() + queue.timeout_s
+
+    def step(self) -> None:
+        """Go on as far as the other side's bytes reach."""
+        try:
+            self._transport.handshake()
+        except BlockingIOError:
+            self._wait(_WRITE if self._transport.wants_write else _READ)
+        except OSError as error:
+            log.debug("TLS handshake with %s failed: %s", self._address, error)
+            self.expired()
+        else:
+            self._end()
+            self._queue.on_ready(self._transport, self._address)
+
+    def expired(self) -> None:
+        """Give up."""
+        self._end()
+        self._transport.close()
+
+    def _wait(self, events: int) -> None:
+        self._watcher.stop()
+        self._watcher.events = events
+        self._watcher.start(self.step)
+
+    def _end(self) -> None:
+        self.deadline_s = NEVER
+        self._watcher.stop()
+        self._watcher.close()
+        self._queue.finished(self)
