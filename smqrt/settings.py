@@ -1,8 +1,8 @@
 """Every setting of the server, in one table: `Settings`.
 
-A field is a setting: its name, its type, its default and its help. The flags of `smqrt serve`, the environment variables
-`SMQRT_...`, the keys of `smqrt.toml` and the page of the manual are made from it. A flag wins over the environment, the
-environment over the file, the file over the default.
+A field is a setting: its name, its type, its default and its help. The flags of `smqrt serve`, the environment
+variables `SMQRT_...`, the keys of `smqrt.toml` and the page of the manual are made from it. A flag wins over the
+environment, the environment over the file, the file over the default.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def page(new_page: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def screenshot(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]:
-    """A function `screenshot(page, name)`: saves a picture, in $SMQRT_SCREENSHOTS when that is set, and returns its path."""
+    """A function `screenshot(page, name)`: saves a picture ($SMQRT_SCREENSHOTS says where), returns its path."""
 
     def take(page: Any, name: str = "") -> Path:
         folder = Path(os.environ.get("SMQRT_SCREENSHOTS") or tmp_path)

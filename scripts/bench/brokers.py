@@ -17,6 +17,7 @@ from pathlib import Path
 
 APP = Path(__file__).parent / "app"
 READY_S = 10
+NAMES = ["smqrt", "mosquitto", "nats", "redis"]
 
 
 @dataclass
@@ -55,7 +56,7 @@ def free_port() -> int:
 
 def available() -> list[str]:
     """Returns the names of the brokers that can be started here, ours first."""
-    return ["smqrt"] + [name for name in ("mosquitto", "nats", "redis") if _program(name)]
+    return [name for name in NAMES if name == "smqrt" or _program(name)]
 
 
 def start(name: str, app: Path = APP) -> Broker:

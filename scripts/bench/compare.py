@@ -16,6 +16,7 @@ from rich.table import Table
 from shapes import CONNECTS_BAR, IDLE_BYTES_BAR, SHAPES, Shape
 
 Report = dict[str, Any]
+FAULTS = ("lost", "gaps", "dup_or_disorder", "corrupt", "dead")
 Results = dict[str, dict[str, list[Report]]]  # shape key → broker name → one report per round
 
 
@@ -45,9 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=[shape.key for shape in SHAPES], help="only this shape; repeatable"
     )
-    parser.add_argument(
-        "--brokers", nargs="+", choices=["smqrt", "mosquitto", "nats", "redis"], help="only these brokers"
-    )
+    parser.add_argument("--brokers", nargs="+", choices=brokers.NAMES, help="only these brokers")
     parser.add_argument("--json", type=Path, help="also write every report to this file")
     return parser.parse_args()
 
@@ -65,11 +64,10 @@ def measure(
                 for name in names:
                     if shape.websocket and name != "smqrt":
                         continue
-                    report = (
-                        _fresh(generator, shape, name)
-                        if shape.is_idle
-                        else generator.run(shape, running[name], seconds)
-                    )
+                    if shape.is_idle:
+                        report = _fresh(generator, shape, name)
+                    else:
+                        report = generator.run(shape, running[name], seconds)
                     results[shape.key][name].append(report)
     finally:
         for broker in running.values():
@@ -109,13 +107,14 @@ def messages_table(shapes: list[Shape], names: list[str], results: Results) -> T
             continue
         ours = middle(mine, "cpu_us_per_dlv") if mine else 0.0
         cells = [_peer_cell(results[shape.key].get(peer, []), ours, shape.bars.get(peer)) for peer in peers]
-        rest = (
-            [f"{middle(mine, 'p50_us'):.0f} / {middle(mine, 'p99_us'):.0f}", f"{middle(mine, 'dlv_per_s'):,.0f}"]
-            if mine
-            else []
-        )
-        table.add_row(shape.title, f"{ours:.3g}", *cells, *rest)
+        table.add_row(shape.title, f"{ours:.3g}", *cells, *_own_cells(mine))
     return table
+
+
+def _own_cells(mine: list[Report]) -> list[str]:
+    if not mine:
+        return []
+    return [f"{middle(mine, 'p50_us'):.0f} / {middle(mine, 'p99_us'):.0f}", f"{middle(mine, 'dlv_per_s'):,.0f}"]
 
 
 def _peer_cell(reports: list[Report], ours: float, bar: float | None) -> str:
@@ -139,14 +138,9 @@ def trouble(shapes: list[Shape], results: Results) -> str:
     lines = []
     for shape in shapes:
         for name, reports in results[shape.key].items():
-            sums = {
-                key: sum(int(report.get(key, 0)) for report in reports)
-                for key in ("lost", "gaps", "dup_or_disorder", "corrupt", "dead")
-            }
-            if any(sums.values()):
-                lines.append(
-                    f"{name}, {shape.title}: {', '.join(f'{key} {count}' for key, count in sums.items() if count)}"
-                )
+            sums = {key: sum(int(report.get(key, 0)) for report in reports) for key in FAULTS}
+            if found := ", ".join(f"{key} {count}" for key, count in sums.items() if count):
+                lines.append(f"{name}, {shape.title}: {found}")
     return "\n".join(lines) or "Nothing lost, doubled, reordered or corrupted in any run."
 
 
