@@ -1,0 +1,319 @@
+"""`require"smq.hub"`: brokers for Lua applications (specification: smq.md §2). The other half is lib/smq/hub.lua.
+
+Lua knows a broker and a client by integers. A client gets one the first time a callback or `peers()` shows it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from gevent import get_hub
+
+from smqrt.broker.hooks import Hooks, Pending
+from smqrt.broker.session import Session
+from smqrt.errors import CloseReason
+from smqrt.lua.api.exchange import Exchanges
+from smqrt.lua.bridge import LuaError
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.net.broker import Broker, Options
+from smqrt.wire import smq as wire
+
+log = logging.getLogger("smqrt.lua")
+
+_DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
+
+
+class Callback:
+    """A Lua function as a handler; the reference is given back when nobody needs it any more."""
+
+    __slots__ = ("_ref", "_vm")
+
+    def __init__(self, vm: Vm, ref: int) -> None:
+        self._vm, self._ref = vm, ref
+
+    def __call__(self, *arguments: Any) -> Any:
+        return ask(self._vm, self._ref, (), *arguments)
+
+    def __del__(self) -> None:
+        get_hub().loop.run_callback(self._vm.free, self._ref)
+
+
+def ask(vm: Vm, ref: int, otherwise: Any, *arguments: Any) -> Any:
+    """The values of a Lua callback, or `Pending`; after an error, which is logged, `otherwise`."""
+    try:
+        answer = vm.call(ref, *arguments)
+    except LuaError as error:
+        log.error("%s", error)
+        return otherwise
+    if not isinstance(answer, Pending):
+        return answer
+    later = Pending()
+
+    def settled(values: Any, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("%s", error)
+        later.resolve(otherwise if error is not None else values)
+
+    answer.then(settled)
+    return later
+
+
+def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
+    """`function(answer)`, now or when it comes."""
+    if not isinstance(answer, Pending):
+        return function(answer)
+    later = Pending()
+    answer.then(lambda value, error: later.resolve(function(value)))
+    return later
+
+
+class LuaBroker:
+    """A broker with its Lua callbacks.
+
+    Args:
+        vm: the runtime.
+        half: gives clients their integers.
+        refs: callback name to Lua reference.
+        options: the numbers among the options.
+    """
+
+    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options) -> None:
+        self._vm, self._half, self._refs = vm, half, refs
+        # onclose is always ours: it is where Lua forgets the client.
+        adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
+        self.broker = Broker(Hooks(**adapters), options)
+
+    def _ask(self, name: str, otherwise: Any, *arguments: Any) -> Any:
+        return ask(self._vm, self._refs[name], otherwise, *arguments)
+
+    def _authenticate(self, credentials: bytes, session: Session) -> Any:
+        answer = self._ask("authenticate", _DENIED, credentials, self._half.handle(session))
+        return _mapped(answer, self._verdict(session))
+
+    def _verdict(self, session: Session) -> Callable[[Any], Any]:
+        def verdict(answer: Any) -> Any:
+            if answer[0] != wire.ConnackCode.ACCEPTED:
+                self._half.forget(session)
+            return answer
+
+        return verdict
+
+    def _permittop(self, topic: bytes, issub: bool, session: Session) -> Any:
+        return _mapped(self._ask("permittop", (), topic, issub, self._half.handle(session)), any)
+
+    def _permitsubtop(self, subtopic: bytes, session: Session) -> Any:
+        return _mapped(self._ask("permitsubtop", (), subtopic, self._half.handle(session)), any)
+
+    def _onconnect(self, session: Session) -> None:
+        self._ask("onconnect", (), session.etid, self._half.handle(session))
+
+    def _onclose(self, session: Session, reason: CloseReason) -> None:
+        if "onclose" in self._refs:
+            word = None if reason is CloseReason.CLIENT_DISCONNECT else reason.value.encode()
+            answer = self._ask("onclose", (), session.etid, self._half.handle(session), word)
+            if isinstance(answer, Pending):
+                return answer.then(lambda values, error: self._half.forget(session))
+        self._half.forget(session)
+        return None
+
+    def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
+        answer = self._ask("onpublish", (b"",), run, tid, ptid, self._half.handle(session))
+        return _mapped(answer, lambda values: run if values[0] is True else values[0])
+
+    def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
+        self._ask("ondrop", (), run, tid, ptid, self._half.handle(session))
+
+    def _log(self, session: Session | None, text: str) -> None:
+        self._ask("log", (), self._half.handle(session) if session else None, text.encode())
+
+
+class HubHalf:
+    """The Python half of `smq.hub`: functions over broker and client integers."""
+
+    def __init__(self, vm: Vm, exchanges: Exchanges) -> None:
+        self._vm, self._exchanges = vm, exchanges
+        self._numbers = itertools.count(1)
+        self._brokers: dict[int, LuaBroker] = {}
+        self._sessions: dict[int, Any] = {}
+        self._forget_ref = 0
+
+    # ---- clients
+
+    def on_forget(self, ref: int) -> None:
+        """Take the Lua function that drops what Lua keeps of a client."""
+        self._forget_ref = ref
+
+    def handle(self, session: Any) -> int:
+        """The integer by which Lua knows a client."""
+        number: int | None = session.extra
+        if number is None:
+            number = session.extra = next(self._numbers)
+            self._sessions[number] = session
+        return number
+
+    def forget(self, session: Any) -> None:
+        """A client is gone."""
+        number, session.extra = session.extra, None
+        if number is not None:
+            self._sessions.pop(number, None)
+            self._vm.start(self._forget_ref, number)
+
+    def _session(self, number: int) -> Any:
+        return self._sessions.get(number)
+
+    def peer(self, number: int) -> tuple[Any, ...]:
+        """`(etid, uid, info)` of a client."""
+        session = self._sessions[number]
+        return session.etid, session.uid, session.info
+
+    def peer_topics(self, number: int) -> tuple[Any, ...] | None:
+        """`tid, name, ...` of the topics a client subscribes to."""
+        session = self._session(number)
+        if not session or not session.topics:
+            return None
+        return tuple(part for tid, topic in session.topics.items() for part in (tid, topic.name))
+
+    def origin(self, number: int) -> tuple[Any, ...]:
+        """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the query and head."""
+        session = self._sessions[number]
+        request = session.origin.request if session.origin else None
+        arg = session.origin.arg if session.origin else None
+        if request is None:
+            return session.seed, arg, b"", 0
+        query = [part.encode("utf-8", "surrogateescape") for pair in _query(request) for part in pair]
+        head = [part.encode("latin-1", "replace") for pair in request.headers for part in pair]
+        return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
+
+    def address(self, number: int, local: bool) -> tuple[Any, ...] | None:
+        """`(ip, port, is_ipv6)` of a client's socket, or None."""
+        sock = self._sock(number)
+        try:
+            host, port = (sock.getsockname() if local else sock.getpeername())[:2]
+        except (OSError, AttributeError):
+            return None
+        return host.encode(), port, ":" in host
+
+    def certificate(self, number: int) -> tuple[Any, ...] | None:
+        """`(subject common name, is trusted)` of a client's certificate; None when it sent none."""
+        sock = self._sock(number)
+        certificate = sock.peer_certificate() if hasattr(sock, "peer_certificate") else None
+        if not certificate:
+            return None
+        names = [value for pair in certificate.get("subject", ()) for key, value in pair if key == "commonName"]
+        return (names[0].encode() if names else b""), True
+
+    def _sock(self, number: int) -> Any:
+        session = self._session(number)
+        return getattr(session.outbox, "sock", None) if session else None
+
+    def close(self, number: int) -> bool:
+        """Close a client's socket; false when it is closed already."""
+        session = self._session(number)
+        if not isinstance(session, Session):
+            return False
+        session.hub.disconnect(session, CloseReason.PEER_CLOSED)
+        return True
+
+    # ---- brokers
+
+    def create(self, *pairs: Any) -> int:
+        """Create a broker of `name, value` pairs: callbacks as references, options as values."""
+        given = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
+        refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
+        values = {name: value for name, value in given.items() if not name.startswith("f:")}
+        if "persist" in values:
+            values["persist"] = values["persist"].decode("utf-8", "surrogateescape")
+        broker = LuaBroker(self._vm, self, refs, Options(**values))
+        number = next(self._numbers)
+        self._brokers[number] = broker
+        return number
+
+    def release(self, number: int) -> None:
+        """The Lua object was collected: end the broker, in a turn of its own."""
+        broker = self._brokers.pop(number, None)
+        if broker:
+            get_hub().loop.run_callback(broker.broker.shutdown)
+
+    def of(self, number: int) -> Broker:
+        """The broker of an integer."""
+        return self._brokers[number].broker
+
+    def connect(self, number: int, exchange: int, arg: int | None) -> None:
+        """Turn a request into an SMQ connection; blocks until the handshake ended."""
+        self.of(number).connect(self._exchanges.request(exchange), arg)
+
+    def subscribe(self, number: int, topic: bytes | int, ref: int | None, subtopic: bytes | int | None) -> int:
+        """See `Broker.subscribe`."""
+        return self.of(number).subscribe(topic, Callback(self._vm, ref) if ref else None, subtopic)
+
+    def onmsg(self, number: int, ref: int | None) -> None:
+        """See `Broker.onmsg`."""
+        self.of(number).onmsg(Callback(self._vm, ref) if ref else None)
+
+    def observe(self, number: int, topic: bytes | int, ref: int) -> bool | None:
+        """See `Broker.observe`."""
+        return self.of(number).observe(topic, Callback(self._vm, ref))
+
+    def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
+        """Give a message to the global handler."""
+        self.of(number).hub.server.deliver_default(data, ptid, tid, stid)
+
+    def peers(self, number: int) -> tuple[int, ...]:
+        """The integers of all clients."""
+        return tuple(self.handle(session) for session in self.of(number).peers())
+
+    def etid2peer(self, number: int, etid: int) -> int | None:
+        """The integer of the client with an ETID."""
+        session = self.of(number).etid2peer(etid)
+        return self.handle(session) if session else None
+
+    def belongs(self, number: int, client: int) -> bool:
+        """Whether a client is one of this broker's."""
+        session = self._session(client)
+        return session is not None and session.hub is self.of(number).hub
+
+    def names(self, number: int, subtopics: bool) -> tuple[Any, ...]:
+        """`id, name, ...` of all topics, or sub-topics."""
+        broker = self.of(number)
+        pairs = broker.subtopics() if subtopics else broker.topics()
+        return tuple(part for pair in pairs for part in pair)
+
+
+def _query(request: Any) -> list[tuple[str, str]]:
+    return parse_qsl(request.query, keep_blank_values=True, errors="surrogateescape")
+
+
+_SHARED = (
+    "create:topic createsub gettid publish pubon unsubscribe unobserve queuesize tid2topic topic2tid tid2subtopic "
+    "subtopic2tid setkeepalive shutdown"
+)
+
+
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
+    """Give Lua `smq.hub`."""
+    half = HubHalf(vm, exchanges)
+    functions: dict[str, Callable[..., Any]] = {
+        name: getattr(half, name)
+        for name in (
+            "on_forget peer peer_topics origin address certificate close create release subscribe onmsg observe "
+            "deliver_default peers etid2peer belongs names"
+        ).split()
+    }
+    for entry in _SHARED.split():
+        method, _, alias = entry.partition(":")
+        functions["topic" if alias else method] = _forwarded(half, method)
+    vm.namespace("smq.hub", functions, {"connect": half.connect})
+    return half
+
+
+def _forwarded(half: HubHalf, method: str) -> Callable[..., Any]:
+    def call(number: int, *arguments: Any) -> Any:
+        return getattr(half.of(number), method)(*arguments)
+
+    call.__qualname__ = f"smq.{method}"
+    return call

@@ -1,0 +1,354 @@
+-- require "smq.hub": SMQ brokers (specification: smq.md 2). A broker is an object with an integer; so is every client.
+local core, py = ...
+
+local arg, ref, exchange = core.arg, core.ref, core.exchange
+local pairs, rawget, select, setmetatable, sub, tostring, type, unpack =
+  pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack
+
+local PUBLISH <const> = ">I2BI4I4I4" -- length, type, tid, ptid, subtid
+local HEADER <const> = 15
+
+-- ---- clients
+
+local peers = setmetatable({}, {__mode = "v"}) -- integer -> peer table; kept alive by `kept` while connected
+local kept = {}
+local number_of = setmetatable({}, {__mode = "k"}) -- socket -> integer
+
+local sock = {}
+local sock_class = core.class("socket", sock)
+
+function sock.peername(self) return py.address(number_of[self], false) end
+function sock.sockname(self) return py.address(number_of[self], true) end
+function sock.close(self) return py.close(number_of[self]) end
+
+-- syntax: sock:certificate()   -> {commonname = string} | nil when the client sent none
+function sock.certificate(self)
+  local name = py.certificate(number_of[self])
+  return name and {commonname = name}
+end
+
+-- syntax: sock:trusted()       -> true | nil, "none" when the client sent no certificate
+function sock.trusted(self)
+  if py.certificate(number_of[self]) then return true end
+  return nil, "none"
+end
+
+local function fold(names, ...)
+  for at = 1, select("#", ...), 2 do
+    local key, value = select(at, ...)
+    names[key] = value
+  end
+  return names
+end
+
+local peer_meta = {
+  __index = function(self, key)
+    if key ~= "topics" then return nil end
+    local topics = fold({}, py.peer_topics(number_of[rawget(self, "sock")]))
+    return next(topics) and topics or nil
+  end,
+}
+
+-- The peer table of a client; the same one every time while it is connected.
+local function peer_of(number)
+  local peer = peers[number]
+  if not peer then
+    local socket = setmetatable({}, sock_class)
+    number_of[socket] = number
+    peer = setmetatable({sock = socket}, peer_meta)
+    peers[number], kept[number] = peer, peer
+  end
+  if not peer.tid or peer.tid == 0 then peer.tid, peer.uid, peer.info = py.peer(number) end
+  return peer
+end
+
+py.on_forget(ref(function(number) kept[number] = nil end))
+
+local infos = setmetatable({}, {__mode = "k"}) -- peer -> info table of authenticate and onconnect
+
+local function collect(into, list, from, to)
+  for at = from, to, 2 do into[list[at]] = list[at + 1] end
+  return into
+end
+
+local function describe(number, peer)
+  local facts = {py.origin(number)}
+  local queries = facts[4]
+  return {
+    seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
+    uid = peer.uid, info = peer.info, sock = peer.sock, session = false,
+    data = collect({}, facts, 5, 4 + queries), header = collect({}, facts, 5 + queries, #facts),
+  }
+end
+
+local function info_of(number)
+  local peer = peer_of(number)
+  local info = infos[peer] or describe(number, peer)
+  infos[peer] = info
+  return info, peer
+end
+
+-- ---- callbacks: how each is called from Python
+
+local function each_frame(run, f)
+  local at, size = 1, #run
+  while at < size do
+    local length, _, tid, ptid, subtid = unpack(PUBLISH, run, at)
+    f(sub(run, at + HEADER, at + length - 1), ptid, tid, subtid, at, at + length - 1)
+    at = at + length
+  end
+end
+
+-- The frames of a run that f lets pass: true for all of them, else a string.
+local function passing(f, run, peer)
+  local kept_frames, count, all = {}, 0, true
+  each_frame(run, function(data, ptid, tid, subtid, from, to)
+    if f(data, ptid, tid, subtid, peer) then
+      count = count + 1
+      kept_frames[count] = sub(run, from, to)
+    else
+      all = false
+    end
+  end)
+  return all or table.concat(kept_frames)
+end
+
+local adapters = {}
+
+function adapters.authenticate(f)
+  return function(credentials, number)
+    local code, reason = f(credentials, (info_of(number)))
+    if math.type(code) ~= "integer" or code < 0 or code > 6 then return 6, "" end
+    return code, reason and tostring(reason) or ""
+  end
+end
+
+function adapters.permittop(f)
+  return function(topic, issub, number) return f(topic, issub, peer_of(number)) and true or false end
+end
+
+function adapters.permitsubtop(f)
+  return function(subtopic, number) return f(subtopic, peer_of(number)) and true or false end
+end
+
+function adapters.onconnect(f)
+  return function(etid, number)
+    local info, peer = info_of(number)
+    f(etid, info, peer)
+  end
+end
+
+function adapters.onclose(f)
+  return function(etid, number, word)
+    local peer = peer_of(number)
+    f(etid, peer.sock, peer, word or 0)
+  end
+end
+
+function adapters.onpublish(f)
+  return function(run, tid, ptid, number) return passing(f, run, peer_of(number)) end
+end
+
+function adapters.ondrop(f)
+  return function(run, tid, ptid, number)
+    local peer = peer_of(number)
+    each_frame(run, function(data, sender, topic, subtid) f(data, sender, topic, subtid, peer) end)
+  end
+end
+
+function adapters.log(f)
+  return function(number, text) f(number and peer_of(number).sock, text) end
+end
+
+-- ---- arguments
+
+local function name(value, index, fname)
+  if type(value) == "number" then return arg.integer(value, index, fname) end
+  return arg.string(value, index, fname)
+end
+
+local function payload(value, index, fname)
+  if type(value) == "table" then
+    local text, fault = ba.json.encode(value)
+    if not text then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. fault .. ")") end
+    return text
+  end
+  return arg.string(value, index, fname)
+end
+
+local smq = {}
+local class = core.class("smq", smq)
+local handles = setmetatable({}, {__mode = "k"})
+
+local function handle(self)
+  local number = handles[self]
+  if not number then core.raise("bad self (a broker made by create is expected; call its methods with ':')") end
+  return number
+end
+
+class.__gc = function(self)
+  if handles[self] then py.release(handles[self]) end
+end
+
+-- ---- connections
+
+-- syntax: smq:connect(request [,arg])      blocks until the handshake ended
+function smq.connect(self, request, value)
+  local number = handle(self)
+  local anchor = value ~= nil and ref(value) or nil
+  local cmd = exchange.handle_of(request)
+  py.connect(number, cmd, anchor)
+  if anchor then core.unref(anchor) end
+  request.sealed = true
+end
+
+function smq.peers(self)
+  local numbers, at = {py.peers(handle(self))}, 0
+  return function()
+    at = at + 1
+    local peer = numbers[at] and peer_of(numbers[at])
+    if peer then return peer.sock, peer end
+  end
+end
+
+function smq.sock2peer(self, socket)
+  local number = number_of[socket]
+  return number and py.belongs(handle(self), number) and peer_of(number) or nil
+end
+
+function smq.etid2peer(self, etid)
+  local number = py.etid2peer(handle(self), arg.integer(etid, 1, "etid2peer"))
+  return number and peer_of(number)
+end
+
+function smq.setkeepalive(self, idle, interval)
+  py.setkeepalive(handle(self), arg.integer(idle, 1, "setkeepalive"), arg.optional(arg.integer, interval, 0, 2, "setkeepalive"))
+end
+
+-- syntax: smq:shutdown([message [,etid]])
+function smq.shutdown(self, message, etid)
+  py.shutdown(handle(self), arg.optional(arg.string, message, nil, 1, "shutdown"), arg.optional(arg.integer, etid, nil, 2, "shutdown"))
+end
+
+-- ---- names
+
+function smq.create(self, topic, tid)
+  return py.topic(handle(self), arg.string(topic, 1, "create"), arg.optional(arg.integer, tid, 0, 2, "create"))
+end
+
+function smq.createsub(self, subtopic, stid)
+  local text = arg.optional(arg.string, subtopic, nil, 1, "createsub")
+  return py.createsub(handle(self), text, arg.optional(arg.integer, stid, 0, 2, "createsub"))
+end
+
+function smq.gettid(self) return py.gettid(handle(self)) end
+function smq.tid2topic(self, tid) return py.tid2topic(handle(self), arg.integer(tid, 1, "tid2topic")) end
+function smq.topic2tid(self, topic) return py.topic2tid(handle(self), arg.string(topic, 1, "topic2tid")) end
+function smq.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.integer(stid, 1, "tid2subtopic")) end
+function smq.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
+
+local function iterate(self, subtopics)
+  local names, at = {py.names(handle(self), subtopics)}, -1
+  return function()
+    at = at + 2
+    return names[at], names[at + 1]
+  end
+end
+
+function smq.topics(self) return iterate(self, false) end
+function smq.subtopics(self) return iterate(self, true) end
+
+-- ---- publish and subscribe
+
+-- syntax: smq:publish(data, topic [,subtopic [,ptid]])     -> messages waiting in the server's queue
+function smq.publish(self, data, topic, subtopic, ptid)
+  return py.publish(handle(self), payload(data, 1, "publish"), name(topic, 2, "publish"),
+    arg.optional(name, subtopic, nil, 3, "publish"), arg.optional(arg.integer, ptid, nil, 4, "publish"))
+end
+
+function smq.pubon(self, data, to, from, subtid)
+  return py.pubon(handle(self), arg.string(data, 1, "pubon"), arg.integer(to, 2, "pubon"),
+    arg.integer(from, 3, "pubon"), arg.optional(arg.integer, subtid, 0, 4, "pubon"))
+end
+
+-- Decodes JSON before f is called; what is no JSON goes to the global handler as it came.
+local function decoding(number, f)
+  return function(data, ptid, tid, subtid)
+    local value = ba.json.decode(data)
+    if value == nil then
+      tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
+      py.deliver_default(number, data, ptid, tid, subtid)
+    else
+      f(value, ptid, tid, subtid)
+    end
+  end
+end
+
+-- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool}])   -> tid
+function smq.subscribe(self, topic, op)
+  local number = handle(self)
+  op = arg.optional(arg.table, op, {}, 2, "subscribe")
+  local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
+  local target, subtopic = name(topic, 1, "subscribe"), arg.optional(name, op.subtopic, nil, "2.subtopic", "subscribe")
+  if f and op.json then f = decoding(number, f) end
+  return py.subscribe(number, target, f and ref(f), subtopic)
+end
+
+function smq.unsubscribe(self, topic)
+  py.unsubscribe(handle(self), name(topic, 1, "unsubscribe"))
+end
+
+function smq.onmsg(self, f)
+  f = arg.optional(arg["function"], f, nil, 1, "onmsg")
+  py.onmsg(handle(self), f and ref(f))
+end
+
+function smq.observe(self, topic, f)
+  local target = name(topic, 1, "observe")
+  return py.observe(handle(self), target, ref(arg["function"](f, 2, "observe")))
+end
+
+function smq.unobserve(self, topic)
+  py.unobserve(handle(self), name(topic, 1, "unobserve"))
+end
+
+function smq.queuesize(self) return py.queuesize(handle(self)) end
+
+-- ---- the module
+
+local numbers = {keepidle = "keepidle_s", keepintv = "keepintv_s", readtmo = "readtmo_ms", queuesize = "queuesize", budget = "budget_bytes"}
+local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
+
+local function add(list, key, value)
+  list[#list + 1] = key
+  list[#list + 1] = value
+end
+
+local function options(op)
+  local list = {}
+  for _, key in ipairs(callbacks) do
+    local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
+    if f then add(list, "f:" .. key, ref(adapters[key](f))) end
+  end
+  for key, field in pairs(numbers) do
+    local value = arg.optional(arg.integer, op[key], nil, "1." .. key, "create")
+    if value then add(list, field, value) end
+  end
+  if op.rndtid then add(list, "rndtid", true) end
+  if op.persist then add(list, "persist", arg.string(op.persist, "1.persist", "create")) end
+  return list
+end
+
+local function create(op)
+  op = arg.optional(arg.table, op, {}, 1, "create")
+  local self = setmetatable({}, class)
+  handles[self] = py.create(table.unpack(options(op)))
+  if op.onmsg then self:onmsg(op.onmsg) end
+  return self
+end
+
+local function isSMQ(request)
+  return request:header "SimpleMQ" ~= nil or request:header "Sec-WebSocket-Key" ~= nil
+end
+
+return {create = create, isSMQ = isSMQ}

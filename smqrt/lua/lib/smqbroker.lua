@@ -1,0 +1,2 @@
+-- require "smqbroker": the oldest name of smq.broker.
+return require "smq.broker"
