@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hub import Hub
@@ -51,6 +52,15 @@ class _Callback:
         self.function(subscribers, topic.id if topic.name is None else topic.name)
 
 
+_brokers: WeakSet[Broker] = WeakSet()
+
+
+def shutdown_all(text: bytes) -> None:
+    """Disconnect the clients of every broker in this process, as the server does when it stops."""
+    for broker in list(_brokers):
+        broker.shutdown(text)
+
+
 class Broker:
     """One SMQ broker.
 
@@ -64,6 +74,7 @@ class Broker:
 
     def __init__(self, hooks: Hooks, options: Options) -> None:
         datapath.install()
+        _brokers.add(self)
         self._rng = random.SystemRandom()
         store: NameStore | None = SqliteNames(options.persist) if options.persist else None
         self.hub = Hub(
