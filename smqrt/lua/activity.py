@@ -104,7 +104,11 @@ class Activities:
     def stop(self) -> None:
         """End all activities that wait in an op: their `<close>` variables are closed, Lua's pcall can't hold them."""
         for driver in list(self._drivers):
-            get_hub().loop.run_callback(driver.throw, GreenletExit)
+            get_hub().loop.run_callback(self._kill, driver)
+
+    def _kill(self, driver: greenlet) -> None:
+        if driver in self._drivers:  # otherwise it ended meanwhile and does something else
+            driver.throw(GreenletExit)
 
     def _send(self, co: Any, values: Values) -> Any:
         if self._depth >= MAX_DEPTH:

@@ -6,6 +6,7 @@ integer reference. From Python to Lua cross only None, bool, int, float and byte
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ import lupa.lua54 as lupa
 from smqrt.lua import library
 from smqrt.lua.activity import Activities
 from smqrt.lua.bridge import Function, Op, encoded, guarded
+
+log = logging.getLogger("smqrt.lua")
 
 CORE = ("arguments", "types", "coroutine", "activity", "namespace", "sandbox", "require")
 """The parts of the Lua half, in the order they build on each other."""
@@ -45,7 +48,7 @@ class Vm:
         activities = Activities(new_coroutine, self._refs[b"close"], self._failure)
         self.activities = activities
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
-        self.namespace("smqrt", {"module_source": _module_source})
+        self.namespace("smqrt", {"module_source": _module_source, "log_error": _log_error})
 
     def free(self, ref: int) -> None:
         """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an
@@ -107,6 +110,10 @@ def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
     text = name.decode("utf-8", "replace")
     source = library.module_source(text)
     return None if source is None else (source, library.chunk_name(text))
+
+
+def _log_error(text: bytes) -> None:
+    log.error("%s", text.decode("utf-8", "replace"))
 
 
 def _deny(_obj: Any, _name: Any, _value: Any = None) -> None:

@@ -2,3 +2,6 @@
 local core, py = ...
 
 core.module_source = py.module_source
+
+--- Logs an error that has nowhere else to go, for a callback that a library runs protected.
+core.log_error = py.log_error

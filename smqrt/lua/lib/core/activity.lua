@@ -5,7 +5,7 @@ local core = ...
 local error, format, find, sub, yield = error, string.format, string.find, string.sub, core.yield
 local getmetatable, rawtype, tostring, traceback, xpcall = core.getmetatable, core.rawtype, tostring, debug.traceback, xpcall
 
-local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/core/activity.lua"
+local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/"
 
 local refs, last = {}, 0
 
@@ -26,12 +26,15 @@ function core.deref(ref)
   return refs[ref]
 end
 
+--- The text of an error value.
 local function describe(value)
   if rawtype(value) == "string" then return value end
   local meta = getmetatable(value)
   if rawtype(value) == "number" or meta and meta.__tostring then return tostring(value) end
   return format("(error object is a %s value)", core.type(value))
 end
+
+core.describe = describe
 
 local function without_bottom(trace)
   local at = find(trace, BOTTOM, 1, true)

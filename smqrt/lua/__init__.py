@@ -1,0 +1,1 @@
+"""Lua applications: the virtual machine, the bridge to Python, applications and pages."""

@@ -1,0 +1,12 @@
+"""ba.json: all of it is Lua (spec: bas-api §7)."""
+
+from __future__ import annotations
+
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `ba.json`."""
+    for part in ("ba.json", "ba.jsondecode", "ba.jsonparser"):
+        vm.namespace(part, {})

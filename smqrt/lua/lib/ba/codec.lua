@@ -1,0 +1,30 @@
+-- Base64, percent-encoding, dates, content types, compression (spec: bas-api §7).
+local core, py = ...
+
+local arg = core.arg
+
+--- Each takes one string and returns a string.
+for _, name in ipairs {"b64encode", "b64decode", "urlencode", "urldecode", "mime"} do
+  local convert = py[name]
+  ba[name] = function(text) return convert(arg.string(text, 1, name)) end
+end
+
+--- ba.b64urlencode(s [,pad]): the URL-safe alphabet, with "=" at the end when pad is true.
+function ba.b64urlencode(text, pad)
+  return py.b64urlencode(arg.string(text, 1, "b64urlencode"), arg.optional(arg.boolean, pad, false, 2, "b64urlencode"))
+end
+
+--- ba.deflate(s [,gzip]): s compressed for Content-Encoding deflate, or gzip.
+function ba.deflate(text, gzip)
+  return py.deflate(arg.string(text, 1, "deflate"), arg.optional(arg.boolean, gzip, false, 2, "deflate"))
+end
+
+--- ba.encdate([seconds]): the date of an HTTP header, of now without an argument.
+function ba.encdate(seconds)
+  return py.encdate(arg.optional(arg.number, seconds, os.time(), 1, "encdate"))
+end
+
+--- ba.parsedate(text): Unix time, nil when the text is no date.
+function ba.parsedate(text)
+  return py.parsedate(arg.string(text, 1, "parsedate"))
+end

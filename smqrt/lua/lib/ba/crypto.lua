@@ -1,0 +1,62 @@
+-- Digests and random numbers (spec: bas-api §7).
+local core, py = ...
+
+local arg, raise, setmetatable = core.arg, core.raise, setmetatable
+
+ba.crypto = ba.crypto or {}
+
+local Digest = {__gc = function(digest) if digest.handle then py.drop(digest.handle) end end}
+
+--- ba.crypto.hash(algorithm), ba.crypto.hash("hmac", algorithm, key): a function h.
+-- h(data) adds data and returns h; h(true [,"binary"|"hex"|"b64"]) returns the digest and begins anew.
+function ba.crypto.hash(algorithm, hmac_algorithm, key)
+  local name, secret = arg.string(algorithm, 1, "hash"), nil
+  if name == "hmac" then
+    name, secret = arg.string(hmac_algorithm, 2, "hash"), arg.string(key, 3, "hash")
+  end
+  local digest = setmetatable({handle = py.open(name, secret)}, Digest)
+
+  local function step(data, form)
+    digest.handle = digest.handle or py.open(name, secret)
+    if data ~= true then
+      py.update(digest.handle, arg.string(data, 1, "hash"))
+      return step
+    end
+    local value = py.finish(digest.handle, arg.optional(arg.string, form, "binary", 2, "hash"))
+    digest.handle = nil
+    return value
+  end
+  return step
+end
+
+--- ba.rnd(): 0 to 2^32-1; ba.rnd(upper): 1 to upper; ba.rnd(lower, upper): both included.
+function ba.rnd(lower, upper)
+  if lower == nil then return py.random_unsigned(4) end
+  lower = arg.integer(lower, 1, "rnd")
+  if upper == nil then lower, upper = 1, lower end
+  upper = arg.integer(upper, 2, "rnd")
+  local span = upper - lower + 1
+  if upper < lower or span <= 0 then raise("bad argument to 'rnd' (interval is empty or too large)") end
+  return lower + py.random_below(span)
+end
+
+local function count_of(value, most, fname)
+  local count = arg.integer(value, 1, fname)
+  if count < 1 or count > most then raise("bad argument #1 to '" .. fname .. "' (1 to " .. most .. " expected)") end
+  return count
+end
+
+--- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight.
+function ba.rnds(bytes)
+  return py.random_unsigned(count_of(bytes, 8, "rnds"))
+end
+
+--- ba.rndbs(n): a string of n random bytes.
+function ba.rndbs(n)
+  return py.random_bytes(count_of(n, 1 << 20, "rndbs"))
+end
+
+--- ba.rndseed(x): the generator of the system needs no seed; x is accepted for applications that give one.
+function ba.rndseed(x)
+  arg.number(x, 1, "rndseed")
+end

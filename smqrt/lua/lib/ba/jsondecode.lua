@@ -1,0 +1,199 @@
+-- ba.json.decode (spec: bas-api §7).
+--
+-- Beyond JSON it takes comments, a comma behind the last member of an object, and several documents behind each other.
+local core = ...
+
+local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
+local arg, error, pcall, rawtype, tonumber, unpack = core.arg, error, pcall, core.rawtype, tonumber, table.unpack
+local maxinteger, utf8_char = math.maxinteger, utf8.char
+
+local MAX_DEPTH <const> = 1000
+local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"} -- thrown by the parser
+
+local null, depth_left, longest_name -- of the document being parsed
+
+local function comment_end(text, position)
+  local kind = byte(text, position + 1)
+  if kind == 47 then return (find(text, "\n", position + 2, true) or error(MORE, 0)) + 1 end -- //
+  if kind == 42 then -- /*
+    local _, last = find(text, "*/", position + 2, true)
+    return (last or error(MORE, 0)) + 1
+  end
+  error(kind and PARSE or MORE, 0)
+end
+
+--- The position of the next token, behind white space and comments.
+local function skip(text, position)
+  while true do
+    position = find(text, "[^ \t\r\n]", position) or error(MORE, 0)
+    if byte(text, position) ~= 47 then return position end
+    position = comment_end(text, position)
+  end
+end
+
+local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t", ['"'] = '"', ["\\"] = "\\", ["/"] = "/"}
+
+local function pair(high, low)
+  return utf8_char(0x10000 + ((tonumber(high, 16) - 0xD800) << 10) + tonumber(low, 16) - 0xDC00)
+end
+
+local function unescape(letter, rest)
+  if letter == "u" then
+    local digits = match(rest, "^%x%x%x%x") or error(PARSE, 0)
+    return utf8_char(tonumber(digits, 16)) .. sub(rest, 5)
+  end
+  return (ESCAPES[letter] or error(PARSE, 0)) .. rest
+end
+
+local function unescaped(text)
+  if find(text, "\\u[dD]", 1) then
+    text = gsub(text, "\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", pair)
+  end
+  return (gsub(text, "\\(.)([^\\]?[^\\]?[^\\]?[^\\]?)", unescape))
+end
+
+--- A string whose opening quote is at `position`: its value and the position behind it.
+local function parse_string(text, position)
+  local last = find(text, '["\\]', position + 1) or error(MORE, 0)
+  if byte(text, last) == 34 then return sub(text, position + 1, last - 1), last + 1 end
+  while byte(text, last) == 92 do last = find(text, '["\\]', last + 2) or error(MORE, 0) end
+  return unescaped(sub(text, position + 1, last - 1)), last + 1
+end
+
+local function parse_number(text, position)
+  local digits, behind = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
+  local value = digits and tonumber(digits)
+  if value then return value, behind end
+  error(behind and behind <= #text and PARSE or MORE, 0)
+end
+
+local function literal(word, value)
+  return function(text, position)
+    local found = sub(text, position, position + #word - 1)
+    if found == word then return value, position + #word end
+    error(found == sub(word, 1, #found) and MORE or PARSE, 0)
+  end
+end
+
+local null_word = literal("null")
+
+local function parse_null(text, position)
+  local _, behind = null_word(text, position)
+  return null, behind
+end
+
+local parsers = {[34] = parse_string, [45] = parse_number, [102] = literal("false", false), [110] = parse_null, [116] = literal("true", true)}
+for digit = 48, 57 do parsers[digit] = parse_number end
+
+local function parse_value(text, position)
+  local parser = parsers[byte(text, position)]
+  if parser then return parser(text, position) end
+  position = skip(text, position)
+  return (parsers[byte(text, position)] or error(PARSE, 0))(text, position)
+end
+
+local function enter()
+  if depth_left == 0 then error(PARSE, 0) end
+  depth_left = depth_left - 1
+end
+
+--- The byte that follows a value, comma or end, and the position behind it.
+local function separator(text, position)
+  local code = byte(text, position)
+  if code == 44 or code == 125 or code == 93 then return code, position + 1 end
+  position = skip(text, position)
+  return byte(text, position), position + 1
+end
+
+parsers[91] = function(text, position) -- [
+  enter()
+  local array, n, code = {}, 0, nil
+  position = skip(text, position + 1)
+  if byte(text, position) == 93 then code, position = 93, position + 1 end
+  while code ~= 93 do
+    n = n + 1
+    array[n], position = parse_value(text, position)
+    code, position = separator(text, position)
+    if code ~= 44 and code ~= 93 then error(PARSE, 0) end
+  end
+  depth_left = depth_left + 1
+  return array, position
+end
+
+--- The name of a member and the position of its value; nil and the position behind the object at its end.
+local function member(text, position)
+  local name, behind = match(text, '^"([^"\\]*)":()', position)
+  if name then return name, behind end
+  position = skip(text, position)
+  local code = byte(text, position)
+  if code == 125 then return nil, position + 1 end
+  if code ~= 34 then error(PARSE, 0) end
+  name, position = parse_string(text, position)
+  position = skip(text, position)
+  if byte(text, position) ~= 58 then error(PARSE, 0) end
+  return name, position + 1
+end
+
+parsers[123] = function(text, position) -- {
+  enter()
+  local object, code = {}, 44
+  position = position + 1
+  while code == 44 do
+    local name
+    name, position = member(text, position)
+    if not name then code = 125 break end
+    if #name > longest_name then error(PARSE, 0) end
+    object[name], position = parse_value(text, position)
+    code, position = separator(text, position)
+  end
+  if code ~= 125 then error(PARSE, 0) end
+  depth_left = depth_left + 1
+  return object, position
+end
+
+--- Skips what may stand between documents; nil at the end of the text.
+local function next_document(text, position)
+  while true do
+    position = find(text, "[^ \t\r\n]", position)
+    if not position or byte(text, position) ~= 47 then return position end
+    if sub(text, position, position + 1) == "//" and not find(text, "\n", position, true) then return nil end
+    position = comment_end(text, position)
+  end
+end
+
+local function parse_documents(text)
+  local documents, n = {}, 0
+  local position = next_document(text, 1) or error(MORE, 0)
+  while position do
+    local code = byte(text, position)
+    if code ~= 123 and code ~= 91 then error(PARSE, 0) end
+    n = n + 1
+    documents[n], position = parsers[code](text, position)
+    position = next_document(text, position)
+  end
+  return documents
+end
+
+--- Parses with the given options: a list of documents, or nil and the word for what is wrong. The options are put back at the end: a finalizer may decode in between.
+local function decode(text, with_null, max_depth, max_name)
+  local outer_null, outer_depth, outer_name = null, depth_left, longest_name
+  null, depth_left, longest_name = nil, max_depth or MAX_DEPTH, max_name or maxinteger
+  if with_null then null = ba.json.null end
+  local ok, documents = pcall(parse_documents, text)
+  null, depth_left, longest_name = outer_null, outer_depth, outer_name
+  if ok then return documents end
+  if documents == PARSE or documents == MORE then return nil, documents[1] end
+  error(documents, 0)
+end
+core.json_decode = decode
+
+--- ba.json.decode(s [,jnull] [,depth [,namelen]]): the table of each document in s, or nil, "parse" or "needmoredata".
+-- jnull: false makes JSON null nil, otherwise it is ba.json.null. depth: how deep tables may nest. namelen: longest member name.
+function ba.json.decode(text, jnull, depth, namelen)
+  arg.string(text, 1, "decode")
+  if rawtype(jnull) == "number" then jnull, depth, namelen = true, jnull, depth end
+  depth, namelen = arg.optional(arg.integer, depth, nil, 3, "decode"), arg.optional(arg.integer, namelen, nil, 4, "decode")
+  local documents, word = decode(text, jnull ~= false, depth, namelen)
+  if not documents then return nil, word end
+  return unpack(documents)
+end

@@ -1,0 +1,90 @@
+-- ba.json.parser: JSON documents that arrive in pieces (spec: bas-api §7).
+--
+-- Only the ends of documents are searched for as the pieces come, so a byte is looked at once however small they are.
+local core = ...
+
+local arg, byte, concat, decode = core.arg, string.byte, table.concat, core.json_decode
+local find, match, setmetatable, sub, unpack = string.find, string.match, setmetatable, string.sub, table.unpack
+
+local methods = {}
+local Parser = core.class("jsonparser", methods)
+
+local function reset(parser)
+  parser.pieces, parser.depth, parser.state = {}, 0, "open"
+end
+
+--- ba.json.parser([jnull]): parser:parse(piece) takes documents as they arrive.
+function ba.json.parser(jnull)
+  local parser = setmetatable({with_null = jnull ~= false}, Parser)
+  reset(parser)
+  return parser
+end
+
+-- Where a piece may end, and what to look for there.
+local NEXT = {open = '["{}%[%]/]', string = '["\\]', line = "\n", block = "*", slash = "", star = "", escape = ""}
+
+local steps = {}
+
+function steps.open(parser, code)
+  if code == 34 then return "string" end
+  if code == 47 then return "slash" end
+  if code == 123 or code == 91 then parser.depth = parser.depth + 1 else parser.depth = parser.depth - 1 end
+  return "open"
+end
+
+function steps.string(_, code) return code == 34 and "open" or "escape" end
+function steps.escape() return "string" end
+function steps.slash(_, code) return code == 47 and "line" or code == 42 and "block" or nil end
+function steps.line() return "open" end
+function steps.block() return "star" end
+function steps.star(_, code) return code == 47 and "open" or code == 42 and "star" or "block" end
+
+local function find_next(text, state, position)
+  local what = NEXT[state]
+  if what == "" then return position <= #text and position or nil end
+  return find(text, what, position, state == "line" or state == "block")
+end
+
+--- The position of the byte that ends the document, nil when it goes on behind the text, false when it can't be JSON.
+local function end_of_document(parser, text, position)
+  while true do
+    position = find_next(text, parser.state, position)
+    if not position then return nil end
+    parser.state = steps[parser.state](parser, byte(text, position))
+    if not parser.state or parser.depth < 0 then return false end
+    position = position + 1
+    if parser.depth == 0 and parser.state == "open" and find(text, "^[}%]]", position - 1) then return position - 1 end
+  end
+end
+
+--- The values of the documents that end in `text`, and the rest of it; nil and a word for what is no JSON.
+local function documents_of(parser, text)
+  local values, from = {}, 1
+  while true do
+    if not parser.pieces[1] and find(text, "^[ \t\r\n]*[^ \t\r\n%[{/]", from) then return nil, "parse" end
+    local last = end_of_document(parser, text, from)
+    if last == false then return nil, "parse" end
+    if not last then return values, sub(text, from) end
+    parser.pieces[#parser.pieces + 1] = sub(text, from, last)
+    local documents = decode(concat(parser.pieces), parser.with_null)
+    if not documents then return nil, "parse" end
+    values[#values + 1] = documents[1]
+    reset(parser)
+    from = last + 1
+  end
+end
+
+--- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
+-- all: the values come in one table. Returns nil, "parse" for what is no JSON; the parser can be used again then.
+function methods:parse(piece, all)
+  local parser = arg.instance(self, Parser, 1, "parse")
+  local values, rest = documents_of(parser, arg.string(piece, 2, "parse"))
+  if not values then
+    reset(parser)
+    return nil, rest
+  end
+  if match(rest, "[^ \t\r\n]") or parser.pieces[1] then parser.pieces[#parser.pieces + 1] = rest end
+  if #values == 0 then return true end
+  if all then return true, values end
+  return true, unpack(values)
+end

@@ -1,0 +1,51 @@
+-- trace, tracep, print (spec: bas-api §7, runtime §7).
+local core, py = ...
+
+local concat, format, getinfo, pack, rawtype, select, tostring =
+  table.concat, string.format, debug.getinfo, table.pack, core.rawtype, select, tostring
+
+local function line(...)
+  local texts = pack(...)
+  for i = 1, texts.n do texts[i] = tostring(texts[i]) end
+  return concat(texts, "\t", 1, texts.n)
+end
+
+--- "<function> <line>: " of the caller of the function that calls this; the file stands for a function without a name.
+local function origin()
+  local info = getinfo(3, "Sln")
+  return format("%s %d: ", info.name or info.short_src, info.currentline)
+end
+
+--- Writes the calling function, its line and the values to the server's trace, at priority 0.
+function trace(...)
+  local prefix = origin()
+  py.trace(0, prefix .. line(...))
+end
+
+--- The same at a priority, 0 to 9: tracep([prefix,] priority, ...). `false` in front leaves out function and line.
+function tracep(...)
+  local with_prefix, first = true, 1
+  if rawtype((...)) == "boolean" then with_prefix, first = (...), 2 end
+  local priority = core.arg.integer((select(first, ...)), first, "tracep")
+  local prefix = with_prefix and origin() or ""
+  py.trace(priority, prefix .. line(select(first + 1, ...)))
+end
+
+--- As in Lua; written through Python, so that output is not held back in a buffer of C.
+function print(...)
+  py.print(line(...))
+end
+
+local handler
+
+--- ba.seterrh(f): f(message, env) is told of every error in a page; without f nobody is.
+function ba.seterrh(f)
+  handler = core.arg.optional(core.arg["function"], f, nil, 1, "seterrh")
+end
+
+--- Tells the handler of an error. env: the request environment. An error in the handler is traced.
+function core.report_error(message, env)
+  if not handler then return end
+  local ok, fault = xpcall(handler, core.traceback, message, env)
+  if not ok then py.trace(0, "error handler failed: " .. fault) end
+end
