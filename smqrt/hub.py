@@ -1,8 +1,8 @@
 """SMQ brokers for Python applications: `from smqrt import hub; smq = hub.create()`.
 
-The names and meanings are those of the Lua module `smq.hub` (specification: smq.md §2). Topic names are `str` or `bytes` and come back as
-`str` (bytes that are no UTF-8 as `bytes`); payloads are `bytes`, a `str` is sent as UTF-8, a `dict` or `list` as JSON. Callbacks may block in
-gevent's way.
+The names and meanings are those of the Lua module `smq.hub` (specification: smq.md §2). Topic names are `str` or
+`bytes` and come back as `str` (bytes that are no UTF-8 as `bytes`); payloads are `bytes`, a `str` is sent as UTF-8, a
+`dict` or `list` as JSON. Callbacks may block in gevent's way.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json as jsonlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gevent import get_hub
@@ -34,11 +35,21 @@ Text = str | bytes
 Topic = str | bytes | int
 Payload = str | bytes | bytearray | memoryview | dict[str, Any] | list[Any]
 
-_CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "log")
+_CALLBACKS = (
+    "authenticate",
+    "permittop",
+    "permitsubtop",
+    "onconnect",
+    "onclose",
+    "onpublish",
+    "ondrop",
+    "onmsg",
+    "log",
+)
 
 
 def isSMQ(request: Any) -> bool:
-    """Whether `request` (an smqrt request or a WSGI environ) asks for SMQ or a WebSocket (specification: smq.md §2.1)."""
+    """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (specification: smq.md §2.1)."""
     return is_smq(request)
 
 
@@ -63,7 +74,8 @@ def create(**options: Any) -> Smq:
         budget: bytes that may wait for a client that does not read (1 MiB).
 
     Raises:
-        ArgumentError: an unknown option, a callback that can't be called, a number out of range, a `persist` file that can't be used.
+        ArgumentError: an unknown option, a callback that can't be called, a number out of range, a `persist` file that
+            can't be used.
     """
     callbacks = {name: options.pop(name, None) for name in _CALLBACKS}
     for name, function in callbacks.items():
@@ -72,7 +84,13 @@ def create(**options: Any) -> Smq:
     return Smq(callbacks, _options(options))
 
 
-_NUMBERS = {"keepidle": "keepidle_s", "keepintv": "keepintv_s", "readtmo": "readtmo_ms", "queuesize": "queuesize", "budget": "budget_bytes"}
+_NUMBERS = {
+    "keepidle": "keepidle_s",
+    "keepintv": "keepintv_s",
+    "readtmo": "readtmo_ms",
+    "queuesize": "queuesize",
+    "budget": "budget_bytes",
+}
 
 
 def _options(given: dict[str, Any]) -> Options:
@@ -169,8 +187,13 @@ def _guarded(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         log.exception("error in %s", what)
         return None
     if isinstance(answer, Pending):
-        answer.then(lambda value, error: error and log.error("error in %s", what, exc_info=error))
+        answer.then(partial(_log_error, what))
     return answer
+
+
+def _log_error(what: str, value: Any, error: BaseException | None) -> None:
+    if error:
+        log.error("error in %s", what, exc_info=error)
 
 
 class Smq:
@@ -186,7 +209,7 @@ class Smq:
     # ---- hooks
 
     def _hooks(self, callbacks: dict[str, Any]) -> Hooks:
-        adapters = {
+        adapters: dict[str, Any] = {
             "authenticate": self._authenticate,
             "permittop": lambda topic, issub, session: self._call("permittop", _text(topic), issub, _peer(session)),
             "permitsubtop": lambda subtopic, session: self._call("permitsubtop", _text(subtopic), _peer(session)),
@@ -211,7 +234,12 @@ class Smq:
     def _info(self, session: Session) -> dict[str, Any]:
         origin = session.origin
         request = origin.request if origin else None
-        info = {"arg": origin.arg if origin else None, "seed": session.seed, "uid": session.uid, "info": _text(session.info)}
+        info = {
+            "arg": origin.arg if origin else None,
+            "seed": session.seed,
+            "uid": session.uid,
+            "info": _text(session.info),
+        }
         info["sock"] = getattr(session.outbox, "sock", None)
         info["request"] = request
         return info
@@ -242,10 +270,12 @@ class Smq:
         """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
 
         Args:
-            request: the request of a directory function, or a WSGI environ whose `wsgi.websocket` is gevent-websocket's.
+            request: the request of a directory function, or a WSGI environ whose `wsgi.websocket` is
+                gevent-websocket's.
             arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
 
-        Blocks until the handshake ended (for an environ: until the connection ends). A request that is not SMQ gets 404.
+        Blocks until the handshake ended (for an environ: until the connection ends). A request that is not SMQ gets
+        404.
         """
         self._broker.connect(request, arg)
 
@@ -269,7 +299,7 @@ class Smq:
         self._broker.setkeepalive(idle, intv)
 
     def shutdown(self, msg: Text | None = None, etid: int | None = None) -> None:
-        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` the sockets just close."""
+        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
         self._broker.shutdown(None if msg is None else _bytes("msg", msg), etid)
 
     # ---- names
@@ -313,7 +343,8 @@ class Smq:
     # ---- publish and subscribe
 
     def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
-        """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's queue.
+        """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's
+        queue.
 
         Raises:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.

@@ -67,8 +67,9 @@ def settle(answer: Any, continuation: Continuation) -> None:
 class Hooks:
     """Every extension point of a hub (specification: smq.md §2.2). An unset hook costs nothing.
 
-    A hook may answer with `Pending`; the client's input waits meanwhile. `peer` is the `Session` or the server's own client. A hook
-    does not raise: the bindings (Python, Lua) catch and log what the application's function raises, and answer in its place.
+    A hook may answer with `Pending`; the client's input waits meanwhile. `peer` is the `Session` or the server's own
+    client. A hook does not raise: the bindings (Python, Lua) catch and log what the application's function raises, and
+    answer in its place.
     """
 
     authenticate: Callable[[bytes, Any], Any] | None = None

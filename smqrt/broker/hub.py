@@ -118,7 +118,9 @@ class Hub:
         topic.notify()
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
-        """End one client (`etid`) or all of them; `text` goes out in a Disconnect packet, without it sockets just close."""
+        """End one client (`etid`) or all of them; `text` goes out in a Disconnect packet, without it sockets just
+        close.
+        """
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:

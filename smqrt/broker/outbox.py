@@ -1,7 +1,9 @@
-"""A peer's way out: a queue of runs that is flushed once per turn of the event loop, with a byte budget for peers that do not read.
+"""A peer's way out: a queue of runs that is flushed once per turn of the event loop, with a byte budget for peers that
+do not read.
 
-The slow-consumer rule: while the transport takes everything, the queue is empty at the end of every turn. When it does not, the queue
-fills up to `budget_bytes`; past it whole messages are dropped, newest first, for this subscriber only, and counted.
+The slow-consumer rule: while the transport takes everything, the queue is empty at the end of every turn. When it does
+not, the queue fills up to `budget_bytes`; past it whole messages are dropped, newest first, for this subscriber only,
+and counted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Held:
 class Outbox:
     """Base of everything that receives runs: connections and the server's own client.
 
-    `queue` holds bytes ready for the transport. `blocked` is set while the transport takes nothing; then `queued_bytes` counts.
+    `queue` holds bytes ready for the transport. `blocked` is set while the transport takes nothing; then `queued_bytes`
+    counts.
     """
 
     __slots__ = ("__weakref__", "blocked", "budget_bytes", "dropped", "queue", "queued_bytes")
@@ -96,7 +99,9 @@ class Outbox:
             self.overflowed(reason, dropped)
 
     def fitting(self, run: bytes, room_bytes: int) -> tuple[bytes, int]:
-        """The leading messages of `run` that fit into `room_bytes`, all control packets, and how many messages were left out."""
+        """The leading messages of `run` that fit into `room_bytes`, all control packets, and how many messages were
+        left out.
+        """
         kept, size, dropped = [], 0, 0
         for frame in frames(run):
             if frame[2] != Type.PUBLISH or (not dropped and size + len(frame) <= room_bytes):
@@ -123,5 +128,3 @@ def flush_dirty() -> None:
     for outbox in turn:
         if outbox.queue and not outbox.blocked:
             outbox.flush()
-
-

@@ -1,4 +1,6 @@
-"""The server's own client: a loopback outbox whose drain calls the application's message handlers (specification: smq.md §2.4)."""
+"""The server's own client: a loopback outbox whose drain calls the application's message handlers (specification:
+smq.md §2.4).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,18 @@ class ServerClient(Outbox):
         queue_size: how many publishes may wait for an `onpublish` hook that blocks.
     """
 
-    __slots__ = ("_default", "_handlers", "_queue_size", "_waiting", "etid", "extra", "hub", "outbox", "topic", "topics")
+    __slots__ = (
+        "_default",
+        "_handlers",
+        "_queue_size",
+        "_waiting",
+        "etid",
+        "extra",
+        "hub",
+        "outbox",
+        "topic",
+        "topics",
+    )
     uid = b"SMQ server client"
     info = b""
 
@@ -83,7 +96,9 @@ class ServerClient(Outbox):
         self._default = Inbox(handler) if handler else None
 
     def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL) -> None:
-        """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their own."""
+        """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their
+        own.
+        """
         if handler:
             self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler)
         if topic is not self.topic and topic.id not in self.topics:

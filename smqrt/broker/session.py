@@ -3,9 +3,10 @@
     WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any ending──▶ CLOSED
        └────────bad Connect, timeout───────┴──refused──────────────────────┘
 
-`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (specification: smq.md §2.6,
-§12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops reading, and goes on when the
-outbox's `resume` is called. So one client's requests are worked off and acknowledged strictly in order.
+`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (specification:
+smq.md §2.6, §12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops
+reading, and goes on when the outbox's `resume` is called. So one client's requests are worked off and acknowledged
+strictly in order.
 """
 
 from __future__ import annotations

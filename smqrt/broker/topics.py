@@ -1,7 +1,7 @@
 """Topics: numbers, names, who subscribes, who observes. The routing structure, on its own.
 
-Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the broker's
-life (specification: smq.md §12.6). ETIDs carry the node's number in their top bits.
+Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the
+broker's life (specification: smq.md §12.6). ETIDs carry the node's number in their top bits.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Topic:
             self.raw = tuple(one for one in self.raw if one is not outbox)
 
     def deliver(self, run: bytes) -> None:
-        """Put `run` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all WebSockets."""
+        """Put `run` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all
+        WebSockets.
+        """
         for outbox in self.raw:
             queue = outbox.queue
             if not queue:

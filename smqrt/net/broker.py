@@ -1,7 +1,8 @@
-"""A broker under gevent: the hub's state behind sockets, with the API that Lua and Python share (specification: smq.md §2).
+"""A broker under gevent: the hub's state behind sockets, with the API that Lua and Python share (specification: smq.md
+§2).
 
-Names are bytes and numbers are ids here; callbacks are plain functions that never raise and may answer `Pending`. What applications call is
-`smqrt.hub` (Python) and `require"smq.hub"` (Lua); both are thin over this class.
+Names are bytes and numbers are ids here; callbacks are plain functions that never raise and may answer `Pending`. What
+applications call is `smqrt.hub` (Python) and `require"smq.hub"` (Lua); both are thin over this class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data path: a connected SMQ client as callbacks of the event loop (design in help/data-path.md).
 
-One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush per loop turn.
-`RawConnection` speaks the framing of raw sockets; `net/ws_connection.py` adds WebSocket. Nothing here blocks and nothing here knows what
-a topic is.
+One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush
+per loop turn. `RawConnection` speaks the framing of raw sockets; `net/ws_connection.py` adds WebSocket. Nothing here
+blocks and nothing here knows what a topic is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DRAIN_RUNS = 256
 
 ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
 
-chars, view, ends = datapath.kernels.chars, datapath.kernels.view, datapath.kernels.ends
+chars: Any = datapath.kernels.chars
+view, ends = datapath.kernels.view, datapath.kernels.ends
 scan = datapath.kernels.scan
 
 
@@ -46,7 +47,18 @@ class RawConnection(Outbox):
         watcher: the loop's READ watcher for it, stopped.
     """
 
-    __slots__ = ("carry", "closed", "handshake", "paused", "receive_bytes", "session", "sock", "torn", "watcher", "writer")
+    __slots__ = (
+        "carry",
+        "closed",
+        "handshake",
+        "paused",
+        "receive_bytes",
+        "session",
+        "sock",
+        "torn",
+        "watcher",
+        "writer",
+    )
     session: Session
 
     def __init__(self, sock: Any, watcher: Any) -> None:
@@ -80,11 +92,13 @@ class RawConnection(Outbox):
             else:
                 got = self.sock.recv_into(view, size)
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            return self.lost(CloseReason.READ_FAILED)
+            self.lost(CloseReason.READ_FAILED)
+            return
         if not got:
-            return self.lost(CloseReason.PEER_CLOSED)
+            self.lost(CloseReason.PEER_CLOSED)
+            return
         if got == size:
             if size < MAX_RECEIVE_BYTES:
                 self.receive_bytes = size << 1
@@ -109,7 +123,9 @@ class RawConnection(Outbox):
             self.carry = chars[used:size]
 
     def route(self, size: int) -> int:
-        """Route the raw frames in `chars[:size]`; gives how many bytes were worked off (all, when the connection ended)."""
+        """Route the raw frames in `chars[:size]`; gives how many bytes were worked off (all, when the connection
+        ended).
+        """
         try:
             return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
         except ProtocolError as error:
@@ -121,6 +137,7 @@ class RawConnection(Outbox):
 
     def _route_runs(self, size: int) -> int:
         session, at = self.session, 0
+        waits: bool | None = False
         cached = session.routes.get
         runs, used, bad = scan(size)
         for end in ends[:runs].tolist() if runs > 1 else (ends[0],) if runs else ():
@@ -145,8 +162,9 @@ class RawConnection(Outbox):
 
     def _route_frames(self, size: int) -> int:
         session, at = self.session, 0
+        waits: bool | None = False
         cached = session.routes.get
-        data = chars[:size]
+        data: bytes = chars[:size]
         while size - at >= 3:
             length = data[at] << 8 | data[at + 1]
             end = at + length
@@ -199,9 +217,12 @@ class RawConnection(Outbox):
             self.put((len(packet) + 2).to_bytes(2, "big") + packet)
 
     def put_view(self, view: memoryview) -> None:
-        """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the order."""
+        """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the
+        order.
+        """
         if self.blocked or len(self.queue) >= GATHER_RUNS:
-            return self.put(bytes(view))
+            self.put(bytes(view))
+            return
         queue = self.queue
         queue.append(view)  # type: ignore[arg-type]
         try:
@@ -210,7 +231,8 @@ class RawConnection(Outbox):
             sent = 0
         except OSError:
             queue.clear()
-            return self.lost(CloseReason.WRITE_FAILED)
+            self.lost(CloseReason.WRITE_FAILED)
+            return
         if sent == len(view) and len(queue) == 1:
             queue.clear()
         else:
@@ -223,7 +245,8 @@ class RawConnection(Outbox):
         if len(queue) == 1:
             data: Any = queue[0]
         elif len(queue) < GATHER_RUNS and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
-            return self._gather(queue)
+            self._gather(queue)
+            return
         else:
             data = b"".join(queue)
         try:
@@ -232,7 +255,8 @@ class RawConnection(Outbox):
             sent = 0
         except OSError:
             queue.clear()
-            return self.lost(CloseReason.WRITE_FAILED)
+            self.lost(CloseReason.WRITE_FAILED)
+            return
         if sent == len(data):
             queue.clear()
         else:
@@ -245,7 +269,8 @@ class RawConnection(Outbox):
             sent = 0
         except OSError:
             self.queue.clear()
-            return self.lost(CloseReason.WRITE_FAILED)
+            self.lost(CloseReason.WRITE_FAILED)
+            return
         self._advance(sent)
 
     def _advance(self, sent: int) -> None:
@@ -313,9 +338,10 @@ class RawConnection(Outbox):
         try:
             sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            return self.lost(CloseReason.WRITE_FAILED)
+            self.lost(CloseReason.WRITE_FAILED)
+            return
         self._advance(sent)
 
     def frame_bytes(self, run: bytes, at: int) -> int:
@@ -367,7 +393,7 @@ class RawConnection(Outbox):
                 pass
 
     def _keep_control(self) -> None:
-        """A client that does not read: only the frame on its way and the control packets behind it get a last chance."""
+        """A client that does not read: the frame on its way and the control packets behind it get a last chance."""
         torn, runs = self.queue[: int(self.torn)], self.queue[int(self.torn) :]
         kept, dropped = self.fitting(b"".join(runs), 0)
         self.released(self.queued_bytes - len(kept) - sum(map(len, torn)))
@@ -391,7 +417,7 @@ class RawConnection(Outbox):
         self.sock.close()
 
     def on_lingering(self) -> None:
-        """Swallow what the client still sends until it closes, so that the kernel does not throw away our last packet."""
+        """Swallow what the client still sends until it closes: else the kernel would throw away our last packet."""
         try:
             if self.sock.recv_into(view, MIN_RECEIVE_BYTES):
                 return

@@ -1,4 +1,5 @@
-"""What all connections of a process share: the kernels with the receive buffer, the flush once per loop turn, and the deadlines.
+"""What all connections of a process share: the kernels with the receive buffer, the flush once per loop turn, and the
+deadlines.
 
 Deadlines are kept in dictionaries that hold only the few connections that have one, and are looked at by one timer.
 """
@@ -47,10 +48,9 @@ def install() -> None:
     flush.start(outbox.flush_dirty)
     timer = loop.timer(CHECK_INTERVAL_S, CHECK_INTERVAL_S)
     timer.start(check_deadlines)
-    loop_refs = (flush, timer)
-    _watchers.extend(loop_refs)
-    for watcher in loop_refs:
-        watcher.ref = False
+    _watchers.extend((flush, timer))
+    for watcher in _watchers:
+        watcher.ref = False  # they alone do not keep a process alive
     _keep_large_blocks_on_the_heap()
 
 
@@ -111,7 +111,8 @@ def linger(connection: RawConnection) -> None:
     try:
         connection.sock.shutdown(socket.SHUT_WR)
     except OSError:
-        return connection.close()
+        connection.close()
+        return
     _lingering[connection] = time.monotonic() + LINGER_S
     connection.watcher.start(connection.on_lingering)
 

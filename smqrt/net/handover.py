@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smqrt.broker.hub import Hub
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError
-from smqrt.net import datapath, wsgi
+from smqrt.net import wsgi
 from smqrt.net.connection import RawConnection
+from smqrt.net.opening import Origin, init, open_session
 from smqrt.net.tls_connection import TlsRawConnection, TlsWsConnection
 from smqrt.net.workers import wait
 from smqrt.net.ws_connection import WsConnection
-from smqrt.wire import smq, websocket
+from smqrt.wire import websocket
 
 if TYPE_CHECKING:
     from smqrt.net.broker import Broker
 
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
-
-
-@dataclass(slots=True)
-class Origin:
-    """What `authenticate` and `onconnect` may want to know of the request that opened a connection."""
-
-    request: Any
-    arg: Any
 
 
 def is_smq(request: Any) -> bool:
@@ -86,23 +77,6 @@ def _connection_class(secure: bool, on_websocket: bool) -> type[RawConnection]:
     if secure:
         return TlsWsConnection if on_websocket else TlsRawConnection
     return WsConnection if on_websocket else RawConnection
-
-
-def open_session(broker: Broker, connection: Any, origin: Origin) -> Session:
-    """The session of a new connection, whose handshake clock runs from now."""
-    hub: Hub = broker.hub
-    if broker.options.budget_bytes is not None:
-        connection.budget_bytes = broker.options.budget_bytes
-    needed = hub.hooks.authenticate or hub.hooks.onconnect
-    session = Session(hub, connection, broker.hub.random_u32(), origin if needed else None)
-    connection.session = session
-    datapath.handshake_begins(connection, broker.options.readtmo_ms / 1000)
-    return session
-
-
-def init(session: Session, address: str) -> bytes:
-    """The Init packet; the C client needs at least three bytes of address."""
-    return smq.init(session.seed, address.ljust(3))
 
 
 class _Chunked:

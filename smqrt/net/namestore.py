@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from smqrt.errors import ArgumentError
 
-_SCHEMA = "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, PRIMARY KEY (kind, name)) WITHOUT ROWID"
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, PRIMARY KEY (kind, name)) WITHOUT ROWID"
+)
 
 
 class SqliteNames:

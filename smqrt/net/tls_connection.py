@@ -21,7 +21,9 @@ class _Tls(_Base):
     __slots__ = ()
 
     def on_readable(self) -> None:
-        """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for them."""
+        """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for
+        them.
+        """
         super().on_readable()
         if not self.closed and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)

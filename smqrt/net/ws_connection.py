@@ -1,4 +1,6 @@
-"""An SMQ client on a WebSocket: frames are turned into raw frames in the receive buffer and take the same path (specification: smq.md §12.11)."""
+"""An SMQ client on a WebSocket: frames are turned into raw frames in the receive buffer and take the same path
+(specification: smq.md §12.11).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class WsConnection(RawConnection):
             self.session.fail(error)
 
     def _step(self, size: int) -> int:
-        """Route the plain messages at the front, then handle one frame of another kind; gives the bytes that stay in the buffer."""
+        """Route the plain messages at the front, then handle one frame of another kind; gives the bytes that stay in
+        the buffer.
+        """
         if self.assembler and self.assembler.busy:
             written = used = 0
         else:

@@ -1,6 +1,7 @@
 """A hub inside somebody else's gevent application: a WSGI environ whose `wsgi.websocket` gevent-websocket made.
 
-Here a greenlet reads and a greenlet writes, because the WebSocket object knows no callbacks; the broker sees an outbox like any other.
+Here a greenlet reads and a greenlet writes, because the WebSocket object knows no callbacks; the broker sees an outbox
+like any other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from smqrt.broker.session import Session, State
 from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
+from smqrt.net.opening import init, open_session
 from smqrt.wire import smq
 
 if TYPE_CHECKING:
@@ -138,8 +140,6 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
     Raises:
         ArgumentError: the environ has no WebSocket.
     """
-    from smqrt.net.handover import init, open_session
-
     socket = environ.get("wsgi.websocket")
     if socket is None:
         raise ArgumentError("environ: no wsgi.websocket in it; serve with geventwebsocket.handler.WebSocketHandler")

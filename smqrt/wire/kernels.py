@@ -1,7 +1,7 @@
 """The three inner loops of the data path, in Python: scan, unmask, encode. `net/jit.py` has their LuaJIT twins.
 
-All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one runs is a
-question of speed only.
+All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one
+runs is a question of speed only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class Kernels(Protocol):
     """u32 array: where the runs found by `scan` end."""
 
     def scan(self, size: int) -> tuple[int, int, bool]:
-        """Split `chars[:size]` into runs: consecutive Publish frames with the same nine bytes, or one frame of another type.
+        """Split `chars[:size]` into runs: consecutive Publish frames with the same nine bytes, or one frame of another
+        type.
 
-        Returns `(runs, used_bytes, bad)`: how many `ends` were written, where the last whole frame ends, and whether the
-        frame after that breaks a rule (a length under 3, or a Publish under 15).
+        Returns `(runs, used_bytes, bad)`: how many `ends` were written, where the last whole frame ends, and whether
+        the frame after that breaks a rule (a length under 3, or a Publish under 15).
         """
         ...
 

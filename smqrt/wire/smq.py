@@ -1,8 +1,8 @@
 """SMQ packets: the numbers, the builders and the one parser that needs care (specification: smq.md §1).
 
-A *packet* is `u8 type` and a body. A *frame* is a packet behind `u16 length` (which counts its own two bytes): that is what raw
-sockets carry, and what the broker forwards unchanged. A *run* is one or more whole Publish frames that share type, destination
-and publisher. All integers are big-endian.
+A *packet* is `u8 type` and a body. A *frame* is a packet behind `u16 length` (which counts its own two bytes): that is
+what raw sockets carry, and what the broker forwards unchanged. A *run* is one or more whole Publish frames that share
+type, destination and publisher. All integers are big-endian.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ConnackCode(IntEnum):
 
 
 class Connect(NamedTuple):
-    """What a client says of itself. `max_frame_bytes` is 0 unless a version 2 client limits what it can take at once."""
+    """What a client says of itself; `max_frame_bytes` is 0 unless a version 2 client limits what it takes at once."""
 
     uid: bytes
     credentials: bytes

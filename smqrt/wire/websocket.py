@@ -1,7 +1,8 @@
-"""WebSocket, server side: the handshake's answer, frames out, and the decoder of everything that is not a plain binary frame (RFC 6455).
+"""WebSocket, server side: the handshake's answer, frames out, and the decoder of everything that is not a plain binary
+frame (RFC 6455).
 
-The data path decodes whole masked binary frames in a kernel (`kernels.py`); what that leaves, a fragment, a text message, a ping, a
-close, an error, comes here.
+The data path decodes whole masked binary frames in a kernel (`kernels.py`); what that leaves, a fragment, a text
+message, a ping, a close, an error, comes here.
 """
 
 from __future__ import annotations

@@ -179,7 +179,9 @@ class HubHalf:
         return tuple(part for tid, topic in session.topics.items() for part in (tid, topic.name))
 
     def origin(self, number: int) -> tuple[Any, ...]:
-        """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the query and head."""
+        """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
+        query and head.
+        """
         session = self._sessions[number]
         request = session.origin.request if session.origin else None
         arg = session.origin.arg if session.origin else None
@@ -288,6 +290,10 @@ def _query(request: Any) -> list[tuple[str, str]]:
     return parse_qsl(request.query, keep_blank_values=True, errors="surrogateescape")
 
 
+_OWN = (
+    "on_forget peer peer_topics origin address certificate close create release subscribe onmsg observe "
+    "deliver_default peers etid2peer belongs names"
+)
 _SHARED = (
     "create:topic createsub gettid publish pubon unsubscribe unobserve queuesize tid2topic topic2tid tid2subtopic "
     "subtopic2tid setkeepalive shutdown"
@@ -297,13 +303,7 @@ _SHARED = (
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
     """Give Lua `smq.hub`."""
     half = HubHalf(vm, exchanges)
-    functions: dict[str, Callable[..., Any]] = {
-        name: getattr(half, name)
-        for name in (
-            "on_forget peer peer_topics origin address certificate close create release subscribe onmsg observe "
-            "deliver_default peers etid2peer belongs names"
-        ).split()
-    }
+    functions: dict[str, Callable[..., Any]] = {name: getattr(half, name) for name in _OWN.split()}
     for entry in _SHARED.split():
         method, _, alias = entry.partition(":")
         functions["topic" if alias else method] = _forwarded(half, method)
