@@ -72,7 +72,5 @@ def _without_last_comment(code: bytes) -> bytes:
     """Cut a comment that would run on into what follows the tag on the same line."""
     if b"--" not in code[code.rfind(b"\n") + 1 :]:
         return code
-    last = None
-    for last in _LUA_TOKEN.finditer(code):
-        pass
-    return code[: last.start()] if last is not None and last.group("comment") else code
+    *_, last = _LUA_TOKEN.finditer(code)
+    return code[: last.start()] if last.group("comment") else code

@@ -51,7 +51,7 @@ def page(run, text: bytes) -> bytes:
         (b"<?lsp local function f(x) ?>[<?lsp= x ?>]<?lsp end f(1) f(2) ?>", b"[1][2]"),
         (b"x<?lsp local a ?> \r\n \n", b"x"),
         (b"one\r\ntwo\rthree", b"one\ntwo\nthree"),
-        (b"tab\t\"quoted\" \\n 'x' [[y]] ]===] ]] \x00 \x01\xff0", b"tab\t\"quoted\" \\n 'x' [[y]] ]===] ]] \x00 \x01\xff0"),
+        (b"\t\"\" \\n 'x' [[y]] ]===] ]] \x00 \x01\xff0", b"\t\"\" \\n 'x' [[y]] ]===] ]] \x00 \x01\xff0"),
         (b"<?lsp print('<?xml version=\"1.0\"?>') ?>", b'<?xml version="1.0"?>\n'),
         (b"<?lsp local a = 1 -- remark ?>shown<?lsp= a ?>", b"shown1"),
         (b"<?lsp= 7 -- remark ?>!", b"7!"),

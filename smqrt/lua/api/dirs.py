@@ -1,0 +1,133 @@
+"""Virtual directories for Lua: the Python half (spec: bas-api §4)."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+from smqrt.http.message import Request
+from smqrt.http.tree import Branch, Directory, ResourceReader
+from smqrt.lua.api.exchange import Exchange, Exchanges
+from smqrt.lua.api.files import FilesHalf
+from smqrt.lua.api.pages import Pages
+from smqrt.lua.api.text import from_latin1, from_utf8, utf8
+from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+
+class DirsHalf:
+    """Keeps what the handles of Lua stand for."""
+
+    def __init__(self, vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf) -> None:
+        self._vm = vm
+        self._root = services.root
+        self._exchanges = exchanges
+        self._io_of, self._io_handle = files.io, files.handle_of
+        self._next_handle = itertools.count(1).__next__
+        self._dirs: dict[int, Directory] = {}
+        self._handles: dict[Branch, int] = {}
+        self._compiler = 0
+
+    def attach(self, compiler: int) -> None:
+        """Take the reference of the Lua function that compiles pages."""
+        self._compiler = compiler
+
+    def register(self, directory: Directory) -> int:
+        """Give `directory` a handle for Lua."""
+        handle = self._next_handle()
+        self._dirs[handle] = directory
+        self._handles[directory] = handle
+        return handle
+
+    def new_dir(self, name: bytes, priority: int) -> int:
+        return self.register(Directory(from_utf8(name), priority))
+
+    def new_reader(self, name: bytes, priority: int, io: int) -> int:
+        return self.register(ResourceReader(from_utf8(name), priority, io=self._io_of(io)))
+
+    def collect(self, handle: int) -> None:
+        """The Lua object is gone, and the directory with it."""
+        directory = self._dirs.pop(handle, None)
+        if directory is not None:
+            directory.unlink()
+            self._handles.pop(directory, None)
+
+    def insert_root(self, handle: int, path: bytes | None) -> None:
+        parent: Branch = self._root
+        for segment in from_utf8(path or b"").split("/"):
+            if segment:
+                child = Directory(segment)
+                parent.insert(child)
+                parent = child
+        parent.insert(self._dirs[handle])
+
+    def insert(self, handle: int, child: int) -> None:
+        self._dirs[handle].insert(self._dirs[child])
+
+    def insert_prolog(self, handle: int, child: int) -> None:
+        self._reader(handle).insertprolog(self._dirs[child])
+
+    def unlink(self, handle: int) -> tuple[bool, int | None]:
+        """Whether it was linked, and the handle of the parent it was taken from."""
+        directory = self._dirs[handle]
+        parent = directory.parent
+        return directory.unlink(), self._handles.get(parent) if parent is not None else None
+
+    def set_function(self, handle: int, is_set: bool) -> None:
+        directory = self._dirs[handle]
+        directory.func = partial(self._call, handle, (directory, "")) if is_set else None
+
+    def _call(self, handle: int, place: tuple[Directory, str], request: Request, relpath: str) -> bool:
+        return self._exchanges.call(request, handle, utf8(relpath), place)
+
+    def set_pages(self, handle: int, is_set: bool) -> None:
+        self._reader(handle).pages = Pages(self._vm, self._exchanges, self._compiler, handle) if is_set else None
+
+    def baseuri(self, handle: int) -> bytes:
+        return utf8(self._dirs[handle].baseuri())
+
+    def name(self, handle: int) -> bytes:
+        return utf8(self._dirs[handle].name)
+
+    def io_of(self, handle: int) -> int:
+        return self._io_handle(self._reader(handle).io)
+
+    def clear_headers(self, handle: int) -> None:
+        self._reader(handle).headers = {}
+
+    def add_header(self, handle: int, name: bytes, value: bytes) -> None:
+        self._reader(handle).headers[from_latin1(name)] = from_latin1(value)
+
+    def service(self, handle: int, exchange: int, relpath: bytes, as_forward: bool, written: bytes | None) -> Any:
+        """Let a directory answer the request of an exchange; `written`: what is in the caller's buffer."""
+        return self._exchanges.inside(exchange, written, self._service, handle, relpath, as_forward)
+
+    def _service(self, exchange: Exchange, handle: int, relpath: bytes, as_forward: bool) -> tuple[bool]:
+        request = exchange.request
+        request.forwards += as_forward
+        try:
+            return (self._dirs[handle].service(request, from_utf8(relpath)),)
+        finally:
+            request.forwards -= as_forward
+
+    def _reader(self, handle: int) -> ResourceReader:
+        directory = self._dirs[handle]
+        if not isinstance(directory, ResourceReader):
+            raise ArgumentError("this directory reads no files: ba.create.resrdr makes one that does")
+        return directory
+
+
+_DIRECT = (
+    "new_dir new_reader collect insert_root insert insert_prolog unlink set_function set_pages baseuri name io_of "
+    "clear_headers add_header attach"
+)
+
+
+def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf) -> DirsHalf:
+    """Give Lua the virtual directories; return what knows their handles."""
+    half = DirsHalf(vm, services, exchanges, files)
+    functions: dict[str, Any] = {name: getattr(half, name) for name in _DIRECT.split()}
+    vm.namespace("ba.dirs", functions, {"service": half.service})
+    return half

@@ -1,0 +1,63 @@
+"""Lua Server Pages of one resource reader: compiled when first asked for, again when changed (spec: runtime §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from smqrt.http.message import Request
+from smqrt.http.resources import Io, IoError
+from smqrt.http.tree import ResourceReader
+from smqrt.lua.api.exchange import Exchanges
+from smqrt.lua.api.text import utf8
+from smqrt.lua.bridge import LuaError
+from smqrt.lua.lsp import LspError, to_lua
+from smqrt.lua.vm import Vm
+
+MAX_PAGE_BYTES = 16 << 20
+DEFAULT_TYPE = "text/html; charset=utf-8"
+
+
+class Pages:
+    """What a resource reader calls for `*.lsp` (`ResourceReader.pages`).
+
+    Args:
+        vm: the runtime.
+        exchanges: runs the compiled pages.
+        compiler: reference of the Lua function that takes (reader, pathname, source).
+        reader: the reader's handle.
+    """
+
+    def __init__(self, vm: Vm, exchanges: Exchanges, compiler: int, reader: int) -> None:
+        self._vm = vm
+        self._exchanges = exchanges
+        self._compiler = compiler
+        self._reader = reader
+        self._compiled: dict[str, tuple[Hashable, bytes, str]] = {}  # version, name and folder by name
+
+    def __call__(self, request: Request, io: Io, name: str, directory: ResourceReader) -> None:
+        """Answer with the page `name`."""
+        page = self._compiled.get(name)
+        if page is None or page[0] != io.version(name):
+            try:
+                page = self._compile(io, name)
+            except LuaError as error:
+                self._exchanges.fail(request, error)
+                return
+        headers = request.response.headers
+        if "content-type" not in headers and not request.response.committed:
+            headers.set("Content-Type", DEFAULT_TYPE)
+        self._exchanges.page(request, self._reader, page[1], (directory, page[2]))
+
+    def _compile(self, io: Io, name: str) -> tuple[Hashable, bytes, str]:
+        self._compiled.pop(name, None)
+        try:
+            stat, text = io.read_published(name, MAX_PAGE_BYTES)
+            source = to_lua(text)
+        except (IoError, LspError) as error:
+            raise LuaError(f"{name}: {error}") from None
+        pathname = utf8(name)
+        done, *message = self._vm.run(self._compiler, self._reader, pathname, source)
+        if not done:
+            raise LuaError(message[0])
+        page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
+        return page

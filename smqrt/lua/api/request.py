@@ -1,0 +1,160 @@
+"""What came in: the Python half of `request` (spec: bas-api §2.1). Every function takes the exchange's handle first."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from smqrt.http.dates import http_date, parse_date
+from smqrt.http.message import Request
+from smqrt.http.status import HttpError
+from smqrt.lua.api.exchange import Exchanges
+from smqrt.lua.api.text import from_latin1, latin1, utf8
+from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+_METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK"
+METHODS = frozenset(_METHODS.split())
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+class RequestHalf:
+    """The functions of one server."""
+
+    def __init__(self, services: Services, exchanges: Exchanges) -> None:
+        self._services = services
+        self._of = exchanges.request
+        self._exchange = exchanges.of
+
+    def method(self, handle: int) -> bytes:
+        return self._of(handle).method.encode()
+
+    def has_body(self, handle: int) -> bool:
+        return self._of(handle).has_body
+
+    def parameters(self, handle: int) -> tuple[bytes, ...] | bool:
+        """Names and values in turn, of the query and a urlencoded body; False when the body is refused."""
+        exchange = self._exchange(handle)
+        try:
+            return tuple(utf8(text) for pair in exchange.request.params() for text in pair)
+        except HttpError as error:
+            exchange.refusal = error
+            return False
+
+    def header(self, handle: int, name: bytes) -> bytes | None:
+        value = self._of(handle).get(from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def headers(self, handle: int) -> tuple[bytes, ...]:
+        return tuple(latin1(text) for field in self._of(handle).headers for text in field)
+
+    def uri(self, handle: int) -> bytes:
+        return utf8(self._of(handle).path)
+
+    def url(self, handle: int, tls: bool) -> bytes:
+        return url_of(self._of(handle), self._services.https_port if tls else 0).encode()
+
+    def domain(self, handle: int) -> Any:
+        request = self._of(handle)
+        host = request.get("host")
+        return address(*request.peer[:2]) if host is None else latin1(without_port(host))
+
+    def peername(self, handle: int) -> tuple[bytes, int, bool]:
+        return address(*self._of(handle).peer[:2])
+
+    def sockname(self, handle: int) -> tuple[bytes, int, bool]:
+        return address(*self._of(handle).local[:2])
+
+    def issecure(self, handle: int) -> bool:
+        return self._of(handle).secure
+
+    def version(self, handle: int) -> bytes:
+        return self._of(handle).version.encode()
+
+    def setnodelay(self, handle: int, on: bool) -> bool:
+        """Small packets leave at once (as they do from the start) or are collected by the system."""
+        with socket.socket(fileno=socket.dup(self._of(handle).transport.fileno())) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
+        return True
+
+    def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
+        """Whether the request's method is among `listed`; when not, the response says which are."""
+        request = self._of(handle)
+        methods = from_latin1(listed).upper().split()
+        for method in methods:
+            if method not in METHODS:
+                raise ArgumentError(f"allow: unknown method '{method}'")
+        if request.method in methods or (defaults and request.method == "HEAD"):
+            return True
+        if defaults:
+            methods += [method for method in ("HEAD", "OPTIONS") if method not in methods]
+        response = request.response
+        response.reset()
+        response.status = 200 if request.method == "OPTIONS" and defaults else 405
+        response.headers.set("Allow", ", ".join(methods))
+        return False
+
+    def is_newer(self, handle: int, time_s: int) -> bool:
+        """Whether a resource of that time is newer than what the client has; when not, the response says 304."""
+        request = self._of(handle)
+        known = parse_date(request.get("if-modified-since") or "")
+        is_newer = known is None or time_s > known or request.method not in ("GET", "HEAD")
+        response = request.response
+        if not is_newer:
+            response.reset()
+            response.status = 304
+        response.headers.set("Last-Modified", http_date(time_s))
+        return is_newer
+
+    def open_body(self, handle: int, size_bytes: int) -> None:
+        exchange = self._exchange(handle)
+        request = exchange.request
+        kind = (request.get("content-type") or "").partition(";")[0].strip().lower()
+        if kind in _FORMS:
+            raise ArgumentError(f"rawrdr: a body of type {kind} is read by data() or multipart()")
+        if not request.has_body and request.get("content-length") is None:
+            raise ArgumentError("rawrdr: the request has neither Content-Length nor chunked encoding")
+        if size_bytes < 1:
+            raise ArgumentError("rawrdr: the size must be at least 1")
+        exchange.body = request.chunks(size_bytes)
+
+    def read_body(self, handle: int) -> bytes | bool | None:
+        """The next piece of the body, None at its end, False when the rest will not come."""
+        exchange = self._exchange(handle)
+        try:
+            return next(exchange.body, None)
+        except HttpError as error:
+            exchange.refusal = error
+            return False
+
+
+def address(host: str, port: int) -> tuple[bytes, int, bool]:
+    """An address as Lua gets it: the text, the port, whether it is IPv6."""
+    return host.encode(), port, ":" in host
+
+
+def without_port(host: str) -> str:
+    """The name of a Host field, brackets kept."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def url_of(request: Request, https_port: int = 0) -> str:
+    """The absolute URL of a request without its query; `https_port`: as an https URL for that port."""
+    host = request.get("host") or request.local[0]
+    scheme = "https" if request.secure or https_port else "http"
+    if https_port and not request.secure:
+        host = without_port(host) + ("" if https_port == 443 else f":{https_port}")
+    return f"{scheme}://{host}{request.target.partition('?')[0]}"
+
+
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
+    """Give Lua the request half of exchanges."""
+    half = RequestHalf(services, exchanges)
+    direct = (
+        "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay "
+        "allow is_newer open_body"
+    )
+    functions = {name: getattr(half, name) for name in direct.split()}
+    vm.namespace("ba.request", functions, {"read_parameters": half.parameters, "read_body": half.read_body})

@@ -1,0 +1,138 @@
+"""What goes out: the Python half of `response` (spec: bas-api §2.2). Every function takes the handle first."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urljoin
+
+from smqrt.http.dates import http_date
+from smqrt.http.status import error_page
+from smqrt.http.tree import Root
+from smqrt.lua.api.exchange import Exchange, Exchanges
+from smqrt.lua.api.request import url_of
+from smqrt.lua.api.text import from_latin1, from_utf8, latin1
+from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+_URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"
+
+
+class ResponseHalf:
+    """The functions of one server. The direct ones only set fields: what sends is an op, because it may block."""
+
+    def __init__(self, services: Services, exchanges: Exchanges) -> None:
+        self._root: Root = services.root
+        self._exchanges = exchanges
+        self._of = exchanges.request
+
+    def committed(self, handle: int) -> bool:
+        return self._of(handle).response.committed
+
+    def status(self, handle: int) -> int:
+        return self._of(handle).response.status
+
+    def set_status(self, handle: int, status: int) -> None:
+        if not 100 <= status <= 999:
+            raise ArgumentError(f"setstatus: {status} is no status code, they have three digits")
+        self._of(handle).response.status = status
+
+    def response_header(self, handle: int, name: bytes) -> bytes | None:
+        value = self._of(handle).response.headers.get(from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def set_header(self, handle: int, name: bytes, value: bytes) -> None:
+        try:
+            self._of(handle).response.headers.set(from_latin1(name), from_latin1(value))
+        except ValueError as error:
+            raise ArgumentError(f"setheader: {error}") from None
+
+    def remove_header(self, handle: int, name: bytes) -> None:
+        self._of(handle).response.headers.remove(from_latin1(name))
+
+    def set_date_header(self, handle: int, name: bytes, time_s: int) -> None:
+        self.set_header(handle, name, http_date(time_s).encode())
+
+    def redirect(self, handle: int, url: bytes, is_permanent: bool) -> None:
+        response = self._of(handle).response
+        response.status = 301 if is_permanent else 302
+        response.headers.set("Location", from_latin1(self.absolute_url(handle, url, False)))
+
+    def absolute_url(self, handle: int, url: bytes, with_query: bool) -> bytes:
+        """`url` resolved against the request's; "" is that one itself."""
+        request = self._of(handle)
+        location = urljoin(url_of(request), quote(url, safe=_URL_CHARACTERS))
+        if with_query and request.query:
+            location += ("&" if "?" in location else "?") + request.query
+        return location.encode("ascii")
+
+    def error_body(self, handle: int, status: int, text: bytes | None) -> bytes:
+        """The small page of an error status; the connection ends behind it."""
+        response = self._of(handle).response
+        response.reset()
+        self.set_status(handle, status)
+        response.headers.set("Content-Type", "text/html; charset=utf-8")
+        response.close = True
+        return error_page(status).replace(b"</body>", (text or b"") + b"</body>")
+
+    def reset(self, handle: int, what: bytes) -> None:
+        self._of(handle).response.reset(what.decode("ascii"))
+
+    def initial(self, handle: int) -> bool:
+        return self._of(handle).initial
+
+    def is_include(self, handle: int) -> tuple[bool, int]:
+        depth = self._of(handle).includes
+        return depth > 0, depth
+
+    def is_forward(self, handle: int) -> tuple[bool, int]:
+        depth = self._of(handle).forwards
+        return depth > 0, depth
+
+    def is_valid(self, handle: int) -> bool:
+        return not self._of(handle).response.ended
+
+    def byte_count(self, handle: int) -> int:
+        return self._of(handle).response.size
+
+    def flush(self, handle: int, data: bytes | None) -> bool:
+        """Send what was written so far; False when the client is gone."""
+        response = self._of(handle).response
+        try:
+            response.write(data or b"")
+            response.flush()
+        except ConnectionError:
+            return False
+        return True
+
+    def include(self, handle: int, path: bytes, written: bytes | None) -> Any:
+        """Add another resource to the response, behind what was written so far."""
+        return self._exchanges.inside(handle, written, self._internal, path, "include")
+
+    def forward(self, handle: int, path: bytes) -> Any:
+        """Let another resource answer in place of the page."""
+        return self._exchanges.inside(handle, None, self._internal, path, "forward")
+
+    def redirect_inside(self, handle: int, path: bytes) -> Any:
+        """As `forward`, searched like a new request."""
+        return self._exchanges.inside(handle, None, self._internal, path, "redirect")
+
+    def _internal(self, exchange: Exchange, path: bytes, mode: str) -> None:
+        assert exchange.place is not None  # its handler is running
+        directory, folder = exchange.place
+        target = from_utf8(path)
+        self._root.internal(exchange.request, target if target.startswith("/") else folder + target, directory, mode)
+
+
+_BLOCKING = "flush include forward redirect_inside"
+_DIRECT = (
+    "committed status set_status response_header set_header remove_header set_date_header redirect absolute_url "
+    "error_body reset initial is_include is_forward is_valid byte_count"
+)
+
+
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
+    """Give Lua the response half of exchanges."""
+    half = ResponseHalf(services, exchanges)
+    direct = {name: getattr(half, name) for name in _DIRECT.split()}
+    vm.namespace("ba.response", direct, {name: getattr(half, name) for name in _BLOCKING.split()})

@@ -1,0 +1,200 @@
+"""Applications: loading, stopping and starting them again (spec: runtime §2).
+
+An application is a folder or a ZIP file. Its files are served from the moment it is opened, its pages once `.preload`
+has succeeded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from smqrt.errors import SmqrtError
+from smqrt.http.resources import DiskIo, Io, IoError
+from smqrt.http.tree import ResourceReader
+from smqrt.http.zips import ZipIo
+from smqrt.lua.api import cookies, dirs, exchange, files, mako, request, response
+from smqrt.lua.bridge import LuaError
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.pyapps import PRELOAD as PYTHON_PRELOAD
+from smqrt.pyapps import PythonApplication
+
+log = logging.getLogger("smqrt.lua")
+
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "same-origin",
+}
+
+
+class Script(Protocol):
+    """An application's own code."""
+
+    def load(self) -> None:
+        """Run `.preload`; may block. Raises SmqrtError when it failed."""
+
+    def stop(self) -> None:
+        """Run `onunload`; may block. Raises SmqrtError when it failed."""
+
+    def clear(self) -> None:
+        """Forget what the application defined."""
+
+
+class LuaScript:
+    """The Lua side of an application; its table keeps its identity when the application starts again."""
+
+    def __init__(self, applications: Applications, number: int, io: Io, reader: ResourceReader) -> None:
+        self._vm = applications.vm
+        self._entries = applications.entries
+        self._number = number
+        self._io = applications.files.handle_of(io)
+        self._reader = applications.dirs.register(reader)
+
+    def load(self) -> None:
+        """See `Script.load`."""
+        done, *message = self._vm.run(self._entries["load"], self._number, self._io, self._reader)
+        if not done:
+            raise LuaError(message[0])
+
+    def stop(self) -> None:
+        """See `Script.stop`."""
+        message = self._vm.run(self._entries["stop"], self._number)[0]
+        if message is not None:
+            raise LuaError(message)
+
+    def clear(self) -> None:
+        """See `Script.clear`."""
+        self._vm.run(self._entries["clear"], self._number)
+
+
+@dataclass
+class Running:
+    """What an application is while it runs: its directory, and its code in the order it was started."""
+
+    reader: ResourceReader
+    scripts: list[Script]
+
+
+class Application:
+    """One application.
+
+    Attributes:
+        name: the path segment it is mounted under, "" for the root.
+        path: its folder or ZIP file.
+        error: why it does not run, the author's file and line first; None when it runs.
+    """
+
+    def __init__(self, name: str, path: Path, start: Callable[[], Running]) -> None:
+        self.name = name
+        self.path = path
+        self.error: str | None = None
+        self._start = start
+        self._running: Running | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where it is mounted: "/" or "/name/"."""
+        return f"/{self.name}/" if self.name else "/"
+
+    def load(self) -> None:
+        """Open the folder and run `.preload`; may block. A failure is logged and stays in `error`."""
+        self.error = None
+        try:
+            self._running = self._start()
+        except IoError as error:
+            self.error = f"{self.path}: {error}"
+            log.error("application %s: %s", self.uri, self.error)
+            return
+        try:
+            for script in self._running.scripts:
+                script.load()
+        except SmqrtError as error:
+            self.error = str(error)
+            log.error("application %s failed: %s", self.uri, self.error)
+            self._take_down()
+
+    def unload(self) -> None:
+        """Run `onunload`, take the application off the tree, empty its table; may block. Errors of `onunload` are logged."""
+        if self._running is None:
+            return
+        for script in self._running.scripts:
+            try:
+                script.stop()
+            except SmqrtError as error:
+                log.error("onunload of application %s failed: %s", self.uri, error)
+        self._take_down()
+
+    def reload(self) -> None:
+        """Stop it and start it again, from the present state of its files."""
+        self.unload()
+        self.load()
+
+    def _take_down(self) -> None:
+        assert self._running is not None
+        running, self._running = self._running, None
+        running.reader.unlink()
+        for script in running.scripts:
+            script.clear()
+
+
+class Applications:
+    """The applications of a server, and the part of the Lua API that serves them.
+
+    Args:
+        vm: the runtime.
+        services: the server; its `root` and `ios` are used.
+    """
+
+    def __init__(self, vm: Vm, services: Services) -> None:
+        self.vm = vm
+        self.services = services
+        self.entries: dict[str, int] = {}
+        self.exchanges = exchange.install(vm)
+        request.install(vm, services, self.exchanges)
+        response.install(vm, services, self.exchanges)
+        cookies.install(vm, self.exchanges)
+        self.files = files.install(vm, services)
+        self.dirs = dirs.install(vm, services, self.exchanges, self.files)
+        self.exit_functions = mako.install(vm, services)
+        vm.namespace("ba.apps", {"entry": self._entry})
+        self._next_number = itertools.count(1).__next__
+
+    def load(self, name: str, path: Path, priority: int = 0, inner: str = "") -> Application:
+        """Load an application; may block. Look at its `error` for the outcome.
+
+        Args:
+            name: the path segment it answers, "" for the root.
+            path: a folder or a ZIP file.
+            priority: -127 to 127, higher is asked first.
+            inner: the folder inside the ZIP file.
+        """
+        number = self._next_number()
+        application = Application(name, path, lambda: self._start(number, name, path, priority, inner))
+        application.load()
+        return application
+
+    def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
+        io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
+        reader = ResourceReader(name, priority, io=io)
+        reader.headers = dict(SECURITY_HEADERS)
+        scripts: list[Script] = [LuaScript(self, number, io, reader)]
+        if _has(io, PYTHON_PRELOAD):
+            scripts.insert(0, PythonApplication(files.label(io, PYTHON_PRELOAD), io, reader))
+        self.services.root.insert(reader)
+        return Running(reader, scripts)
+
+    def _entry(self, name: bytes, ref: int) -> None:
+        self.entries[name.decode("ascii")] = ref
+
+
+def _has(io: Io, name: str) -> bool:
+    try:
+        return not io.stat(name).isdir
+    except IoError:
+        return False

@@ -1,0 +1,76 @@
+-- Applications: each has a table that is the environment of its .preload (spec: runtime 2, 3).
+local core, py = ...
+
+local error, load, next, pairs, pcall, rawget, setmetatable, tostring, type, xpcall =
+  error, load, next, pairs, pcall, rawget, setmetatable, tostring, type, xpcall
+
+local applications = {} -- number -> {table =, anchors =}; the table stays the same when the application starts again
+
+local function module_loader(app, io)
+  local loaded = {}
+  return function(name)
+    core.arg.string(name, 1, "appreq")
+    if loaded[name] == nil then
+      local path = ".lua/" .. name:gsub("%.", "/") .. ".lua"
+      local chunk, message = io:loadfile(path, app)
+      if not chunk then core.raise("appreq '" .. name .. "': " .. path .. ": " .. message) end
+      local value = chunk(name)
+      loaded[name] = value == nil and true or value
+    end
+    return loaded[name]
+  end
+end
+
+local function fill(app, io, dir)
+  app.app, app.io, app.dir = app, io, dir
+  app.appreq = module_loader(app, io)
+  return setmetatable(app, {__index = _G})
+end
+
+-- While an application starts, the root directories it inserts are kept for it.
+local function anchored(application, f)
+  local outer = core.anchors
+  core.anchors = application.anchors
+  local done, message = xpcall(f, core.traceback)
+  core.anchors = outer
+  return done, message
+end
+
+local entries = {}
+
+-- Runs .preload, when there is one, and enables pages. -> true | false, message with file, line and traceback
+function entries.load(number, io, reader)
+  local application = applications[number] or {table = {}}
+  applications[number] = application
+  application.anchors = {}
+  application.dir = core.dir.adopt(reader)
+  local app = fill(application.table, core.io.wrap(io), application.dir)
+  local done, message = anchored(application, function()
+    local chunk, fault = app.io:loadfile(".preload", app)
+    if chunk then return chunk() end
+    if fault ~= "notfound" then error(fault, 0) end
+  end)
+  if done then application.dir:lspfilter(app) end
+  return done, message
+end
+
+-- Calls onunload. -> nil | message with file, line and traceback
+function entries.stop(number)
+  local app = applications[number].table
+  local onunload = rawget(app, "onunload")
+  if type(onunload) ~= "function" then return nil end
+  local done, message = xpcall(onunload, core.traceback)
+  if not done then return message end
+end
+
+-- Empties the application's table: what survives of it (a timer, say) sees nothing but nil.
+function entries.clear(number)
+  local application = applications[number]
+  local app = application.table
+  application.anchors, application.dir = nil, nil
+  setmetatable(app, nil)
+  for name in pairs(app) do app[name] = nil end
+  collectgarbage()
+end
+
+for name, entry in pairs(entries) do py.entry(name, core.ref(entry)) end

@@ -1,0 +1,164 @@
+-- Virtual directories and resource readers (spec: bas-api 4). The tree is Python's; here live the objects and their functions.
+local core, py = ...
+
+local error, getmetatable, load, math, pairs, rawget, setmetatable, tostring, type =
+  error, core.getmetatable, load, math, pairs, rawget, setmetatable, tostring, type
+
+local exchange = core.exchange
+local dir, reader = {}, {}
+local dir_class = core.class("dir", dir)
+local reader_class = core.class("resrdr", setmetatable(reader, {__index = dir}))
+
+local handles = setmetatable({}, {__mode = "v"}) -- handle -> object
+
+local function collected(self) py.collect(self.handle) end
+
+dir_class.__gc, reader_class.__gc = collected, collected
+
+local function is_dir(value)
+  local class = getmetatable(value)
+  return class == dir_class or class == reader_class
+end
+
+-- A directory argument may also be a table whose `dir` is the real one (a web file manager is such a table).
+local function check_dir(value, at, name)
+  if is_dir(value) then return value end
+  if type(value) == "table" and is_dir(rawget(value, "dir")) then return value.dir end
+  core.bad_argument(at, name, "directory", value)
+end
+
+local function wrap(handle, class)
+  local self = setmetatable({handle = handle, children = {}}, class)
+  handles[handle] = self
+  return self
+end
+
+-- name and priority are both optional, and the first argument may be the number.
+local function name_and_priority(maker, name, priority, ...)
+  if type(name) == "number" then return "", name, priority, ... end
+  if name ~= nil and type(name) ~= "string" then
+    if type(priority) == "number" then core.bad_argument(1, maker, "string", name) end
+    return "", 0, name, priority, ...
+  end
+  if type(priority) == "number" then return name or "", priority, ... end
+  if priority == nil then return name or "", 0, ... end
+  return name or "", 0, priority, ...
+end
+
+local function check_priority(priority, maker)
+  priority = math.tointeger(priority)
+  if not priority or priority < -127 or priority > 127 then
+    core.raise("bad argument to '" .. maker .. "' (priority must be an integer from -127 to 127)")
+  end
+  return priority
+end
+
+ba.create = ba.create or {}
+
+-- syntax: ba.create.dir([name] [, priority]) -> dir
+function ba.create.dir(...)
+  local name, priority = name_and_priority("dir", ...)
+  return wrap(py.new_dir(name, check_priority(priority, "dir")), dir_class)
+end
+
+-- syntax: ba.create.resrdr([name] [, priority], io) -> reader
+function ba.create.resrdr(...)
+  local name, priority, source = name_and_priority("resrdr", ...)
+  return wrap(py.new_reader(name, check_priority(priority, "resrdr"), core.io.check(source, 3, "resrdr")), reader_class)
+end
+
+-- syntax: dir:insert([path])      as a root directory
+--         dir:insert(child [, ref])      a parent keeps its children alive, with and without ref
+-- A root directory lives as long as its object is referenced; .preload's are kept until their application is unloaded.
+function dir:insert(child)
+  if child == nil or type(child) == "string" then
+    py.insert_root(self.handle, child)
+    local anchors = core.anchors
+    if anchors then anchors[self] = true end
+    return true
+  end
+  child = check_dir(child, 1, "insert")
+  py.insert(self.handle, child.handle)
+  self.children[child] = true
+  return true
+end
+
+-- As insert, searched before the reader's own files.
+function reader:insertprolog(child)
+  child = check_dir(child, 1, "insertprolog")
+  py.insert_prolog(self.handle, child.handle)
+  self.children[child] = true
+  return true
+end
+
+function dir:unlink()
+  local was_linked, parent = py.unlink(self.handle)
+  local owner = parent and handles[parent]
+  if owner then owner.children[self] = nil end
+  return was_linked
+end
+
+-- syntax: dir:setfunc(f | nil)      f(_ENV, relpath); returning exactly false lets the search go on
+function dir:setfunc(f)
+  core.arg.optional(core.arg["function"], f, nil, 1, "setfunc")
+  self.func = f
+  py.set_function(self.handle, f ~= nil)
+  return true
+end
+
+function dir:baseuri() return py.baseuri(self.handle) end
+
+function dir:name() return py.name(self.handle) end
+
+-- syntax: dir:service(request, relpath [, as_forward]) -> whether it was handled
+function dir:service(command, relpath, as_forward)
+  core.arg.instance(command, exchange.class, 1, "service")
+  core.arg.string(relpath, 2, "service")
+  local handle = exchange.handle_of(command)
+  local handled = py.service(self.handle, handle, relpath, as_forward == true, exchange.take(command))
+  if command.stopped then error(nil, 0) end
+  return handled
+end
+
+-- Headers for every initial response; an empty table clears them.
+function reader:header(fields)
+  core.arg.table(fields, 1, "header")
+  py.clear_headers(self.handle)
+  for name, value in pairs(fields) do py.add_header(self.handle, core.arg.string(name, 1, "header"), tostring(value)) end
+  return true
+end
+
+function reader:io() return core.io.wrap(py.io_of(self.handle)) end
+
+function reader:maxage(seconds)
+  py.add_header(self.handle, "Cache-Control", "max-age=" .. core.arg.integer(seconds, 1, "maxage"))
+  return true
+end
+
+-- syntax: reader:lspfilter(app)      serves Lua Server Pages with this application table
+function reader:lspfilter(app)
+  core.arg.optional(core.arg.table, app, nil, 1, "lspfilter")
+  self.app = app
+  self.pages = {}
+  py.set_pages(self.handle, app ~= nil)
+  return true
+end
+
+function reader:getapp() return self.app end
+
+-- Called from Python when a page is new or changed. Its `page` table stays. -> true | nil, error
+local function compile(directory, pathname, source)
+  local self = handles[directory]
+  local chunk, message = load(source, "@" .. pathname, "t")
+  if not chunk then return nil, message end
+  local page = self.pages[pathname]
+  if not page then
+    page = {memory = {}, io = self:io(), app = self.app}
+    self.pages[pathname] = page
+  end
+  page.chunk = chunk
+  return true
+end
+
+core.dir = {handles = handles, adopt = function(handle) return wrap(handle, reader_class) end}
+py.attach(core.ref(compile))

@@ -1,0 +1,54 @@
+-- The `mako` table: what applications ask the server process (spec: bas-api 3).
+local core, py = ...
+
+local env = {py.environment()}
+
+mako = {
+  argv = {py.argv()},
+  env = {},
+  cfgdir = py.cfgdir(),
+  cfgfname = py.cfgfname(),
+  cwd = py.cwd(),
+  daemon = false,
+  date = py.date(),
+  execpath = py.execpath(),
+  version = py.version(),
+}
+for at = 1, #env, 2 do mako.env[env[at]] = env[at + 1] end
+
+setmetatable(mako, {__index = function(_, name) -- known only when the server listens
+  if name == "port" or name == "sslport" then return py.port(name == "sslport") end
+end})
+
+function mako.dos2unix(path) return core.arg.string(path, 1, "dos2unix") end
+
+-- Modules in `.lua/` of this io are found by require from now on; they get the global environment.
+function mako.createloader(io)
+  core.io.check(io, 1, "createloader")
+  core.add_loader(function(path) return core.io.source(io, ".lua/" .. path .. ".lua") end)
+  return true
+end
+
+local exit_functions = {} -- in the order of their registration
+
+-- syntax: mako.onexit(f, set)      set: true registers f, false takes it back
+function mako.onexit(f, set)
+  core.arg["function"](f, 1, "onexit")
+  for at = #exit_functions, 1, -1 do
+    if exit_functions[at] == f then table.remove(exit_functions, at) end
+  end
+  if set ~= false then exit_functions[#exit_functions + 1] = f end
+  return true
+end
+
+if py.can_stop() then
+  -- syntax: mako.exit([status])
+  function mako.exit(status) py.stop(status == nil and 0 or core.arg.integer(status, 1, "exit")) end
+end
+
+py.attach(core.ref(function()
+  for _, f in ipairs(exit_functions) do
+    local done, message = xpcall(f, core.traceback)
+    if not done then py.report("onexit: " .. message) end
+  end
+end))

@@ -1,0 +1,226 @@
+-- What goes out: the response half of the object that pages know as `request` and `response` (spec: bas-api 2.2).
+local core, py = ...
+
+local exchange = core.exchange
+local methods, handle_of, stop, take, append, seal =
+  exchange.methods, exchange.handle_of, exchange.stop, exchange.take, exchange.append, exchange.seal
+local error, select, tostring, type = error, select, tostring, type
+
+local function discard(self) self.count, self.size = 0, 0 end
+
+local function check_uncommitted(self)
+  local handle = handle_of(self)
+  if self.sealed or py.committed(handle) then core.raise("iscommitted") end
+  return handle
+end
+
+-- syntax: response:write(value, ...) -> bytes      strings and numbers, nothing between them
+function methods:write(...)
+  local bytes = 0
+  for at = 1, select("#", ...) do
+    local value = select(at, ...)
+    local kind = type(value)
+    if kind == "number" then
+      value = tostring(value)
+    elseif kind ~= "string" then
+      core.bad_argument(at, "write", "string or number", value)
+    end
+    append(self, value)
+    bytes = bytes + #value
+  end
+  if self.gone then return nil, "socketclosed" end
+  return bytes
+end
+
+-- syntax: response:setheader(name, value | nil [, name, value ...])
+function methods:setheader(...)
+  local handle = check_uncommitted(self)
+  for at = 1, select("#", ...), 2 do
+    local name, value = select(at, ...)
+    core.arg.string(name, at, "setheader")
+    if value == nil then
+      py.remove_header(handle, name)
+    else
+      py.set_header(handle, name, tostring(value))
+    end
+  end
+  return true
+end
+
+function methods:containsheader(name)
+  return py.response_header(handle_of(self), core.arg.string(name, 1, "containsheader")) or false
+end
+
+function methods:setstatus(code)
+  py.set_status(check_uncommitted(self), core.arg.integer(code, 1, "setstatus"))
+  return true
+end
+
+function methods:getstatus() return py.status(handle_of(self)) end
+
+function methods:setcontenttype(value, force)
+  local handle = check_uncommitted(self)
+  core.arg.string(value, 1, "setcontenttype")
+  if force ~= false or not py.response_header(handle, "Content-Type") then py.set_header(handle, "Content-Type", value) end
+  return true
+end
+
+function methods:setcontentlength(bytes)
+  py.set_header(check_uncommitted(self), "Content-Length", tostring(core.arg.integer(bytes, 1, "setcontentlength")))
+  return true
+end
+
+function methods:setdateheader(name, time)
+  local handle = check_uncommitted(self)
+  py.set_date_header(handle, core.arg.string(name, 1, "setdateheader"), core.arg.integer(time, 2, "setdateheader"))
+  return true
+end
+
+function methods:setmaxage(seconds)
+  local value = "max-age=" .. core.arg.integer(seconds, 1, "setmaxage")
+  py.set_header(check_uncommitted(self), "Cache-Control", value)
+  return true
+end
+
+function methods:setdefaultheaders()
+  py.set_header(check_uncommitted(self), "Content-Type", "text/html; charset=utf-8")
+  return true
+end
+
+-- syntax: response:json(table [, table ...] [, continue=false])      ends the page unless told to continue
+function methods:json(...)
+  local count = select("#", ...)
+  local continues = false
+  if count > 1 and type((select(count, ...))) == "boolean" then
+    continues, count = select(count, ...), count - 1
+  end
+  local handle = check_uncommitted(self)
+  local texts = {}
+  for at = 1, count do
+    local value = core.arg.table(select(at, ...), at, "json")
+    local text, message = ba.json.encode(value)
+    if not text then core.raise("can't encode as JSON: " .. tostring(message)) end
+    texts[at] = text
+  end
+  local text = count == 1 and texts[1] or "[" .. table.concat(texts, ",") .. "]"
+  py.set_header(handle, "Content-Type", "application/json")
+  py.set_header(handle, "Cache-Control", "no-store, no-cache, must-revalidate, max-age=0")
+  seal(self, text)
+  if not continues then stop(self) end
+  return true
+end
+
+-- syntax: response:sendredirect(url [, permanent [, continue]])
+function methods:sendredirect(url, permanent, continues)
+  local handle = check_uncommitted(self)
+  py.redirect(handle, core.arg.string(url, 1, "sendredirect"), permanent == true)
+  seal(self, "")
+  if not continues then stop(self) end
+  return true
+end
+
+-- syntax: response:senderror(code [, html])      the page runs on, what it writes later is ignored
+function methods:senderror(code, html)
+  local handle = check_uncommitted(self)
+  seal(self, py.error_body(handle, core.arg.integer(code, 1, "senderror"), html ~= nil and tostring(html) or nil))
+  return true
+end
+
+-- A failed or stopped inner page ends the outer ones as well.
+local function check_inner(self, ok, message)
+  if self.stopped then error(nil, 0) end
+  if ok == false then stop(self) end
+  if not ok then core.raise(message) end
+end
+
+function methods:include(path)
+  core.arg.string(path, 1, "include")
+  check_inner(self, py.include(handle_of(self), path, take(self)))
+  return true
+end
+
+local function hand_over(name, op)
+  return function(self, path, continues)
+    core.arg.string(path, 1, name)
+    local handle = check_uncommitted(self)
+    discard(self)
+    check_inner(self, op(handle, path))
+    if not continues then stop(self) end
+    return true
+  end
+end
+
+methods.forward = hand_over("forward", py.forward)
+methods.redirect = hand_over("redirect", py.redirect_inside)
+
+function methods:abort()
+  handle_of(self)
+  stop(self)
+end
+
+function methods:flush()
+  return py.flush(handle_of(self), take(self)) or false
+end
+
+-- Sends body bytes as they are; not to be mixed with write before the headers went out.
+function methods:send(text)
+  local handle = handle_of(self)
+  core.arg.string(text, 1, "send")
+  if self.count > 0 and not py.committed(handle) then core.raise("mixingwritesend") end
+  return py.flush(handle, (take(self) or "") .. text) or false
+end
+
+local RESETS = {all = true, headers = true, buffer = true}
+
+function methods:reset(what)
+  what = what or "all"
+  if not RESETS[what] then core.raise("bad argument #1 to 'reset' (\"all\", \"headers\" or \"buffer\" expected)") end
+  local handle = check_uncommitted(self)
+  if what ~= "headers" then discard(self) end
+  py.reset(handle, what)
+  return true
+end
+
+function methods:committed() return self.sealed or py.committed(handle_of(self)) end
+
+function methods:initial() return py.initial(handle_of(self)) end
+
+function methods:isinclude() return py.is_include(handle_of(self)) end
+
+function methods:isforward() return py.is_forward(handle_of(self)) end
+
+function methods:valid() return self.handle ~= nil and not self.sealed and py.is_valid(self.handle) end
+
+function methods:bytecount() return py.byte_count(handle_of(self)) + self.size end
+
+function methods:writesize() return self.size end
+
+-- What was written and not yet sent.
+function methods:getdata()
+  handle_of(self)
+  return table.concat(self.buffer, "", 1, self.count)
+end
+
+function methods:encodeurl(url) return core.arg.string(url, 1, "encodeurl") end
+
+-- syntax: response:encoderedirecturl(url [, params [, session]])
+function methods:encoderedirecturl(url, parameters)
+  local handle = handle_of(self)
+  core.arg.string(url, 1, "encoderedirecturl")
+  return py.absolute_url(handle, url, parameters == true)
+end
+
+function methods:setbasic(realm)
+  return self:setheader("WWW-Authenticate", 'Basic realm="' .. core.arg.string(realm, 1, "setbasic") .. '"')
+end
+
+function methods:redirect2tls()
+  local handle = check_uncommitted(self)
+  if py.issecure(handle) then return false end
+  return self:sendredirect(py.url(handle, true))
+end
+
+function methods:clearkeepalive()
+  py.set_header(check_uncommitted(self), "Connection", "close")
+  return true
+end
