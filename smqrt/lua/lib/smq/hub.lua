@@ -10,8 +10,7 @@ local HEADER <const> = 15
 
 -- ---- clients
 
-local peers = setmetatable({}, {__mode = "v"}) -- integer -> peer table; kept alive by `kept` while connected
-local kept = {}
+local peers = {} -- integer -> peer table, while connected
 local number_of = setmetatable({}, {__mode = "k"}) -- socket -> integer
 
 local sock = {}
@@ -56,13 +55,13 @@ local function peer_of(number)
     local socket = setmetatable({}, sock_class)
     number_of[socket] = number
     peer = setmetatable({sock = socket}, peer_meta)
-    peers[number], kept[number] = peer, peer
+    peers[number] = peer
   end
   if not peer.tid or peer.tid == 0 then peer.tid, peer.uid, peer.info = py.peer(number) end
   return peer
 end
 
-py.on_forget(ref(function(number) kept[number] = nil end))
+py.on_forget(ref(function(number) peers[number] = nil end))
 
 local infos = setmetatable({}, {__mode = "k"}) -- peer -> info table of authenticate and onconnect
 
