@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gevent
+from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
 from smqrt.client.arguments import FactoryOrMethod, make_payload, subtopic_key, to_text, topic_key
@@ -22,7 +23,6 @@ from smqrt.client.session import Session
 from smqrt.client.subscription import Settings, message_handler
 from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError
-from smqrt.wire import smq
 
 log = logging.getLogger("smqrt.client")
 
@@ -62,7 +62,7 @@ class SmqClient:
         self._link: Link | None = None
         self._hello: tuple[int, str] = (0, "")
         self._connections = 0
-        self._pongs: list[Signal] = []
+        self._flushes: set[AsyncResult[bool]] = set()
         self._stopping = Signal()
         self._settled = Signal()
         self._greenlet = gevent.spawn(self._run)
@@ -143,17 +143,30 @@ class SmqClient:
         return self._session.dropped
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the broker has handled everything sent so far, at most `timeout` seconds; tells whether it has."""
-        answered = Signal()
-        self._session.when_drained(lambda: self._ping(answered))
-        return bool(answered.wait(timeout))
+        """Wait until the broker has handled everything sent so far.
 
-    def _ping(self, answered: Signal) -> None:
-        if self._link is None or not self._session.etid:
-            self._session.when_drained(lambda: self._ping(answered))
-            return
-        self._pongs.append(answered)
-        self._link.protocol.send_packet(smq.PING)
+        Args:
+            timeout: seconds; None waits as long as the client lives.
+
+        Returns:
+            False when time ran out, the connection was lost meanwhile, or the client has ended.
+        """
+        answer: AsyncResult[bool] = AsyncResult()
+        self._flushes.add(answer)
+        self._session.when_drained(lambda: self._ping(answer))
+        if self.closed:
+            self._fail_flushes()
+        answer.wait(timeout)
+        self._flushes.discard(answer)
+        return bool(answer.value)
+
+    def _ping(self, answer: AsyncResult[bool]) -> None:
+        if self._link is not None:
+            self._link.protocol.ping(answer)
+
+    def _fail_flushes(self) -> None:
+        while self._flushes:
+            self._flushes.pop().set(False)
 
     # ---- subscriptions
 
@@ -253,6 +266,7 @@ class SmqClient:
             if delay_s is None or self._stopping.wait(delay_s):
                 break
         self._settled.set()
+        self._fail_flushes()
         self._dispatcher.finish()
 
     def _one_connection(self) -> ConnectionEnd:
@@ -266,7 +280,7 @@ class SmqClient:
         if self._session.etid:
             self._session.lost()
             self._settled.clear()
-            self._pongs.clear()
+            self._fail_flushes()
         return end
 
     def _delay_after(self, end: ConnectionEnd) -> float | None:
@@ -321,8 +335,9 @@ class SmqClient:
             observer(event.subscribers)
 
     def _on_pong(self, event: Pong) -> None:
-        if self._pongs:
-            self._pongs.pop(0).set()
+        if isinstance(event.token, AsyncResult):
+            self._flushes.discard(event.token)
+            event.token.set(True)
 
 
 _HANDLERS: dict[type[Event], Callable[[SmqClient, Any], None]] = {

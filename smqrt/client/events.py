@@ -45,7 +45,9 @@ class Change(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """Answer to a Ping."""
+    """Answer to the Ping that was sent with `token`."""
+
+    token: object
 
 
 class Ended(NamedTuple):

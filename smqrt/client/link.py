@@ -121,7 +121,7 @@ class Link:
             raise end
         if pinged:
             raise ConnectionEnd("pong", f"{self._endpoint}: no answer to a ping within {self._options.pong:g} s")
-        self.protocol.send_packet(smq.PING)
+        self.protocol.ping()
 
     # ---- write
 

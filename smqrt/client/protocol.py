@@ -28,7 +28,6 @@ _TAKE_BYTES = 256 * 1024
 _ACK = struct.Struct(">BI")
 _PUBLISH = struct.Struct(">III")
 _CHANGE = struct.Struct(">II")
-_PONG = Pong()
 
 
 class State(Enum):
@@ -64,11 +63,17 @@ class Protocol:
         self._frames: deque[bytes] = deque()
         self._out = bytearray(self._handshake.request)
         self._on_output = on_output
+        self._pings: deque[object] = deque()
 
     def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
         """Answer Init with who we are: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
         self.state = State.CONNACK
         self.send_packet(smq.connect(uid, credentials, info))
+
+    def ping(self, token: object = None) -> None:
+        """Ask for a Pong, whose event carries `token`; the broker has handled all that was sent before."""
+        self._pings.append(token)
+        self.send_packet(smq.PING)
 
     def send_packet(self, packet: bytes) -> None:
         """Queue one packet."""
@@ -183,7 +188,7 @@ class Protocol:
         self.send_packet(smq.PONG)
 
     def _pong(self, packet: bytes) -> Event:
-        return _PONG
+        return Pong(self._pings.popleft() if self._pings else None)
 
 
 _Handler = Callable[[Protocol, bytes], Event | None]

@@ -71,7 +71,7 @@ class Session:
         self._observers: dict[Topic, Callable[[int], None]] = {}
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
-        self._drained: Callable[[], None] | None = None
+        self._drained: list[Callable[[], object]] = []
 
     # ---- connections come and go
 
@@ -238,9 +238,9 @@ class Session:
         """How much waits to be sent."""
         return self._held_bytes + (self._protocol.unsent_bytes if self._protocol else 0)
 
-    def when_drained(self, fn: Callable[[], None]) -> None:
-        """Call `fn` as soon as no message waits for a number."""
-        self._drained = fn
+    def when_drained(self, fn: Callable[[], object]) -> None:
+        """Call `fn` as soon as a connection stands and no message waits for a number any more."""
+        self._drained.append(fn)
         self._progress()
 
     def _send_publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
@@ -253,9 +253,8 @@ class Session:
     def _progress(self) -> None:
         while self._held and self._send_publish(*self._held[0]):
             self._held_bytes -= len(self._held.popleft().payload)
-        if not self._held and (drained := self._drained):
-            self._drained = None
-            drained()
+        while self._drained and self.etid and not self._held:
+            self._drained.pop(0)()
         if (restored := self._restored) and not (self._requests and self._requests[0].restores):
             self._restored = None
             restored()
