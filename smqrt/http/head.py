@@ -66,13 +66,13 @@ class Head:
             raise BadRequest(f"malformed request: {error}") from None
         self.method: str = parser.get_method().decode("ascii")
         self.version: str = parser.get_http_version()
-        self.keep_alive: bool = parser.should_keep_alive()
         if len(self.headers) > MAX_FIELDS:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
         self._split_target()
         self._index: dict[str, str] = {name.lower(): value for name, value in reversed(self.headers)}
         if len(self._index) != len(self.headers):
             self._refuse_doubles()
+        self.keep_alive: bool = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
         self._check_host()
         self._read_framing()
 
@@ -103,6 +103,11 @@ class Head:
         for name in _SINGLE:
             if names.count(name) > 1:
                 raise BadRequest(f"more than one {name.title()} header")
+
+    def _wants_to_stay(self) -> bool:
+        lists = [value for name, value in self.headers if name.lower() == "connection"]
+        tokens = {token.strip().lower() for token in ",".join(lists).split(",")}
+        return "close" not in tokens and (self.version == "1.1" or "keep-alive" in tokens)
 
     def _check_host(self) -> None:
         host = self._index.get("host")

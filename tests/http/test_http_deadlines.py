@@ -1,0 +1,130 @@
+"""Nobody holds a connection by being slow, and being slow costs the others nothing (design: reliability §5)."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import gevent
+
+from smqrt.http.message import Request
+from smqrt.http.server import Limits
+
+QUICK = Limits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
+HEAD = b"GET / HTTP/1.1\r\nHost: test\r\n"
+
+
+def lasts(wire: Any) -> float:
+    begin = monotonic()
+    while wire.more():
+        pass
+    return monotonic() - begin
+
+
+def test_the_usual_limits() -> None:
+    limits = Limits()
+    assert (limits.first_byte_s, limits.header_s, limits.body_idle_s, limits.keep_alive_s) == (5, 10, 10, 60)
+    assert limits.head_bytes == 16384
+
+
+def test_first_byte(start: Any) -> None:
+    bench = start(QUICK)
+    assert 0.05 < lasts(bench.connect()) < 0.3
+    assert len(bench.server) == 0
+
+
+def test_whole_head(start: Any) -> None:
+    """A byte now and then does not move the deadline."""
+    bench = start(QUICK)
+    wire = bench.connect()
+    begin = monotonic()
+
+    def trickle() -> None:
+        for byte in HEAD * 100:
+            wire.send(bytes((byte,)))
+            gevent.sleep(0.02)
+
+    sender = gevent.spawn(trickle)
+    assert wire.answer().status == 408
+    assert 0.15 < monotonic() - begin < 0.5
+    sender.kill()
+
+
+def test_body(start: Any) -> None:
+    bench = start(QUICK)
+    bench.handle(lambda request, relpath: request.response.write(request.body()))
+    wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\nabc")
+    begin = monotonic()
+    assert wire.answer().status == 408
+    assert 0.05 < monotonic() - begin < 0.4
+    assert wire.ended()
+
+
+def test_a_body_that_keeps_coming_is_fine(start: Any) -> None:
+    bench = start(QUICK)
+    bench.handle(lambda request, relpath: request.response.write(request.body()))
+    wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n")
+    for _ in range(10):
+        gevent.sleep(0.03)
+        wire.send(b"x")
+    assert wire.answer().body == b"x" * 10
+
+
+def test_keep_alive(start: Any) -> None:
+    bench = start(QUICK)
+    bench.handle(lambda request, relpath: None)
+    wire = bench.connect()
+    wire.ask("/")
+    gevent.sleep(0.08)
+    wire.ask("/")
+    assert 0.1 < lasts(wire) < 0.4
+
+
+def test_a_handler_may_take_its_time(start: Any) -> None:
+    bench = start(QUICK)
+    bench.handle(lambda request, relpath: gevent.sleep(0.5))
+    assert bench.connect().ask("/").status == 200
+
+
+def test_a_client_that_does_not_read_is_closed(start: Any) -> None:
+    bench = start(QUICK)
+    ended: list[str] = []
+
+    def handler(request: Request, relpath: str) -> None:
+        try:
+            request.response.end(bytes(50 << 20))
+        finally:
+            ended.append("yes")
+
+    bench.handle(handler)
+    bench.connect().send(HEAD + b"\r\n")
+    gevent.sleep(0.6)
+    assert ended == ["yes"]
+    assert len(bench.server) == 0
+
+
+def test_a_refused_client_that_stays_is_closed(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("smqrt.http.connection._LINGER_S", 0.1)
+    bench = start(QUICK)
+    wire = bench.connect().send(b"nonsense\r\n\r\n")
+    assert wire.answer().status == 400
+    gevent.sleep(0.4)
+    assert len(bench.server) == 0
+
+
+def test_two_hundred_slow_ones_cost_the_others_nothing(bench: Any) -> None:
+    bench.handle(lambda request, relpath: request.response.write(b"quick"))
+    slow = [bench.connect() for _ in range(200)]
+    for wire in slow[::2]:
+        wire.send(HEAD)
+    gevent.sleep(0.02)
+    assert len(bench.server) == 200
+    wire = bench.connect()
+    begin = monotonic()
+    for _ in range(200):
+        assert wire.ask("/").body == b"quick"
+    assert monotonic() - begin < 1
+    for wire in slow:
+        wire.close()
+    gevent.sleep(0.05)
+    assert len(bench.server) == 1
