@@ -60,7 +60,7 @@ function entries.stop(number)
   local onunload = rawget(app, "onunload")
   if type(onunload) ~= "function" then return nil end
   local done, message = xpcall(onunload, core.traceback)
-  if not done then return message end
+  return not done and message or nil
 end
 
 -- Empties the application's table: what survives of it (a timer, say) sees nothing but nil.
