@@ -1,4 +1,4 @@
-"""A broker that follows a script, for what a real one does not do on request: silence, refusals, rubbish, half-open connections.
+"""A broker that follows a script, for what a real one does not do on request: silence, refusals, rubbish.
 
 Blocking sockets in a thread for each connection, so it serves gevent clients and browsers alike.
 """

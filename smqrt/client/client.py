@@ -242,6 +242,7 @@ class SmqClient:
             self._link.abort()
             return
         farewell = self._link.farewell
+        self._link.abort_after(self._options.timeout)
         self._session.when_drained(lambda: farewell(to_bytes(text)))
 
     def close(self, timeout: float | None = 5.0) -> None:
@@ -260,11 +261,13 @@ class SmqClient:
     # ---- the greenlet behind it
 
     def _run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             end = self._one_connection()
             delay_s = None if self._stopping.is_set() else self._delay_after(end)
-            if delay_s is None or self._stopping.wait(delay_s):
+            if delay_s is None:
                 break
+            self._stopping.wait(delay_s)
+        self._session.abandon()
         self._settled.set()
         self._fail_flushes()
         self._dispatcher.finish()

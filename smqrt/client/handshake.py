@@ -71,7 +71,8 @@ class Handshake:
         fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
         if status != (101 if self._key else 200):
             reason = (match[2] or b"").decode("latin-1")
-            raise self._not_smq(f"answered {status} {reason}".rstrip(), can_reconnect=status >= 500)
+            hint = f" and points to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
+            raise self._not_smq(f"answered {status} {reason}".rstrip() + hint, can_reconnect=status >= 500)
         if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
             raise self._not_smq("answered like a web page")
         if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):

@@ -22,7 +22,7 @@ from smqrt.wire import smq
 
 _RECV_BYTES = 65536
 _FAREWELL_S = 2.0
-"""How long a connection that we end may take to say goodbye."""
+"""How long the broker may take to close after our Disconnect."""
 
 
 class Link:
@@ -145,11 +145,16 @@ class Link:
 
     # ---- end
 
+    def abort_after(self, seconds: float) -> None:
+        """End the connection at the latest then."""
+        if self._last_call is not None:
+            self._last_call.kill()
+        self._last_call = gevent.spawn_later(seconds, self.abort)
+
     def farewell(self, text: bytes) -> None:
-        """Send Disconnect behind everything queued and let the broker close; close ourselves when it takes its time."""
-        if self._last_call is None:
-            self._last_call = gevent.spawn_later(_FAREWELL_S, self.abort)
-            self.protocol.send_packet(smq.disconnect(text))
+        """Send Disconnect behind everything queued and let the broker close."""
+        self.protocol.send_packet(smq.disconnect(text))
+        self.abort_after(_FAREWELL_S)
 
     def abort(self) -> None:
         """End the connection, or the attempt to make one, now."""

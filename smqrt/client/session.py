@@ -98,6 +98,12 @@ class Session:
         else:
             self._plan_to_restore()
 
+    def abandon(self) -> None:
+        """No connection will come any more: what still waits is dropped, and counted."""
+        self.dropped += len(self._held)
+        self._held.clear()
+        self._held_bytes = 0
+
     def _plan_to_restore(self) -> None:
         still_open = [request for request in self._requests if not request.restores]
         subscribed = self._routes.names()
@@ -115,12 +121,11 @@ class Session:
         self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
 
     def _forget_everything(self) -> None:
-        self.dropped += len(self._held)
-        self._held_bytes = 0
+        self.abandon()
         self.topics.take_all()
         self.subtopics.take_all()
         self._routes = Routes(self._number, self._subnumber)
-        for container in (self._requests, self._asked, self._observers, self._held):
+        for container in (self._requests, self._asked, self._observers):
             container.clear()
 
     # ---- names
@@ -239,7 +244,7 @@ class Session:
         return self._held_bytes + (self._protocol.unsent_bytes if self._protocol else 0)
 
     def when_drained(self, fn: Callable[[], object]) -> None:
-        """Call `fn` as soon as a connection stands and no message waits for a number any more."""
+        """Call `fn` as soon as a connection stands, every request is answered and no message waits for a number."""
         self._drained.append(fn)
         self._progress()
 
@@ -253,7 +258,7 @@ class Session:
     def _progress(self) -> None:
         while self._held and self._send_publish(*self._held[0]):
             self._held_bytes -= len(self._held.popleft().payload)
-        while self._drained and self.etid and not self._held:
+        while self._drained and self.etid and not self._held and not self._requests:
             self._drained.pop(0)()
         if (restored := self._restored) and not (self._requests and self._requests[0].restores):
             self._restored = None

@@ -114,7 +114,9 @@ def test_refusals_have_words(code, text, word, can_reconnect):
     assert text.decode() in str(ended.end)
 
 
-@pytest.mark.parametrize("packet", [b"", b"\x63", bytes((Type.CONNECT,)), bytes((Type.SUBACK,)), b"\x08\0\0", b"\x10\0"])
+@pytest.mark.parametrize(
+    "packet", [b"", b"\x63", bytes((Type.CONNECT,)), bytes((Type.SUBACK,)), b"\x08\0\0", b"\x10\0"]
+)
 @pytest.mark.parametrize("url", ["http://host/", "ws://host/"])
 def test_rubbish_ends_the_connection_and_nothing_is_raised(packet, url):
     protocol, wire = opened(url)

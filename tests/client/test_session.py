@@ -352,6 +352,7 @@ def test_drained_waits_for_numbers_and_for_a_connection():
     assert drained == [1]
     session.publish(b"x", b"a", None)
     session.when_drained(lambda: drained.append(2))
+    session.create(b"b", ignore)
     assert drained == [1]
     wire.answer()
     assert drained == [1, 2]

@@ -21,7 +21,9 @@ def test_user_becomes_basic_authorization():
     assert parse_url("http://joe:p%40ss@host/").authorization == "Basic am9lOnBAc3M="
 
 
-@pytest.mark.parametrize("url", ["", "host/path", "ftp://host/", "http://", "http://h:99999/", "http://h:x/", "http://[::1/"])
+@pytest.mark.parametrize(
+    "url", ["", "host/path", "ftp://host/", "http://", "http://h:99999/", "http://h:x/", "http://[::1/"]
+)
 def test_bad_urls_are_named(url):
     with pytest.raises(ArgumentError, match="url"):
         parse_url(url)

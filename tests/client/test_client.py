@@ -1,0 +1,340 @@
+"""The client against a real broker, over raw sockets and WebSocket."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import gevent
+import pytest
+from gevent.event import Event
+from gevent.queue import Queue
+
+from smqrt.client import ConnectionEnd, SMQClient, SmqClient
+from smqrt.errors import ArgumentError
+
+
+@pytest.fixture(params=["raw", "websocket"])
+def url(request, broker):
+    return broker.url if request.param == "raw" else broker.ws_url
+
+
+def collect(queue):
+    return lambda *arguments: queue.put(arguments)
+
+
+def wait_until(condition, timeout_s=5):
+    with gevent.Timeout(timeout_s):
+        while not condition():
+            gevent.sleep(0.005)
+
+
+def test_connect_tells_etid_seed_and_address(url, make_client):
+    calls = Queue()
+    client = make_client(url, onconnect=collect(calls))
+    etid, seed, address = calls.get(timeout=5)
+    assert client.wait_connected(5)
+    assert (client.gettid(), client.connected, address) == (etid, True, "127.0.0.1")
+    assert 0 < seed <= 0xFFFFFFFF
+
+
+def test_uid_info_and_credentials_reach_the_broker(start_broker, make_client):
+    seen = []
+    broker = start_broker(authenticate=lambda credentials, info: seen.append((credentials, info)) or 0)
+    client = make_client(broker.url, uid="sensor-1", info="kitchen", onauth=lambda rnd, ip: f"{rnd}@{ip}")
+    assert client.wait_connected(5)
+    ((credentials, info),) = seen
+    assert credentials == f"{info['seed']}@127.0.0.1".encode()
+    assert (info["uid"].decode(), info["info"]) == ("sensor-1", "kitchen")
+
+
+def test_publish_and_subscribe(url, make_client):
+    received, acks = Queue(), Queue()
+    subscriber, publisher = make_client(url), make_client(url)
+    subscriber.subscribe("news", onmsg=collect(received), onack=collect(acks))
+    accepted, name, tid = acks.get(timeout=5)
+    assert (accepted, name) == (True, "news")
+    for payload in (b"\0\xff", "gr\u00fc\u00df", {"a": [1, None]}, b""):
+        publisher.publish(payload, "news")
+    got = [received.get(timeout=5) for _ in range(4)]
+    assert [item[0] for item in got] == [b"\0\xff", "gr\u00fc\u00df".encode(), b'{"a":[1,null]}', b""]
+    assert {item[1:] for item in got} == {(publisher.gettid(), tid, 0)}
+    assert subscriber.topic2tid("news") == tid
+    assert subscriber.tid2topic(tid) == "news"
+
+
+def test_subtopics_and_the_general_handler(url, make_client):
+    light, rest, general, acks = Queue(), Queue(), Queue(), Queue()
+    client = make_client(url, onmsg=collect(general))
+    client.subscribe("room", "light", {"onmsg": collect(light), "onack": collect(acks)})
+    client.subscribe("room", {"onmsg": collect(rest)})
+    client.subscribe("hall", "light")
+    client.subscribe("hall", "sound", onmsg=collect(light))
+    client.publish("1", "room", "light")
+    client.publish("2", "room")
+    client.publish("3", "room", "heat")
+    client.publish("4", "hall", "light")
+    assert client.flush(5)
+    accepted, topic, tid, subtopic, stid = acks.get(timeout=5)
+    assert (accepted, topic, subtopic) == (True, "room", "light")
+    assert light.get(timeout=5) == (b"1", client.gettid(), tid, stid)
+    assert [rest.get(timeout=5)[0] for _ in range(2)] == [b"2", b"3"]
+    assert general.get(timeout=5)[0] == b"4"
+    assert client.subtopic2tid("light") == stid
+    assert client.tid2subtopic(stid) == "light"
+
+
+def test_json_and_text_are_decoded_or_given_to_the_general_handler(url, make_client):
+    values, texts, general = Queue(), Queue(), Queue()
+    client = make_client(url, onmsg=collect(general))
+    client.subscribe("j", onmsg=collect(values), datatype="json")
+    client.subscribe("t", onmsg=collect(texts), datatype="text")
+    client.pubjson("text", "j")
+    client.publish("{broken", "j")
+    client.publish("\u00fc", "t")
+    client.publish(b"\xff", "t")
+    assert values.get(timeout=5)[0] == "text"
+    assert texts.get(timeout=5)[0] == "\u00fc"
+    assert [general.get(timeout=5)[0] for _ in range(2)] == [b"{broken", b"\xff"]
+    assert values.empty()
+    assert texts.empty()
+
+
+def test_request_and_reply_by_etid(url, make_client):
+    replies = Queue()
+    server, caller = make_client(url), make_client(url)
+    server.subscribe("double", onmsg=lambda data, ptid, *_: server.publish(str(2 * int(data)), ptid, "reply"))
+    server.flush(5)
+    caller.subscribe("self", "reply", onmsg=collect(replies))
+    caller.publish("21", "double")
+    data, ptid, tid, _ = replies.get(timeout=5)
+    assert (data, ptid, tid) == (b"42", server.gettid(), caller.gettid())
+
+
+def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(broker, url, make_client):
+    received = Queue()
+    client = make_client(url)
+    client.create("a")
+    client.publish("lost", "b")
+    assert client.flush(5)
+    client.subscribe("a", onmsg=collect(received))
+    client.subscribe("b", onmsg=collect(received))
+    assert client.flush(5)
+    broker.smq.publish("one", "a")
+    broker.smq.publish("two", "b")
+    assert [received.get(timeout=5)[0] for _ in range(2)] == [b"one", b"two"]
+
+
+def test_binary_names(url, make_client):
+    received, acks = Queue(), Queue()
+    client = make_client(url)
+    for name in (b"\xff\x00", "", b"plain"):
+        client.subscribe(name, onmsg=collect(received), onack=collect(acks))
+        client.publish("x", name)
+    names = [acks.get(timeout=5)[1] for _ in range(3)]
+    assert names == [b"\xff\x00", "", b"plain"]
+    tids = [received.get(timeout=5)[2] for _ in range(3)]
+    assert [client.tid2topic(tid) for tid in tids] == [b"\xff\x00", "", "plain"]
+
+
+def test_observe_a_topic_and_an_etid(url, make_client):
+    changes = Queue()
+    watcher, other = make_client(url), make_client(url)
+    watcher.observe("room", collect(changes))
+    assert changes.get(timeout=5) == (0, "room")
+    other.subscribe("room")
+    assert changes.get(timeout=5) == (1, "room")
+    watcher.observe(other.gettid(), collect(changes))
+    assert watcher.flush(5)
+    etid = other.gettid()
+    other.close()
+    assert {changes.get(timeout=5) for _ in range(2)} == {(0, "room"), (0, etid)}
+    watcher.unobserve("room")
+
+
+def test_unsubscribe(broker, url, make_client):
+    received = Queue()
+    client = make_client(url)
+    client.subscribe("a", onmsg=collect(received))
+    assert client.flush(5)
+    client.unsubscribe("a")
+    client.unsubscribe("never heard of")
+    assert client.flush(5)
+    broker.smq.publish("x", "a")
+    client.subscribe("b", onmsg=collect(received))
+    assert client.flush(5)
+    broker.smq.publish("y", "b")
+    assert received.get(timeout=5)[0] == b"y"
+
+
+def test_refused_names(start_broker, make_client):
+    acks = Queue()
+    broker = start_broker(permittop=lambda topic, issub, peer: topic != "secret", permitsubtop=lambda name, peer: False)
+    client = make_client(broker.url)
+    client.create("secret", collect(acks))
+    client.subscribe("secret", onack=collect(acks))
+    client.createsub("any", collect(acks))
+    client.subscribe("open", "any", onack=collect(acks))
+    client.publish("lost", "secret")
+    client.publish("lost", "open", "any")
+    expected = [(False, "secret", 0)] * 2 + [(False, "any", 0), (False, "open", 0, "any", 0)]
+    assert [acks.get(timeout=5) for _ in range(4)] == expected
+    assert client.flush(5)
+    assert client.dropped == 2
+
+
+def test_the_largest_message(url, make_client):
+    received = Queue()
+    client = make_client(url)
+    client.subscribe("big", onmsg=collect(received))
+    payload = os.urandom(0xFFF0)
+    client.publish(payload, "big")
+    assert received.get(timeout=5)[0] == payload
+    with pytest.raises(ArgumentError, match="65520"):
+        client.publish(payload + b"x", "big")
+
+
+def test_order_and_number_of_many_messages(url, make_client):
+    received = []
+    subscriber, publisher = make_client(url), make_client(url)
+    subscriber.subscribe("n", onmsg=lambda data, *_: received.append(int(data)))
+    assert subscriber.flush(5)
+    for n in range(20000):
+        assert publisher.publish(str(n), "n")
+    assert publisher.flush(10)
+    wait_until(lambda: len(received) == 20000)
+    assert received == list(range(20000))
+
+
+def test_what_is_published_before_disconnect_arrives(broker, url):
+    received = Queue()
+    broker.smq.subscribe("last words", onmsg=collect(received))
+    client = SmqClient(url)
+    client.publish("hello", "last words")
+    client.wait_connected(5)
+    client.disconnect("bye")
+    assert received.get(timeout=5)[0] == b"hello"
+    wait_until(lambda: client.closed)
+
+
+def test_callbacks_may_block_and_call_back(url, make_client):
+    done = Queue()
+    client = make_client(url)
+
+    def onmsg(data, *_):
+        gevent.sleep(0.02)
+        client.publish(data, "echo")
+        done.put(client.flush(5))
+
+    client.subscribe("in", onmsg=onmsg)
+    client.publish("x", "in")
+    assert done.get(timeout=5) is True
+
+
+def test_an_error_in_a_callback_is_logged_and_the_next_one_runs(url, make_client, caplog):
+    received = Queue()
+    client = make_client(url)
+    client.subscribe("bad", onmsg=lambda *_: 1 / 0)
+    client.subscribe("good", onmsg=collect(received))
+    client.publish("x", "bad")
+    client.publish("y", "good")
+    assert received.get(timeout=5)[0] == b"y"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_slow_callback_holds_the_reading_up_not_the_memory(url, make_client):
+    gate, count = Event(), [0]
+    client, publisher = make_client(url), make_client(url, queue_bytes=1 << 25)
+
+    def onmsg(*_):
+        gate.wait()
+        count[0] += 1
+
+    client.subscribe("flood", onmsg=onmsg)
+    assert client.flush(5)
+    for _ in range(3000):
+        publisher.publish(bytes(100), "flood")
+    assert publisher.flush(5)
+    gevent.sleep(0.05)
+    assert len(client._dispatcher._jobs) < 3000
+    gate.set()
+    wait_until(lambda: count[0] == 3000)
+
+
+def test_factory_alias_and_context_manager(url):
+    with SmqClient.create(url, {"uid": "1234567"}, info="x") as client:
+        assert client.wait_connected(5)
+    assert client.closed
+    assert client.flush(1) is False
+    assert SMQClient is SmqClient
+
+
+def test_wrong_arguments_are_named(url, make_client):
+    client = make_client(url)
+    for call, word in [
+        (lambda: SmqClient(url, uid="short"), "uid"),
+        (lambda: SmqClient(url, pung=1), "pung"),
+        (lambda: SmqClient(url, timeout=0), "timeout"),
+        (lambda: client.publish("x", None), "topic"),
+        (lambda: client.publish("x", True), "topic"),
+        (lambda: client.publish("x", 0), "topic"),
+        (lambda: client.publish({1, 2}, "t"), "data"),
+        (lambda: client.subscribe("t", 3.5), "subtopic"),
+        (lambda: client.subscribe("t", onmessage=print), "onmessage"),
+        (lambda: client.subscribe("t", datatype="xml"), "xml"),
+        (lambda: client.create("x" * 70000), "topic"),
+    ]:
+        with pytest.raises(ArgumentError, match=word):
+            call()
+
+
+def test_tls_is_verified(start_broker, make_client, tmp_path):
+    from smqrt.cli.selfsigned import self_signed_pair
+    from smqrt.net.tls import server_context
+
+    cert, key = self_signed_pair("127.0.0.1", tmp_path)
+    broker = start_broker(context=server_context(cert, key))
+    for url in (broker.url, broker.ws_url):
+        distrustful = make_client(url)
+        assert not distrustful.wait_connected(5)
+        assert (distrustful.end.word, distrustful.end.can_reconnect) == ("sslnottrusted", False)
+        assert make_client(url, verify=False).wait_connected(5)
+        trusting = make_client(url, cafile=cert)
+        assert trusting.wait_connected(5)
+        received = Queue()
+        trusting.subscribe("t", onmsg=collect(received))
+        trusting.publish(bytes(60000), "t")
+        assert received.get(timeout=5)[0] == bytes(60000)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_it_works_with_and_without_monkey_patching(broker, patched):
+    script = textwrap.dedent(f"""
+        if {patched}:
+            from gevent import monkey; monkey.patch_all()
+        from smqrt.client import SmqClient
+        import json, gevent
+        got = []
+        with SmqClient({broker.url!r}) as client:
+            client.subscribe("t", onmsg=lambda data, *_: got.append(data.decode()))
+            client.publish("hi", "t")
+            assert client.flush(5)
+            gevent.sleep(0.05)
+        print(json.dumps(got))
+    """)
+    result = []
+
+    def run():
+        result.append(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: not thread.is_alive(), 25)
+    assert result[0].returncode == 0, result[0].stderr
+    assert json.loads(result[0].stdout) == ["hi"]
+
+
+def test_ends_are_exceptions_with_words():
+    assert isinstance(ConnectionEnd("pong", "no answer"), Exception)
