@@ -122,6 +122,8 @@ class Listener:
 
 def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> _socket.socket:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if not 0 <= port <= 65535:
+        raise StartError(f"cannot listen on {where}: a port is 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

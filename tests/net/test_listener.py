@@ -1,0 +1,138 @@
+"""Listening: addresses, clear refusals, many clients, no file descriptors left."""
+
+from __future__ import annotations
+
+import _socket
+import resource
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+import pytest
+from gevent import socket
+
+from smqrt.errors import StartError
+from smqrt.net import listener as module
+from smqrt.net.listener import Listener
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., tuple[Listener, list[Any]]]]:
+    """A factory of started listeners with the list of sockets they accepted."""
+    listeners: list[Listener] = []
+    accepted: list[Any] = []
+
+    def begin(host: str = "127.0.0.1", **keywords: Any) -> tuple[Listener, list[Any]]:
+        listener = Listener(host, 0, lambda sock, address: accepted.append(sock), **keywords)
+        listener.start()
+        listeners.append(listener)
+        return listener, accepted
+
+    yield begin
+    for listener in listeners:
+        listener.close()
+    for sock in accepted:
+        sock.close()
+
+
+def test_gives_plain_quick_sockets(listen: Any) -> None:
+    listener, accepted = listen()
+    client = socket.create_connection(listener.address)
+    gevent.sleep(0.01)
+    (sock,) = accepted
+    assert type(sock) is _socket.socket
+    assert sock.gettimeout() == 0.0
+    assert sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY)
+    assert sock.getpeername() == client.getsockname()
+    client.close()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost", "0.0.0.0"])
+def test_hosts(listen: Any, host: str) -> None:
+    listener, accepted = listen(host)
+    client = socket.create_connection((listener.address[0], listener.address[1]))
+    gevent.sleep(0.01)
+    assert len(accepted) == 1
+    client.close()
+
+
+def test_many_at_once(listen: Any) -> None:
+    listener, accepted = listen()
+    clients = [socket.create_connection(listener.address) for _ in range(3 * module.ACCEPTS_PER_EVENT)]
+    gevent.sleep(0.05)
+    assert len(accepted) == len(clients)
+    for client in clients:
+        client.close()
+
+
+def test_stop_and_start(listen: Any) -> None:
+    listener, accepted = listen()
+    listener.stop()
+    client = socket.create_connection(listener.address)
+    gevent.sleep(0.02)
+    assert accepted == []
+    listener.start()
+    gevent.sleep(0.02)
+    assert len(accepted) == 1
+    client.close()
+
+
+def test_an_error_in_on_accept_closes_that_client_only(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(sock: Any, address: Any) -> None:
+        raise LookupError("on_accept")
+
+    broken = Listener("127.0.0.1", 0, fails)
+    broken.start()
+    for _ in range(2):
+        client = socket.create_connection(broken.address, timeout=2)
+        assert client.recv(1) == b""
+        client.close()
+    assert caplog.text.count("on_accept") >= 2
+    broken.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("127.0.0.1", None, "in use"),
+        ("203.0.113.1", 0, "no such address"),
+        ("no.such.host.invalid", 0, "unknown host"),
+        ("127.0.0.1", 99999, "0 to 65535"),
+    ],
+)
+def test_one_sentence_when_it_cannot_listen(listen: Any, host: str, port: int | None, words: str) -> None:
+    taken, _ = listen()
+    with pytest.raises(StartError) as raised:
+        Listener(host, taken.address[1] if port is None else port, print)
+    assert words in str(raised.value)
+    assert str(raised.value).startswith(f"cannot listen on {host}:")
+    assert "\n" not in str(raised.value)
+
+
+def test_no_file_descriptors_left(listen: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """Accepting pauses, says so once, and goes on; nothing spins."""
+    monkeypatch.setattr(module, "PAUSE_S", 0.05)
+    listener, accepted = listen()
+    clients = [socket.socket() for _ in range(5)]
+    keep = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (clients[-1].fileno() + 1, keep[1]))
+    holes = []
+    try:
+        while True:
+            try:
+                holes.append(_socket.socket())
+            except OSError:
+                break
+        for client in clients:
+            client.connect(listener.address)
+        gevent.sleep(0.2)
+        assert accepted == []
+        assert caplog.text.count("ulimit") == 1
+    finally:
+        for hole in holes:
+            hole.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, keep)
+    gevent.sleep(0.2)
+    assert len(accepted) == 5
+    for client in clients:
+        client.close()
