@@ -1,0 +1,8 @@
+<?lsp
+-- Browsers (WebSocket) and devices (raw SMQ) come here and leave HTTP behind.
+if require "smq.hub".isSMQ(request) then
+   app.smq:connect(request)
+else
+   response:senderror(404, "This address speaks SMQ.")
+end
+?>

@@ -1,0 +1,215 @@
+"""The composition root: builds the parts of a server, starts, drains and stops them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Protocol
+
+import gevent
+from gevent.event import Event
+
+from smqrt import reload
+from smqrt.errors import CloseReason
+from smqrt.http.listing import Listing
+from smqrt.http.resources import DiskIo
+from smqrt.http.server import HttpServer
+from smqrt.http.tree import ResourceReader, Root
+from smqrt.lua.api import base, smq_hub
+from smqrt.lua.apps import Application, Applications
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.net import broker
+from smqrt.net.listener import Listener
+from smqrt.net.tls import server_context
+from smqrt.settings import Settings
+
+log = logging.getLogger("smqrt")
+
+Report = Callable[[str], None]
+
+RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
+FLUSH_S = 0.05  # what the last Disconnects take to leave
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
+
+
+class AppSpec(Protocol):
+    """An application to load, as `smqrt.cli.discover` finds it."""
+
+    @property
+    def name(self) -> str:
+        """The path segment it is mounted under, empty for the root."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder or ZIP file."""
+
+    @property
+    def priority(self) -> int:
+        """From -127 to 127, higher is asked first."""
+
+    @property
+    def inner(self) -> str:
+        """The folder inside the ZIP file."""
+
+
+class Server:
+    """One server process. Its ports are bound from the beginning, and served from `start` on.
+
+    Args:
+        settings: host, ports and the rest.
+        words: all words of the command line, for `mako.argv`.
+        report: takes each line meant for the person at the terminal.
+
+    Raises:
+        StartError: an address can't be bound, or a certificate is wrong; one sentence.
+    """
+
+    def __init__(self, settings: Settings, words: Sequence[str] = (), report: Report = print) -> None:
+        self.settings = settings
+        self.root = Root()
+        self.http = HttpServer(self.root)
+        self.applications: list[Application] = []
+        self._report = report
+        self._stopping = Event()
+        self._exit_code = 0
+        self._watcher: gevent.Greenlet[..., None] | None = None
+        self._listeners = self._listen()
+        self._mount_rtl()
+        self.services = self._make_services(words)
+        self.vm = Vm()
+        base.install(self.vm, self.services)
+        self._loader = Applications(self.vm, self.services)
+        smq_hub.install(self.vm, self.services, self._loader.exchanges)
+
+    def _listen(self) -> dict[str, Listener]:
+        settings = self.settings
+        listeners = {"http": Listener(settings.host, settings.port, self.http.accepted)}
+        if settings.tls_port is not None:
+            try:
+                assert settings.cert
+                assert settings.key
+                context = server_context(settings.cert, settings.key, settings.client_ca)
+                listeners["https"] = Listener(settings.host, settings.tls_port, self.http.accepted_secure, context)
+            except BaseException:
+                listeners["http"].close()
+                raise
+        return listeners
+
+    def _mount_rtl(self) -> None:
+        with resources.as_file(resources.files("smqrt") / "rtl") as folder:
+            self.root.insert(ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder)))
+
+    def _make_services(self, words: Sequence[str]) -> Services:
+        return Services(
+            root=self.root,
+            ios={"disk": DiskIo("/"), "home": DiskIo(os.getcwd())},
+            argv=list(words),
+            http_port=self.port("http"),
+            https_port=self.port("https"),
+            stop=self.ask_to_stop,
+        )
+
+    def port(self, scheme: str = "http") -> int:
+        """Returns the port listened on for "http" or "https", 0 when there is none."""
+        listener = self._listeners.get(scheme)
+        return listener.address[1] if listener else 0
+
+    def load(self, specs: Iterable[AppSpec]) -> None:
+        """Loads applications one after the other and reports each; one that fails does not hinder the others."""
+        for spec in specs:
+            application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner)
+            self.applications.append(application)
+            self._tell(application, _outcome(application))
+        if len(self.applications) > 1 and all(application.name for application in self.applications):
+            self.root.insert(Listing(lambda: [(one.name, one.error is None) for one in self.applications]))
+
+    def _tell(self, application: Application, outcome: str) -> None:
+        name = application.name or application.path.resolve().stem
+        self._report(f"app {name} at {application.uri}: {outcome}")
+
+    def start(self) -> None:
+        """Begins to accept connections and, if asked to, to watch the applications' code."""
+        _prepare_process()
+        if self.settings.reload:
+            watches = {one: reload.Watch(one.path) for one in self.applications}
+            self._watcher = reload.watch(watches, self._changed)
+        for scheme, listener in self._listeners.items():
+            listener.start()
+            host, port = listener.address
+            self._report(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def _changed(self, application: Application, files: list[str]) -> None:
+        try:
+            fault = reload.syntax_error(files, application.path, self.vm)
+            if fault:
+                self._tell(application, f"kept as it was: {fault}")
+            else:
+                application.reload()
+                self._tell(application, _outcome(application))
+        except Exception:
+            log.exception("reloading %s failed", application.uri)
+
+    def run(self) -> int:
+        """Serves until SIGTERM, SIGINT or `mako.exit`, then stops; returns the exit code."""
+        handlers = [gevent.signal_handler(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)]
+        self.start()
+        self._stopping.wait()
+        self.stop()
+        for handler in handlers:
+            handler.cancel()
+        return self._exit_code
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            os._exit(1)  # asked twice: somebody is in a hurry
+        self.ask_to_stop()
+
+    def ask_to_stop(self, exit_code: int = 0) -> None:
+        """Lets `run` go on to its end."""
+        self._exit_code = exit_code
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Stops accepting, unloads the applications, disconnects every client and closes."""
+        if self._watcher:
+            self._watcher.kill()
+        for listener in self._listeners.values():
+            listener.stop()
+        for application in self.applications:
+            application.unload()
+        self._loader.exit_functions.run()
+        broker.shutdown_all(CloseReason.SHUTDOWN.value.encode())
+        gevent.sleep(FLUSH_S)
+        self.http.drain(self.settings.drain_s)
+        self.http.close()
+        for listener in self._listeners.values():
+            listener.close()
+        self.vm.stop()
+
+
+def _outcome(application: Application) -> str:
+    return "ok" if application.error is None else f"failed: {application.error.splitlines()[0]}"
+
+
+def _prepare_process() -> None:
+    """Suits the process to many connections and large messages."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB (design: broker §8).
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+    # What is there now stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()

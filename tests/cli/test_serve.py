@@ -1,0 +1,265 @@
+"""`smqrt serve` as a user meets it: a real process, its output, its exit code."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.conftest import Served
+
+Serve = Callable[..., Served]
+
+HUB = """
+smq = require"smq.hub".create()
+function onunload() trace"onunload ran" end
+"""
+SMQ_PAGE = "<?lsp app.smq:connect(request) ?>"
+
+
+def application(folder: Path, preload: str | None = None, **pages: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if preload is not None:
+        (folder / ".preload").write_text(preload)
+    for name, text in (pages or {"index": f"<h1>{folder.name}</h1>"}).items():
+        (folder / f"{name}.lsp").write_text(text)
+    return folder
+
+
+def refused(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """Runs a serve that must fail with exit code 1 and one sentence; returns the sentence."""
+    served = Served(*arguments, cwd=cwd, env=env)
+    assert served.wait() == 1, served.output
+    assert len(served.lines) == 1, served.output
+    assert served.output.startswith("Error: ")
+    return served.output.removeprefix("Error: ")
+
+
+def test_a_folder_with_pages_is_the_root_application(serve: Serve, tmp_path: Path) -> None:
+    served = serve(application(tmp_path / "chat"))
+    assert requests.get(served.url).text == "<h1>chat</h1>"
+    assert served.lines == ["app chat at /: ok", f"listening on http://127.0.0.1:{served.port}"]
+
+
+def test_without_argument_the_applications_of_app_preload_are_listed(serve: Serve, tmp_path: Path) -> None:
+    application(tmp_path / "app_preload" / "chat")
+    application(tmp_path / "app_preload" / "a&b")
+    served = serve(cwd=tmp_path)
+    assert requests.get(f"{served.url}/chat/").text == "<h1>chat</h1>"
+    assert requests.get(f"{served.url}/a%26b/").text == "<h1>a&b</h1>"
+    page = requests.get(served.url)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<a href="/a%26b/">a&amp;b</a>' in page.text
+    assert '<a href="/chat/">chat</a>' in page.text
+    assert served.lines[:2] == ["app a&b at /a&b/: ok", "app chat at /chat/: ok"]
+    assert requests.get(f"{served.url}/nothing.html").status_code == 404
+
+
+def test_a_failing_application_is_told_with_its_line_and_the_others_go_on(serve: Serve, tmp_path: Path) -> None:
+    application(tmp_path / "apps" / "broken", "local x = 1\nerror('no luck')")
+    application(tmp_path / "apps" / "wrong", "x = = 1")
+    application(tmp_path / "apps" / "well")
+    served = serve(tmp_path / "apps")
+    assert requests.get(f"{served.url}/well/").text == "<h1>well</h1>"
+    assert requests.get(f"{served.url}/broken/").status_code == 404
+    served.wait_for(r"^app broken at /broken/: failed: broken/\.preload:2: no luck$")
+    served.wait_for(r"^app wrong at /wrong/: failed: wrong/\.preload:1: unexpected symbol near '='$")
+    assert "broken: failed" in requests.get(served.url).text
+
+
+def test_several_arguments_and_mounts(serve: Serve, tmp_path: Path) -> None:
+    one, two = application(tmp_path / "one"), application(tmp_path / "two")
+    first, second = application(tmp_path / "first"), application(tmp_path / "second")
+    served = serve(one, two, "-l", f"api:5:{first}", f"-l::{second}")
+    paths = ["one/", "two/", "api/", ""]
+    assert [requests.get(f"{served.url}/{path}").text for path in paths] == [
+        f"<h1>{name}</h1>" for name in ("one", "two", "first", "second")
+    ]
+
+
+def test_a_zip_file_is_an_application_and_may_hold_several(serve: Serve, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
+        archive.writestr(".preload", "name = 'zipped'")
+        archive.writestr("index.lsp", "<?lsp= app.name ?>")
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a/.preload", "name = 'a'")
+        archive.writestr("a/index.lsp", "<?lsp= app.name ?>")
+        archive.writestr("b/index.lsp", "b")
+    assert requests.get(serve(tmp_path / "one.zip").url).text == "zipped"
+    several = serve(tmp_path / "two.zip")
+    assert [requests.get(f"{several.url}/{name}/").text for name in "ab"] == ["a", "b"]
+
+
+def test_rtl_always_wins(serve: Serve, tmp_path: Path) -> None:
+    application(tmp_path / "root")
+    (tmp_path / "root" / "rtl").mkdir()
+    (tmp_path / "root" / "rtl" / "smq.js").write_text("mine")
+    served = serve("-l", f":126:{tmp_path / 'root'}")
+    assert "SMQ" in requests.get(f"{served.url}/rtl/smq.js").text
+
+
+def test_tls_with_a_pair_made_on_first_use(serve: Serve, tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    served = serve(application(tmp_path / "app"), "--tls-port", "0", env=env)
+    url = f"https://127.0.0.1:{served.tls_port}"
+    cert, key = (tmp_path / "cache" / "smqrt" / name for name in ("certificate.pem", "key.pem"))
+    assert requests.get(url, verify=str(cert)).text == "<h1>app</h1>"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert requests.get(served.url).text == "<h1>app</h1>"
+    made = cert.read_bytes()
+    again = serve(tmp_path / "app", "--tls-port", "0", env=env)
+    assert ssl.get_server_certificate(("127.0.0.1", again.tls_port)).encode() == made
+
+
+def test_tls_with_a_given_pair(serve: Serve, tmp_path: Path) -> None:
+    from smqrt.cli.selfsigned import self_signed_pair
+
+    cert, key = self_signed_pair("127.0.0.1", tmp_path)
+    served = serve(application(tmp_path / "app"), "--tls-port", "0", "--cert", cert, "--key", key)
+    assert requests.get(f"https://127.0.0.1:{served.tls_port}", verify=cert).text == "<h1>app</h1>"
+
+
+def test_words_for_the_application(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", index="<?lsp= table.concat(mako.argv, '|') ?>")
+    assert requests.get(serve(app, "--", "one", "--two").url).text.endswith(f"{app}|one|--two")
+
+
+def test_environment_and_file_give_settings(serve: Serve, tmp_path: Path) -> None:
+    application(tmp_path)
+    (tmp_path / "smqrt.toml").write_text('host = "127.0.0.2"\n')
+    served = serve(cwd=tmp_path)
+    served.wait_for(r"^listening on http://127\.0\.0\.2:\d+$")
+    served = serve(cwd=tmp_path, env={"SMQRT_HOST": "127.0.0.3"})
+    served.wait_for(r"^listening on http://127\.0\.0\.3:\d+$")
+    served = serve("--host", "::1", cwd=tmp_path, env={"SMQRT_HOST": "127.0.0.3"})
+    port = served.wait_for(r"^listening on http://\[::1\]:(\d+)$")[1]
+    assert requests.get(f"http://[::1]:{port}").ok
+
+
+def test_python_applications_find_the_standard_library_patched(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app")
+    (app / ".preload.py").write_text(
+        "from gevent import monkey\n"
+        "for name in ('socket', 'ssl', 'threading', 'time'):\n"
+        "    assert monkey.is_module_patched(name), name\n"
+    )
+    serve(app).wait_for("^app app at /: ok$")
+
+
+def smq_client(port: int) -> socket.socket:
+    """Returns a raw SMQ connection after its Connack."""
+    sock = socket.create_connection(("127.0.0.1", port), 5)
+    sock.sendall(b"GET /smq.lsp HTTP/1.1\r\nHost: x\r\nSimpleMQ: 1\r\n\r\n")
+    assert packet(sock)[0] == 1
+    sock.sendall(struct.pack("!HBBB", 13, 2, 1, 7) + b"test-id" + b"\0")
+    assert packet(sock)[:2] == b"\x03\x00"
+    return sock
+
+
+def packet(sock: socket.socket) -> bytes:
+    head = sock.recv(2, socket.MSG_WAITALL)
+    return sock.recv(int.from_bytes(head, "big") - 2, socket.MSG_WAITALL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_unloads_disconnects_closes_and_exits_0(serve: Serve, tmp_path: Path, number: int) -> None:
+    served = serve(application(tmp_path / "app", HUB, smq=SMQ_PAGE))
+    client = smq_client(served.port)
+    assert served.stop(number) == 0
+    assert packet(client) == b"\x0bsysshutdown"
+    assert client.recv(1) == b""
+    assert "onunload ran" in served.output
+    assert "Traceback" not in served.output
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", served.port), 1)
+
+
+def test_the_text_of_an_onunload_reaches_the_clients(serve: Serve, tmp_path: Path) -> None:
+    preload = HUB + "function onunload() smq:shutdown('back at noon') end"
+    served = serve(application(tmp_path / "app", preload, smq=SMQ_PAGE))
+    client = smq_client(served.port)
+    assert served.stop() == 0
+    assert packet(client) == b"\x0bback at noon"
+    assert client.recv(1) == b""
+
+
+def test_an_error_in_onunload_does_not_hinder_the_end(serve: Serve, tmp_path: Path) -> None:
+    served = serve(application(tmp_path / "app", "function onunload() error('stuck') end"))
+    assert served.port
+    assert served.stop() == 0
+    served.wait_for(r"\.preload:1: stuck")
+
+
+def test_reload_restarts_the_application_with_onunload_first(serve: Serve, tmp_path: Path) -> None:
+    preload = "name = 'first'\nfunction onunload() trace('bye', name) end"
+    app = application(tmp_path / "app", preload, index="<?lsp= app.name ?>")
+    served = serve(app, "--reload")
+    assert requests.get(served.url).text == "first"
+    (app / ".preload").write_text("trace'hello'; name = 'second'")
+    served.wait_for(r"bye\s+first[\s\S]*hello[\s\S]*^app app at /: ok$")
+    assert requests.get(served.url).text == "second"
+
+
+def test_reload_keeps_the_old_application_when_the_new_does_not_compile(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", "name = 'first'", index="<?lsp= app.name ?>")
+    served = serve(app, "--reload")
+    assert requests.get(served.url).text == "first"
+    (app / ".preload").write_text("name = = 'second'")
+    served.wait_for(r"^app app at /: kept as it was: app/\.preload:1: unexpected symbol near '='$")
+    assert requests.get(served.url).text == "first"
+    (app / ".preload").write_text("name = 'third'")
+    served.wait_for(r"^app app at /: kept[\s\S]*^app app at /: ok$")
+    assert requests.get(served.url).text == "third"
+
+
+def test_a_port_in_use_gets_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sentence = refused(application(tmp_path / "app"), "--port", str(port))
+        assert sentence.startswith(f"cannot listen on 127.0.0.1:{port}: the port is in use;")
+        assert refused(tmp_path / "app", "--tls-port", str(port)).startswith(f"cannot listen on 127.0.0.1:{port}")
+
+
+def test_wrong_applications_get_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 but no ZIP file")
+    assert "nowhere does not exist" in refused(tmp_path / "nowhere")
+    assert "broken.zip is not a readable ZIP file" in refused(tmp_path / "broken.zip")
+    (tmp_path / "empty").mkdir()
+    assert "holds no application" in refused(cwd=tmp_path / "empty")
+
+
+def test_wrong_certificates_get_one_sentence(tmp_path: Path) -> None:
+    app, wrong = application(tmp_path / "app"), tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    tls = (app, "--tls-port", "0")
+    assert "wrong.pem" in refused(*tls, "--cert", wrong, "--key", wrong)
+    assert "missing.pem" in refused(*tls, "--cert", tmp_path / "missing.pem", "--key", wrong)
+    assert refused(*tls, "--cert", wrong).startswith("--cert needs --key too")
+
+
+def test_wrong_settings_get_one_sentence(tmp_path: Path) -> None:
+    application(tmp_path)
+    (tmp_path / "smqrt.toml").write_text("prot = 1")
+    assert "unknown setting 'prot'" in refused(cwd=tmp_path)
+    assert "missing.toml can't be read" in refused("--config", "missing.toml", cwd=tmp_path)
+
+
+def test_an_unknown_host_gets_one_sentence(tmp_path: Path) -> None:
+    assert "--host" in refused(application(tmp_path / "app"), "--host", "192.0.2.1")
+
+
+@pytest.mark.servers
+def test_help_shows_every_option() -> None:
+    text = subprocess.run([sys.executable, "-m", "smqrt", "serve", "--help"], capture_output=True, text=True).stdout
+    for option in ("-l NAME:PRIORITY:PATH", "--host", "--port", "--tls-port", "--cert", "--key", "--reload", "9357"):
+        assert option in text
