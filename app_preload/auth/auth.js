@@ -1,0 +1,64 @@
+"use strict";
+
+const byId = id => document.getElementById(id);
+let smq;
+
+function showState(text, kind) {
+    byId("state").textContent = text;
+    byId("state").dataset.kind = kind;
+}
+
+function showPanel(isShown) {
+    byId("login").hidden = isShown;
+    byId("panel").hidden = !isShown;
+}
+
+function showDoor({open, by}) {
+    byId("door").textContent = open ? "open" : "closed";
+    byId("door").dataset.open = open;
+    byId("by").textContent = by ? `Last moved by ${by}.` : "Nobody has moved it yet.";
+}
+
+function refuse(message) {
+    showState("not signed in", "");
+    showPanel(false);
+    byId("refusal").textContent = message;
+    byId("password").select();
+}
+
+function signIn(user, password) {
+    smq = SMQ.Client(SMQ.wsURL("smq.lsp"), {info: user});
+    smq.onauth = seed => sha1(password + seed); // asked at every connection, each time with another seed
+    smq.onconnect = smq.onreconnect = () => {
+        showState("signed in", "up");
+        byId("who").textContent = user;
+        showPanel(true);
+        smq.publish("", "ask");
+    };
+    smq.onclose = (message, canReconnect) => {
+        if (!canReconnect) return refuse(message);
+        showState("reconnecting …", "down");
+        return 1000;
+    };
+    smq.subscribe("door", {datatype: "json", onmsg: showDoor});
+    smq.subscribe("self", {datatype: "json", onmsg: showDoor});
+    smq.create("move", isAllowed => {
+        byId("move").disabled = !isAllowed;
+        byId("move").title = isAllowed ? "" : "Only the keeper may move the door";
+    });
+}
+
+byId("login").onsubmit = event => {
+    event.preventDefault();
+    byId("refusal").textContent = "";
+    showState("signing in …", "");
+    signIn(byId("user").value, byId("password").value);
+};
+
+byId("move").onclick = () => smq.publish("", "move");
+
+byId("leave").onclick = () => {
+    smq.disconnect();
+    byId("password").value = "";
+    refuse("");
+};

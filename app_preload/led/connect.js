@@ -1,0 +1,21 @@
+"use strict";
+
+const byId = id => document.getElementById(id);
+
+function showState(text, kind) {
+    byId("state").textContent = text;
+    byId("state").dataset.kind = kind;
+}
+
+function connect(onready) { // onready comes after every connect, the first and each later one
+    const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
+    smq.onconnect = smq.onreconnect = () => {
+        showState("connected", "up");
+        onready();
+    };
+    smq.onclose = (message, canReconnect) => {
+        showState(canReconnect ? "reconnecting …" : message, "down");
+        return canReconnect && 1000;
+    };
+    return smq;
+}
