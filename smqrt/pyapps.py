@@ -12,8 +12,9 @@
     def onunload():
         print("good bye")
 
-A directory's function gets the HTTP request and the rest of the path; it may block in gevent's way, and returning exactly
-False passes the request on. What `.preload.py` defines is `app`: as its variables, as `app["name"]` and as `app.name`.
+A directory's function gets the HTTP request and the rest of the path; it may block in gevent's way, and returning
+exactly False passes the request on. What `.preload.py` defines is `app`: as its variables, as `app["name"]` and as
+`app.name`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Application:
             self._take_down()
 
     def unload(self) -> None:
-        """Run `onunload`, take the application off the tree, empty its table; may block. Errors of `onunload` are logged."""
+        """Run `onunload`, take the application off the tree, empty its table; may block. Its errors are logged."""
         if self._running is None:
             return
         for script in self._running.scripts:

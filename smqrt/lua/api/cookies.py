@@ -31,7 +31,7 @@ def install(vm: Vm, exchanges: Exchanges) -> None:
     def add_cookie(handle: int, text: bytes) -> None:
         field = from_latin1(text)
         if _COOKIE.fullmatch(field) is None:
-            raise ArgumentError(f"cookie {field!r}: the name must be a token, the rest free of ';' and control characters")
+            raise ArgumentError(f"cookie {field!r}: the name must be a token, the rest without ';' and controls")
         exchanges.request(handle).response.headers.add("Set-Cookie", field)
 
     vm.namespace("ba.cookies", {"cookie": cookie, "add_cookie": add_cookie})

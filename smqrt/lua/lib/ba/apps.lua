@@ -1,8 +1,7 @@
 -- Applications: each has a table that is the environment of its .preload (spec: runtime 2, 3).
 local core, py = ...
 
-local error, load, next, pairs, pcall, rawget, setmetatable, tostring, type, xpcall =
-  error, load, next, pairs, pcall, rawget, setmetatable, tostring, type, xpcall
+local collectgarbage, pairs, rawget, setmetatable, type, xpcall = collectgarbage, pairs, rawget, setmetatable, type, xpcall
 
 local applications = {} -- number -> {table =, anchors =}; the table stays the same when the application starts again
 
@@ -27,11 +26,14 @@ local function fill(app, io, dir)
   return setmetatable(app, {__index = _G})
 end
 
--- While an application starts, the root directories it inserts are kept for it.
-local function anchored(application, f)
+-- Runs .preload, when there is one. The root directories it inserts are kept for the application.
+local function run_preload(application)
+  local app = application.table
+  local chunk, fault = app.io:loadfile(".preload", app)
+  if not chunk then return fault == "notfound", fault end
   local outer = core.anchors
   core.anchors = application.anchors
-  local done, message = xpcall(f, core.traceback)
+  local done, message = xpcall(chunk, core.traceback)
   core.anchors = outer
   return done, message
 end
@@ -45,11 +47,7 @@ function entries.load(number, io, reader)
   application.anchors = {}
   application.dir = core.dir.adopt(reader)
   local app = fill(application.table, core.io.wrap(io), application.dir)
-  local done, message = anchored(application, function()
-    local chunk, fault = app.io:loadfile(".preload", app)
-    if chunk then return chunk() end
-    if fault ~= "notfound" then error(fault, 0) end
-  end)
+  local done, message = run_preload(application)
   if done then application.dir:lspfilter(app) end
   return done, message
 end

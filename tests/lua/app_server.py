@@ -1,0 +1,93 @@
+"""A real server in this process with applications made on the spot."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection, HTTPMessage
+from pathlib import Path
+
+from gevent import socket
+
+from smqrt.http.resources import DiskIo
+from smqrt.http.server import HttpServer
+from smqrt.http.tree import Root
+from smqrt.lua.api import base
+from smqrt.lua.apps import Application, Applications
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.net.listener import Listener
+
+Files = dict[str, str | bytes]
+
+
+class Answer:
+    """A response: `status`, `headers` (case-insensitive), `body`, `text`."""
+
+    def __init__(self, status: int, headers: HTTPMessage, body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "surrogateescape")
+
+
+class AppServer:
+    """A server on a free port.
+
+    Args:
+        folder: where the applications' folders are made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.vm = Vm()
+        self.root = Root()
+        self.stops: list[int] = []
+        ios = {"disk": DiskIo("/"), "home": DiskIo(folder)}
+        self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
+        base.install(self.vm, self.services)
+        self.applications = Applications(self.vm, self.services)
+        self.server = HttpServer(self.root)
+        self.listener = Listener("127.0.0.1", 0, self.server.accepted)
+        self.listener.start()
+        self.services.http_port = self.port
+
+    @property
+    def port(self) -> int:
+        return self.listener.address[1]
+
+    def write(self, name: str, files: Files) -> Path:
+        """Put files into the folder of an application."""
+        for file, content in files.items():
+            path = self.folder / (name or "root") / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return self.folder / (name or "root")
+
+    def app(self, files: Files, name: str = "") -> Application:
+        """Make an application of these files and load it."""
+        return self.applications.load(name, self.write(name, files))
+
+    def page(self, source: str, **request: object) -> Answer:
+        """The answer of a page with this text."""
+        self.write("", {"page.lsp": source})
+        if all(child.name for child in self.root.children):
+            self.app({})
+        return self.ask("/page.lsp", **request)  # type: ignore[arg-type]
+
+    def ask(
+        self, target: str = "/", method: str = "GET", body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Send a request on a connection of its own."""
+        client = HTTPConnection("127.0.0.1", self.port)
+        client.sock = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        try:
+            client.request(method, target, body, headers or {})
+            response = client.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            client.close()
+
+    def close(self) -> None:
+        self.listener.close()
+        self.server.close()
+        self.vm.stop()
