@@ -63,9 +63,17 @@ class StaticFiles:
         elif request.method not in ("GET", "HEAD"):
             _refuse_method(request)
         elif request.response.headers or request.has_any(_SPECIAL) or not self._keep(name, entry, headers):
-            _Answer(self._io, request, name, entry, headers).give()
+            self._answer(request, name, entry, headers)
         else:
             request.response.send_ready(entry.head, entry.body or b"")
+
+    def _answer(self, request: Request, name: str, entry: Entry, headers: dict[str, str]) -> None:
+        try:
+            _Answer(self._io, request, name, entry, headers).give()
+        except IoError:  # gone, or became something else, since it was looked at
+            if request.response.committed:
+                raise
+            request.response.error(404)
 
     def _entry(self, name: str) -> Entry | None:
         entry = self._known.get(name)

@@ -220,9 +220,12 @@ class DiskIo(Io):
         """See `Io.published`."""
         path = self._published_path(name)
         try:
-            return _stat_of(os.path.basename(path), os.stat(path, follow_symlinks=False))
+            info = os.stat(path, follow_symlinks=False)
         except OSError as error:
             raise IoError.of(error, name) from None
+        if not (mode_bits.S_ISREG(info.st_mode) or mode_bits.S_ISDIR(info.st_mode)):
+            raise IoError("notfound", f"{name} is neither a file nor a folder")
+        return _stat_of(os.path.basename(path), info)
 
     def open_published(self, name: str) -> IO[bytes]:
         """See `Io.open_published`."""
