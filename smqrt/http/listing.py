@@ -16,6 +16,7 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Applications</title>
+<link rel="icon" href="data:,">
 <style>
   :root {{ color-scheme: light dark }}
   body {{ font: 1.05rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 12vh auto; padding: 0 1.2rem }}

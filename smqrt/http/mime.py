@@ -8,6 +8,7 @@ DEFAULT = "application/octet-stream"
 _types = MimeTypes()  # the standard library's own table: the machine's files must not change what a browser gets
 _MORE = {
     ".avif": "image/avif",
+    ".js": "text/javascript",
     ".lua": "text/plain",
     ".map": "application/json",
     ".md": "text/markdown",

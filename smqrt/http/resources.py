@@ -249,8 +249,8 @@ class DiskIo(Io):
         Follows links: only good to tell whether what was `published` before is still the same.
         """
         try:
-            return _version(os.stat(self._prefix + name))
-        except (OSError, ValueError):
+            return _version(os.stat(self.realpath(name) if ".." in name else self._prefix + name))
+        except (OSError, ValueError, IoError):
             return None
 
     def mkdir(self, name: str) -> None:

@@ -7,6 +7,12 @@ from http import HTTPStatus
 
 from smqrt.errors import SmqrtError
 
+_HEAD = (
+    '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>'
+    '<link rel="icon" href="data:,"><style>:root{{color-scheme:light dark}}'
+    "body{{font:1.05rem/1.5 system-ui,sans-serif;max-width:34rem;margin:12vh auto;padding:0 1.2rem}}"
+    "h1{{font-size:1.4rem}}</style></head>"
+)
 REASONS: dict[int, str] = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -50,5 +56,4 @@ def error_page(status: int, detail: str = "") -> bytes:
     """Build the small HTML page of an error status; `detail` is escaped."""
     title = f"{status} {reason(status)}"
     text = f"<p>{escape(detail)}</p>" if detail else ""
-    head = f'<head><meta charset="utf-8"><title>{title}</title></head>'
-    return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
+    return f'<!DOCTYPE html><html lang="en">{_HEAD.format(title)}<body><h1>{title}</h1>{text}</body></html>\n'.encode()

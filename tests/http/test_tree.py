@@ -144,7 +144,7 @@ def test_a_slash_is_added(bench: Any, site: Path) -> None:
 def test_a_slash_is_never_a_way_to_another_host(bench: Any) -> None:
     assert bench.connect().ask("//evil").fields["location"] == "http://test//evil/"
     wire = bench.connect().send(b"GET //evil HTTP/1.0\r\n\r\n")
-    assert wire.answer().fields["location"] == "http://127.0.0.1:%d//evil/" % bench.listener.address[1]
+    assert wire.answer().fields["location"] == f"http://127.0.0.1:{bench.listener.address[1]}//evil/"
 
 
 def test_the_fallback_is_asked_before_a_slash_is_added(bench: Any, site: Path) -> None:
