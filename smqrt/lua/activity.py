@@ -53,6 +53,11 @@ class Activities:
         return len(self._drivers)
 
     @property
+    def idle(self) -> int:
+        """How many coroutines wait in the pool."""
+        return len(self._idle)
+
+    @property
     def nested(self) -> bool:
         """Whether Lua is on the C stack, so that nobody may switch greenlets."""
         return self._depth > 0
@@ -157,7 +162,7 @@ class Activities:
         except LuaError:
             raise
         except BaseException:
-            self._close(co)
+            self.call(self._close_ref, co)
             raise
         finally:
             self._drivers.discard(me)
@@ -169,12 +174,6 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
-
-    def _close(self, co: Any) -> None:
-        try:
-            self.call(self._close_ref, co)
-        except LuaError as error:
-            log.error("error while a killed activity was closed: %s", error)
 
 
 def _text_of(error: Exception) -> bytes | str:

@@ -6,15 +6,19 @@ integer reference. From Python to Lua cross only None, bool, int, float and byte
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import lupa.lua54 as lupa
 
 from smqrt.lua import library
 from smqrt.lua.activity import Activities
-from smqrt.lua.bridge import Function, Op, encoded, guarded
+from smqrt.lua.bridge import Function, LuaError, Op, encoded, guarded
+from smqrt.lua.clock import clock_ms, sleep_ms
 
 log = logging.getLogger("smqrt.lua")
 
@@ -48,7 +52,19 @@ class Vm:
         activities = Activities(new_coroutine, self._refs[b"close"], self._failure)
         self.activities = activities
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
-        self.namespace("smqrt", {"module_source": _module_source, "log_error": _log_error})
+        _live.add(self)
+        halves: dict[str, Function] = {"module_source": _module_source, "log_error": _log_error, "clock": clock_ms}
+        self.namespace("core.python", halves, {"sleep": sleep_ms})
+
+    def finish(self) -> None:
+        """Cut Lua off from Python, for good. The finalizers that run when the Lua state is freed must not call into
+        Python objects that are being freed with it; happens by itself at the end of the process and of the `Vm`.
+        """
+        self.call(self._refs[b"finish"])
+
+    def __del__(self) -> None:
+        with suppress(LuaError):
+            self.finish()
 
     def free(self, ref: int) -> None:
         """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an
@@ -56,16 +72,21 @@ class Vm:
         self.call(self._refs[b"free"], ref)
 
     def namespace(
-        self, name: str, functions: Mapping[str, Function], blocking: Mapping[str, Function] | None = None
+        self,
+        name: str,
+        functions: Mapping[str, Function],
+        blocking: Mapping[str, Function] | None = None,
+        source: bytes | None = None,
     ) -> None:
-        """Give Lua the Python half of a part of the API and run its Lua half, `lib/<name>.lua`, as `chunk(core, py)`.
+        """Give Lua the Python half of a part of the API and run its Lua half as `chunk(core, py)`.
 
         functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
         blocking: become `py.<key>` as well; they run with no Lua on the C stack and may block.
+        source: the Lua half; without it the shipped file `lib/<name>.lua`, dots standing for slashes.
         What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
         ValueError when there is none.
         """
-        source = library.source(name)
+        source = source if source is not None else library.source(name)
         if source is None:
             raise ValueError(f"there is no Lua half smqrt/lua/lib/{name}.lua")
         halves: list[Any] = []
@@ -94,6 +115,15 @@ class Vm:
     def memory_bytes(self) -> int:
         """What the Lua state holds at the moment, garbage included."""
         return int(self.run(self._refs[b"memory"])[0])
+
+
+_live: WeakSet[Vm] = WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    for vm in list(_live):
+        vm.finish()
 
 
 def _load_core(runtime: Any) -> Any:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
-import gevent
 from gevent import get_hub, subprocess
 
+from smqrt.lua.clock import clock_ms, sleep_ms
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 MAX_OUTPUT_BYTES = 64 * 1024
-
-
-def sleep(ms: float) -> None:
-    """Wait; other activities run meanwhile."""
-    gevent.sleep(max(ms, 0) / 1000)
-
-
-def clock() -> int:
-    """Milliseconds of a clock that never goes back."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def execute(command: bytes) -> tuple[object, ...]:
@@ -52,4 +40,4 @@ def install(vm: Vm, services: Services) -> None:
     def soon(ref: int, handle: int) -> None:
         get_hub().loop.run_callback(vm.start, ref, handle)
 
-    vm.namespace("ba.thread", {"clock": clock, "soon": soon}, {"sleep": sleep, "exec": execute})
+    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"sleep": sleep_ms, "exec": execute})

@@ -3,8 +3,9 @@
 local core = ...
 
 local error, format, find, sub, yield = error, string.format, string.find, string.sub, core.yield
-local getmetatable, rawtype, tostring, traceback, xpcall = core.getmetatable, core.rawtype, tostring, debug.traceback, xpcall
+local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetatable, core.rawtype, select, tostring, debug.traceback, xpcall
 
+local MAX_VALUES <const> = core.max_values
 local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/"
 
 local refs, last = {}, 0
@@ -54,6 +55,7 @@ end
 local handler = core.traceback
 
 local function wait(ok, ...)
+  if select("#", ...) > MAX_VALUES then return yield(false, "too many values returned to the server") end
   return yield(ok, ...)
 end
 
@@ -75,6 +77,6 @@ end
 core.entries = {
   first = core.ref(function() end),
   free = core.ref(core.unref),
-  close = core.ref(core.close_all),
+  close = core.ref(core.close_activity),
   memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
 }

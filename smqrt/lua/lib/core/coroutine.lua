@@ -8,21 +8,28 @@ local core = ...
 local resume, yield, status, running = coroutine.resume, coroutine.yield, coroutine.status, coroutine.running
 local close, create, isyieldable = coroutine.close, coroutine.create, coroutine.isyieldable
 local check, error, failure, raise, traceback = core.check, error, core.failure, core.raise, debug.traceback
-local setmetatable = setmetatable
+local select, setmetatable = select, setmetatable
 
+local TOO_MANY <const> = "too many arguments to a blocking call"
 local BOUNDARY <const> = "blocking call across a C boundary (a sort comparator, a gsub callback, a finalizer or the like)"
 
 core.yield = yield -- for the activity loop; applications get the one below
+core.isyieldable = isyieldable -- whether a blocking call is possible here
 
 local ops = {}                                  -- what may be yielded to Python
 local busy = setmetatable({}, {__mode = "k"})   -- coroutines that the application must not resume: activities, and those inside an Op
 local waits = setmetatable({}, {__mode = "k"})  -- coroutine -> the coroutine inside which it waits for an Op
+
+-- lupa moves what is yielded to the main stack without making room there, and that has 40 places.
+local MAX_VALUES <const> = 30
+core.max_values = MAX_VALUES
 
 --- Makes a blocking function of the Op `op`.
 function core.blocking(op)
   ops[op] = true
   return function(...)
     if not isyieldable() then raise(BOUNDARY) end
+    if select("#", ...) > MAX_VALUES then raise(TOO_MANY) end
     return check(yield(op, ...))
   end
 end
@@ -32,15 +39,14 @@ function core.enter_activity()
   busy[running()] = true
 end
 
---- Closes an activity or a coroutine from inside to outside: all `<close>` variables on the way are closed.
--- Returns what `coroutine.close` returns for the outermost.
-local function close_all(co)
+--- Closes an activity, from inside to outside: all `<close>` variables on the way are closed. Errors of theirs are logged.
+function core.close_activity(co)
   local inner = waits[co]
   waits[co] = nil
-  if inner then close_all(inner) end
-  return close(co)
+  if inner then core.close_activity(inner) end
+  local ok, message = close(co)
+  if not ok then core.log_error("error while a killed activity was closed: " .. core.describe(message)) end
 end
-core.close_all = close_all
 
 local relay
 

@@ -6,8 +6,15 @@ local blocking, check, error, load, ref = core.blocking, core.check, error, load
 
 core.modules = {} -- what the Lua halves returned, by name, for require
 
+local finished = false -- Python's objects are being taken apart: finalizers that still run must not reach them
+
+core.entries.finish = ref(function() finished = true end)
+
 local function direct(fn)
-  return function(...) return check(fn(...)) end
+  return function(...)
+    if finished then return nil end
+    return check(fn(...))
+  end
 end
 
 --- The table of the Python half: names and functions alternate, the first `count` are called directly, the others block.

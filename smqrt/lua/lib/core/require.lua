@@ -6,7 +6,9 @@
 local core = ...
 
 local assert, concat, error, gsub, ipairs, load, loadfile = assert, table.concat, error, string.gsub, ipairs, load, loadfile
-local rawtype, searchpath = core.rawtype, package.searchpath
+local rawtype, running, searchpath, setmetatable = core.rawtype, coroutine.running, package.searchpath, setmetatable
+
+local PATIENCE_MS <const> = 10000 -- then two activities wait for each other's module
 
 local readers = {}
 
@@ -65,13 +67,33 @@ local function find_loader(name)
   core.raise("module '" .. name .. "' not found:" .. concat(tried))
 end
 
-function require(name)
+local loading = {} -- name -> the coroutine that loads it, which may be blocked
+
+local function wait_until_loaded(name)
+  if loading[name] == running() then core.raise("loop: module '" .. name .. "' requires itself") end
+  local last_ms = core.clock() + PATIENCE_MS
+  while loading[name] and core.clock() < last_ms do core.sleep(1) end
+  if loading[name] then core.raise("module '" .. name .. "' is still being loaded by somebody else") end
+end
+
+local Loading = {__close = function(entry) loading[entry.name] = nil end} -- also when it fails or is killed
+
+local function load_module(name)
   local loaded = package.loaded
-  core.arg.string(name, 1, "require")
-  if loaded[name] ~= nil then return loaded[name] end
+  local entry <close> = setmetatable({name = name}, Loading)
+  loading[name] = running()
   local loader, extra = find_loader(name)
   local value = loader(name, extra)
   if value ~= nil then loaded[name] = value end
   if loaded[name] == nil then loaded[name] = true end
   return loaded[name], extra
+end
+
+--- As in Lua, but the module and the search for it may block. Who requires a module that somebody else loads waits for it.
+function require(name)
+  core.arg.string(name, 1, "require")
+  if loading[name] then wait_until_loaded(name) end
+  local module = package.loaded[name]
+  if module ~= nil then return module end
+  return load_module(name)
 end

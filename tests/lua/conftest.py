@@ -1,0 +1,92 @@
+"""What the Lua tests share: a runtime, and the guard that no greenlet is switched while Lua is on the C stack."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import greenlet
+import pytest
+from app_server import AppServer
+from recorder import Recorder
+
+from smqrt.lua.activity import Activities
+from smqrt.lua.api import base
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+HALF = b"""
+local core, py = ...
+test = py
+test.core = core
+test.ref = core.ref
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_switch_with_lua_on_the_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails the test when a greenlet switch happens inside a call from Lua to Python: that corrupts lupa's state."""
+    runtimes: weakref.WeakSet[Activities] = weakref.WeakSet()
+    violations: list[str] = []
+    plain_init = Activities.__init__
+
+    def init(self: Activities, *args: Any) -> None:
+        plain_init(self, *args)
+        runtimes.add(self)
+
+    def on_switch(event: str, args: Any) -> None:
+        if any(runtime.nested for runtime in runtimes):
+            violations.append(f"{event} {args}")
+
+    monkeypatch.setattr(Activities, "__init__", init)
+    previous = greenlet.settrace(on_switch)
+    yield
+    greenlet.settrace(previous)
+    assert not violations
+
+
+@pytest.fixture
+def vm() -> Iterator[Vm]:
+    """A runtime with the API that needs no server."""
+    machine = Vm()
+    base.install(machine, Services())
+    yield machine
+    machine.stop()
+    gevent.sleep(0)
+
+
+@pytest.fixture
+def recorder(vm: Vm) -> Recorder:
+    """`test.record`, `test.back` and `test.sleep` in Lua, and what was recorded."""
+    half = Recorder(vm)
+    vm.namespace("test", {"record": half.record, "back": half.back}, {"sleep": _sleep}, source=HALF)
+    return half
+
+
+def _sleep(seconds: float, *values: Any) -> tuple[Any, ...]:
+    gevent.sleep(seconds)
+    return values
+
+
+@pytest.fixture
+def settled() -> Callable[[Callable[[], object]], None]:
+    """Waits until a condition holds, two seconds at most."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        with gevent.Timeout(2):
+            while not condition():
+                gevent.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[AppServer]:
+    """A server of applications, see `AppServer`."""
+    running = AppServer(tmp_path)
+    yield running
+    running.close()
+    gevent.sleep(0)
