@@ -17,7 +17,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import ResourceReader
 from smqrt.http.zips import ZipIo
-from smqrt.lua.api import cookies, dirs, exchange, files, mako, request, response
+from smqrt.lua.api import cookies, dirs, exchange, files, mako, pages, request, response
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -160,7 +160,7 @@ class Applications:
         response.install(vm, services, self.exchanges)
         cookies.install(vm, self.exchanges)
         self.files = files.install(vm, services)
-        self.dirs = dirs.install(vm, services, self.exchanges, self.files)
+        self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         self.exit_functions = mako.install(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
         self._next_number = itertools.count(1).__next__

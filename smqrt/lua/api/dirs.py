@@ -10,7 +10,7 @@ from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.files import FilesHalf
-from smqrt.lua.api.pages import Pages
+from smqrt.lua.api.pages import Compiler, Pages
 from smqrt.lua.api.text import from_latin1, from_utf8, utf8
 from smqrt.lua.bridge import ArgumentError
 from smqrt.lua.services import Services
@@ -20,19 +20,14 @@ from smqrt.lua.vm import Vm
 class DirsHalf:
     """Keeps what the handles of Lua stand for."""
 
-    def __init__(self, vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf) -> None:
-        self._vm = vm
+    def __init__(self, services: Services, exchanges: Exchanges, files: FilesHalf, compiler: Compiler) -> None:
         self._root = services.root
         self._exchanges = exchanges
+        self._compiler = compiler
         self._io_of, self._io_handle = files.io, files.handle_of
         self._next_handle = itertools.count(1).__next__
         self._dirs: dict[int, Directory] = {}
         self._handles: dict[Branch, int] = {}
-        self._compiler = 0
-
-    def attach(self, compiler: int) -> None:
-        """Take the reference of the Lua function that compiles pages."""
-        self._compiler = compiler
 
     def register(self, directory: Directory) -> int:
         """Give `directory` a handle for Lua."""
@@ -83,7 +78,7 @@ class DirsHalf:
         return self._exchanges.call(request, handle, utf8(relpath), place)
 
     def set_pages(self, handle: int, is_set: bool) -> None:
-        self._reader(handle).pages = Pages(self._vm, self._exchanges, self._compiler, handle) if is_set else None
+        self._reader(handle).pages = Pages(self._exchanges, self._compiler, handle) if is_set else None
 
     def baseuri(self, handle: int) -> bytes:
         return utf8(self._dirs[handle].baseuri())
@@ -121,13 +116,13 @@ class DirsHalf:
 
 _DIRECT = (
     "new_dir new_reader collect insert_root insert insert_prolog unlink set_function set_pages baseuri name io_of "
-    "clear_headers add_header attach"
+    "clear_headers add_header"
 )
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf) -> DirsHalf:
+def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf, compiler: Compiler) -> DirsHalf:
     """Give Lua the virtual directories; return what knows their handles."""
-    half = DirsHalf(vm, services, exchanges, files)
+    half = DirsHalf(services, exchanges, files, compiler)
     functions: dict[str, Any] = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.dirs", functions, {"service": half.service})
     return half

@@ -9,7 +9,7 @@ from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import ResourceReader
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import utf8
-from smqrt.lua.bridge import LuaError
+from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.lsp import LspError, to_lua
 from smqrt.lua.vm import Vm
 
@@ -17,18 +17,37 @@ MAX_PAGE_BYTES = 16 << 20
 DEFAULT_TYPE = "text/html; charset=utf-8"
 
 
+class Compiler:
+    """Makes Lua functions of pages; they stay on the Lua side, by reader and name."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._ref = 0
+
+    def attach(self, ref: int) -> None:
+        """Take the reference of the Lua function that compiles."""
+        self._ref = ref
+
+    def compile(self, reader: int, pathname: bytes, text: bytes) -> None:
+        """Make the page `pathname` of the reader with this handle from its text.
+
+        Raises LspError or LuaError, which name the page or its line.
+        """
+        done, *message = self._vm.run(self._ref, reader, pathname, to_lua(text))
+        if not done:
+            raise LuaError(message[0])
+
+
 class Pages:
     """What a resource reader calls for `*.lsp` (`ResourceReader.pages`).
 
     Args:
-        vm: the runtime.
         exchanges: runs the compiled pages.
-        compiler: reference of the Lua function that takes (reader, pathname, source).
+        compiler: makes them.
         reader: the reader's handle.
     """
 
-    def __init__(self, vm: Vm, exchanges: Exchanges, compiler: int, reader: int) -> None:
-        self._vm = vm
+    def __init__(self, exchanges: Exchanges, compiler: Compiler, reader: int) -> None:
         self._exchanges = exchanges
         self._compiler = compiler
         self._reader = reader
@@ -50,14 +69,26 @@ class Pages:
 
     def _compile(self, io: Io, name: str) -> tuple[Hashable, bytes, str]:
         self._compiled.pop(name, None)
+        pathname = utf8(name)
         try:
             stat, text = io.read_published(name, MAX_PAGE_BYTES)
-            source = to_lua(text)
+            self._compiler.compile(self._reader, pathname, text)
         except (IoError, LspError) as error:
             raise LuaError(f"{name}: {error}") from None
-        pathname = utf8(name)
-        done, *message = self._vm.run(self._compiler, self._reader, pathname, source)
-        if not done:
-            raise LuaError(message[0])
         page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]
         return page
+
+
+def parse(text: bytes, raw: bool) -> object:
+    """The Lua source of a page's text, for `ba.parselsp`."""
+    try:
+        return to_lua(text, raw)
+    except LspError as error:
+        return fail(str(error))
+
+
+def install(vm: Vm) -> Compiler:
+    """Give Lua `ba.parselsp`; return what compiles pages."""
+    compiler = Compiler(vm)
+    vm.namespace("ba.pages", {"parse": parse, "attach": compiler.attach})
+    return compiler

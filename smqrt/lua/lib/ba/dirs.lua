@@ -1,8 +1,8 @@
 -- Virtual directories and resource readers (spec: bas-api 4). The tree is Python's; here live the objects and their functions.
 local core, py = ...
 
-local error, getmetatable, load, math, pairs, rawget, setmetatable, tostring, type =
-  error, core.getmetatable, load, math, pairs, rawget, setmetatable, tostring, type
+local error, getmetatable, math, pairs, rawget, setmetatable, tostring, type =
+  error, core.getmetatable, math, pairs, rawget, setmetatable, tostring, type
 
 local exchange = core.exchange
 local dir, reader = {}, {}
@@ -146,19 +146,4 @@ end
 
 function reader:getapp() return self.app end
 
--- Called from Python when a page is new or changed. Its `page` table stays. -> true | nil, error
-local function compile(directory, pathname, source)
-  local self = handles[directory]
-  local chunk, message = load(source, "@" .. pathname, "t")
-  if not chunk then return nil, message end
-  local page = self.pages[pathname]
-  if not page then
-    page = {memory = {}, io = self:io(), app = self.app}
-    self.pages[pathname] = page
-  end
-  page.chunk = chunk
-  return true
-end
-
 core.dir = {handles = handles, adopt = function(handle) return wrap(handle, reader_class) end}
-py.attach(core.ref(compile))

@@ -4,7 +4,7 @@ local core, py = ...
 
 local concat, error, pcall, select, setmetatable, tostring, type, xpcall =
   table.concat, error, pcall, select, setmetatable, tostring, type, xpcall
-local isyieldable = coroutine.isyieldable
+local isyieldable = core.isyieldable
 
 local LIMIT_BYTES = 8192
 
@@ -92,9 +92,9 @@ local function begin(handle)
 end
 
 local function fail(self, message)
+  if error_handler then pcall(error_handler, message, self.environment) end
   self.failure = message
   self.stopped = true
-  if error_handler then pcall(error_handler, message, self.environment) end
 end
 
 local function with_traceback(message)
