@@ -181,6 +181,10 @@ class TlsTransport:
         address: tuple[Any, ...] = self._sock.getsockname()
         return address
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket."""
+        self._sock.setsockopt(level, option, value)
+
     def peer_certificate(self) -> bytes | None:
         """Give the other side's certificate in DER form; None when it sent none."""
         return self._ssl.getpeercert(binary_form=True)

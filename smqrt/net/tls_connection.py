@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from gevent import get_hub
 
+from smqrt.broker.session import Session
+from smqrt.errors import CloseReason
+from smqrt.net import datapath
 from smqrt.net.connection import WRITE, RawConnection
 from smqrt.net.ws_connection import WsConnection
 
@@ -19,6 +22,11 @@ class _Tls(_Base):
     """Mixed into a connection whose `sock` is a `TlsTransport`."""
 
     __slots__ = ()
+
+    def start(self, session: Session, data: bytes) -> None:
+        """Begin to read; what was decrypted with the HTTP request will not make the socket readable."""
+        super().start(session, data)
+        get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
         """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for
@@ -58,12 +66,23 @@ class _Tls(_Base):
 
     def on_writable(self) -> None:
         """The socket takes bytes again: ciphertext first, then the queue."""
-        if self.sock.wants_write and not self.sock.flush():
+        if self.sock.wants_write and not self._flush_ciphertext():
             return
         if self.blocked:
             super().on_writable()
         elif self.writer is not None:
             self.writer.stop()
+
+    def _flush_ciphertext(self) -> bool:
+        datapath.progress(self)  # the socket is writable, so it takes some
+        try:
+            self.sock.flush()
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.lost(CloseReason.WRITE_FAILED)
+            return False
+        return True
 
 
 class TlsRawConnection(_Tls, RawConnection):
