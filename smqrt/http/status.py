@@ -56,4 +56,5 @@ def error_page(status: int, detail: str = "") -> bytes:
     """Build the small HTML page of an error status; `detail` is escaped."""
     title = f"{status} {reason(status)}"
     text = f"<p>{escape(detail)}</p>" if detail else ""
-    return f'<!DOCTYPE html><html lang="en">{_HEAD.format(title)}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
+    head = _HEAD.format(title)
+    return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
