@@ -16,6 +16,7 @@ function showPanel(isShown) {
 function showDoor({open, by}) {
     byId("door").textContent = open ? "open" : "closed";
     byId("door").dataset.open = open;
+    byId("move").textContent = open ? "Close" : "Open";
     byId("by").textContent = by ? `Last moved by ${by}.` : "Nobody has moved it yet.";
 }
 

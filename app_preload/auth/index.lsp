@@ -31,7 +31,7 @@
             <output id="door" aria-live="polite">…</output>
             <p id="by" class="soft"></p>
             <div class="row">
-                <button id="move" disabled>Move the door</button>
+                <button id="move" disabled>Open</button>
                 <button id="leave" class="quiet">Sign out</button>
             </div>
         </section>
