@@ -1,0 +1,57 @@
+"""What the tests of the demonstration applications share: devices, and the applications' own scripts run as one runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+WAIT_S = 10
+
+
+class Device:
+    """A script of an application, running as a process of its own; it comes over a raw socket."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        command = [sys.executable, "-u", str(REPOSITORY / "app_preload" / script), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        self.lines.extend(line.rstrip("\n") for line in iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, line: str) -> None:
+        """Fails when the device does not print `line`."""
+        deadline = time.monotonic() + WAIT_S
+        while line not in self.lines:
+            assert time.monotonic() < deadline, f"the device did not print {line!r} but {self.lines}"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Cut the power."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(WAIT_S)
+
+
+@pytest.fixture
+def device() -> Iterator[Callable[..., Device]]:
+    """A factory: `device("chat/device.py", url)`."""
+    running: list[Device] = []
+
+    def start(script: str, *arguments: str) -> Device:
+        running.append(Device(script, *arguments))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()

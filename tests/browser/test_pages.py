@@ -1,0 +1,60 @@
+"""All pages of app_preload/ and of the server itself: what each owes to its reader, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.conftest import REPOSITORY, Served
+
+PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/"]
+TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
+UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
+    .filter(item => !(item.labels && item.labels.length) && !item.getAttribute("aria-label") && !item.textContent.trim())
+    .map(item => item.outerHTML)"""
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+@pytest.mark.parametrize("path", PAGES)
+def test_page(served_demos: Served, new_page: Callable[..., Any], screenshot: Any, path: str, phone: bool) -> None:
+    page = new_page(phone=phone)
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto(served_demos.url + path)
+    page.wait_for_load_state("networkidle")
+    screenshot(page)
+    outside = [url for url in requested if not url.startswith((served_demos.url, "data:"))]
+    assert not outside, "a page asks for something from outside"
+    assert page.title()
+    assert not page.evaluate(TOO_WIDE), "the page is wider than the screen"
+    assert page.evaluate(UNNAMED) == [], "a control without a name for those who can't see it"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_light_and_dark_differ(served_demos: Served, new_page: Callable[..., Any], path: str) -> None:
+    page = new_page(served_demos.url + path)
+    backgrounds = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        backgrounds.append(page.screenshot(clip={"x": 0, "y": 400, "width": 4, "height": 4}))
+    assert backgrounds[0] != backgrounds[1]
+
+
+def test_the_list_leads_to_every_application(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    page = new_page(served_demos.url)
+    names = [path.name for path in sorted((REPOSITORY / "app_preload").iterdir()) if path.is_dir()]
+    expect(page.get_by_role("link")).to_have_text(names)
+    page.get_by_role("link", name="chat").click()
+    expect(page.get_by_role("heading")).to_have_text("Chat")
+
+
+@pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python"])
+def test_every_application_has_a_readme(name: str) -> None:
+    folder = REPOSITORY / "app_preload" / name
+    text = (folder / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) < 30
+    shown = [path for path in folder.iterdir() if path.name not in ("README.md", ".lua", "__pycache__")]
+    assert [path.name for path in shown if f"`{path.name}`" not in text] == []
