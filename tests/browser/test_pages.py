@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY, Served
 PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/"]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
-    .filter(item => !(item.labels && item.labels.length) && !item.getAttribute("aria-label") && !item.textContent.trim())
+    .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())
     .map(item => item.outerHTML)"""
 
 
