@@ -15,9 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from build import built, compiler
+
 APP = Path(__file__).parent / "app"
+RELAY = Path(__file__).parent / "relay.c"
 READY_S = 10
-NAMES = ["smqrt", "mosquitto", "nats", "redis"]
+NAMES = ["smqrt", "floor", "mosquitto", "nats", "redis"]
 
 
 @dataclass
@@ -63,8 +66,9 @@ def start(name: str, app: Path = APP) -> Broker:
     """Starts one broker and returns it when it accepts connections; `app` is what ours serves."""
     folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
     command, port = _smqrt(app) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
-    quiet = subprocess.PIPE if name == "smqrt" else subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=folder.name, stdout=quiet, stderr=subprocess.DEVNULL, text=True)
+    # Ours says its port, and its troubles are for the reader.
+    out, err = (subprocess.PIPE, None) if name == "smqrt" else (subprocess.DEVNULL, subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=folder.name, stdout=out, stderr=err, text=True)
     broker = Broker(name, _PROTOCOLS[name], process, port, folder)
     try:
         broker.port = port or _announced_port(process)
@@ -76,12 +80,19 @@ def start(name: str, app: Path = APP) -> Broker:
 
 
 def _program(name: str) -> str | None:
+    if name == "floor":
+        return str(built(RELAY)) if compiler() else None
     path = f"{os.environ['PATH']}:/usr/sbin"
     return shutil.which({"nats": "nats-server", "redis": "redis-server"}.get(name, name), path=path)
 
 
 def _smqrt(app: Path) -> tuple[list[str], int]:
     return [sys.executable, "-m", "smqrt", "serve", str(app), "--port", "0"], 0
+
+
+def _floor(_: Path) -> tuple[list[str], int]:
+    port = free_port()
+    return [str(built(RELAY)), str(port)], port
 
 
 def _mosquitto(folder: Path) -> tuple[list[str], int]:
@@ -105,11 +116,12 @@ def _redis(_: Path) -> tuple[list[str], int]:
 
 
 _COMMANDS: dict[str, Callable[[Path], tuple[list[str], int]]] = {
+    "floor": _floor,
     "mosquitto": _mosquitto,
     "nats": _nats,
     "redis": _redis,
 }
-_PROTOCOLS = {"smqrt": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
+_PROTOCOLS = {"smqrt": "smq", "floor": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
 
 
 def _announced_port(process: subprocess.Popen[str]) -> int:

@@ -26,7 +26,7 @@ def main() -> None:
     brokers.raise_file_limit()
     generator = Generator()
     console = Console()
-    console.width = max(console.width, 150)
+    console.width = max(console.width, 130)
     names = [name for name in brokers.available() if not options.brokers or name in options.brokers]
     console.print(
         f"load: {generator.name}; brokers: {', '.join(names)}; {options.rounds} rounds of {options.seconds} s"
@@ -62,7 +62,7 @@ def measure(
             for shape in shapes:
                 console.print(f"round {number + 1}: {shape.title}", style="dim")
                 for name in names:
-                    if shape.websocket and name != "smqrt":
+                    if not carries(name, shape):
                         continue
                     if shape.is_idle:
                         report = _fresh(generator, shape, name)
@@ -73,6 +73,11 @@ def measure(
         for broker in running.values():
             broker.stop()
     return results
+
+
+def carries(name: str, shape: Shape) -> bool:
+    """Whether a broker can take part in a shape."""
+    return name == "smqrt" or not (shape.websocket or (name == "floor" and not shape.has_floor))
 
 
 def _fresh(generator: Generator, shape: Shape, name: str) -> Report:
@@ -91,14 +96,14 @@ def middle(reports: list[Report], key: str) -> float:
 def ratio_cell(peer: float, ours: float, bar: float | None) -> str:
     ratio = peer / ours if ours else 0.0
     if bar is None:
-        return f"{peer:.3g} ({ratio:.1f}x)"
+        return f"{peer:.3g} {ratio:.3g}x"
     colour = "green" if ratio >= bar else "red"
-    return f"{peer:.3g} ([{colour}]{ratio:.1f}x[/] of {bar:g}x)"
+    return f"{peer:.3g} [{colour}]{ratio:.3g}x[/]/{bar:g}x"
 
 
 def messages_table(shapes: list[Shape], names: list[str], results: Results) -> Table:
     peers = [name for name in names if name != "smqrt"]
-    table = Table(title="CPU µs per delivered message, median (peer / ours, of the bar)")
+    table = Table(title="CPU µs per delivered message, median (peer / ours, beside its bar)")
     for column in ["shape", "smqrt", *peers, "smqrt p50/p99 µs", "smqrt msg/s"]:
         table.add_column(column, justify="left" if column == "shape" else "right", no_wrap=True)
     for shape in shapes:
@@ -127,7 +132,7 @@ def idle_table(names: list[str], results: dict[str, list[Report]]) -> Table:
     )
     for column in ["broker", "held", "bytes per client", "connects/s", "CPU µs per connect"]:
         table.add_column(column, justify="right")
-    for name in names:
+    for name in (name for name in names if name in results):
         keys = ("ready", "bytes_per_conn", "conn_per_s", "cpu_us_per_conn")
         table.add_row(name, *(f"{middle(results[name], key):,.0f}" for key in keys))
     return table

@@ -129,7 +129,7 @@ def wrk(url: str, seconds: int) -> Report:
 
 def as_table(results: Results) -> Table:
     table = Table(
-        title=f"Requests per second, {CONNECTIONS} keep-alive connections, median (ours / theirs, of the bar)"
+        title=f"Requests per second, {CONNECTIONS} keep-alive connections, median (ours / theirs, beside its bar)"
     )
     for column in ("", "smqrt", "pywsgi", "nginx, 1 worker", f"smqrt p99 ms (bar {P99_BAR_MS})", "errors"):
         table.add_column(column, justify="right")
@@ -152,9 +152,9 @@ def middle(reports: list[Report], key: str) -> float:
 def cell(row: str, name: str, ours: float, theirs: float) -> str:
     ratio, bar = ours / theirs, BARS.get((row, name))
     if bar is None:
-        return f"{theirs:,.0f} ({ratio:.2f}x)"
+        return f"{theirs:,.0f} {ratio:.2f}x"
     colour = "green" if ratio >= bar else "red"
-    return f"{theirs:,.0f} ([{colour}]{ratio:.2f}x[/] of {bar:.2g}x)"
+    return f"{theirs:,.0f} [{colour}]{ratio:.2f}x[/]/{bar:.2g}x"
 
 
 if __name__ == "__main__":
