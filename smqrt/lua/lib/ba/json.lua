@@ -33,7 +33,9 @@ local function number(value)
   if math_type(value) == "integer" then return value end
   if value ~= value or value == huge or value == -huge then return "null" end
   local text = tostring(value)
-  return tonumber(text) == value and text or format("%.17g", value)
+  if tonumber(text) == value then return text end
+  text = format("%.17g", value)
+  return find(text, "[.e]") and text or text .. ".0"
 end
 
 local names, names_left = {}, MAX_NAMES -- name -> '"name":'

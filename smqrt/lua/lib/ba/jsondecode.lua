@@ -64,7 +64,7 @@ local function parse_number(text, position)
   local digits, behind = match(text, "^(-?%d+%.?%d*[eE]?[+-]?%d*)()", position)
   local value = digits and tonumber(digits)
   if value then return value, behind end
-  error(behind and behind <= #text and PARSE or MORE, 0)
+  error((behind or position + 1) > #text and MORE or PARSE, 0)
 end
 
 local function literal(word, value)

@@ -43,9 +43,9 @@ function ba.seterrh(f)
   handler = core.arg.optional(core.arg["function"], f, nil, 1, "seterrh")
 end
 
---- Tells the handler of an error. env: the request environment. An error in the handler is traced.
+--- Tells the handler of an error. env: the request environment. An error in the handler is logged.
 function core.report_error(message, env)
   if not handler then return end
   local ok, fault = xpcall(handler, core.traceback, message, env)
-  if not ok then py.trace(0, "error handler failed: " .. fault) end
+  if not ok then core.log_error("error handler failed: " .. fault) end
 end

@@ -69,7 +69,7 @@ function arg.integer(value, index, fname)
 end
 
 function arg.table(value, index, fname)
-  if rawtype(value) ~= "table" then bad(index, fname, "table", value) end
+  if core.type(value) ~= "table" then bad(index, fname, "table", value) end
   return value
 end
 
