@@ -209,8 +209,10 @@ class HttpConnection:
         """Whether the connection can take another request behind this one."""
         if not request.keep_alive or self.server.draining:
             return False
+        if request.content_length == 0:
+            return True
         try:
-            return request.content_length == 0 or request.skip_body()
+            return request.skip_body()
         except BadRequest:
             return False
 

@@ -23,12 +23,13 @@ _ALLOW = "GET, HEAD, OPTIONS"
 
 @dataclass(slots=True)
 class Entry:
-    """A file that was found good to show."""
+    """Something that was found good to show."""
 
+    name: str
     stat: Stat
     body: bytes | None = None
     head: bytes = b""
-    fields: tuple[tuple[str, str], ...] = ()  # of the reader, when `head` was built
+    fields: dict[str, str] | None = None  # of the reader, when `head` was built
 
 
 class StaticFiles:
@@ -43,45 +44,41 @@ class StaticFiles:
         self._known: dict[str, Entry] = {}
         self._kept_bytes = 0
 
-    def look(self, name: str) -> Stat | None:
-        """Look at what may be shown under this name; None when there is nothing."""
-        entry = self._entry(name)
-        return entry.stat if entry is not None else None
+    def find(self, name: str) -> Entry | None:
+        """Look for a file that may be shown under this name."""
+        entry = self._known.get(name)
+        if entry is None or self._io.version(name) != entry.stat.version:
+            entry = self._look(name)
+        return None if entry is None or entry.stat.isdir else entry
 
-    def serve(self, request: Request, name: str, headers: dict[str, str]) -> None:
-        """Answer with a file that `look` has found.
+    def serve(self, request: Request, entry: Entry, headers: dict[str, str]) -> None:
+        """Answer with a file that was found.
 
         Args:
-            name: in the io.
             headers: fields to add to the answer.
         """
-        entry = self._entry(name)
-        if entry is None:
-            request.response.error(404)
-        elif request.includes:
-            self._include(request, name, entry)
+        response = request.response
+        if request.includes:
+            self._include(request, entry)
         elif request.method not in ("GET", "HEAD"):
             _refuse_method(request)
-        elif request.response.headers or request.has_any(_SPECIAL) or not self._keep(name, entry, headers):
-            self._answer(request, name, entry, headers)
+        elif not response.untouched or request.has_any(_SPECIAL) or not self._keep(entry, headers):
+            self._answer(request, entry, headers)
         else:
-            request.response.send_ready(entry.head, entry.body or b"")
+            response.send_ready(entry.head, entry.body or b"")
 
-    def _answer(self, request: Request, name: str, entry: Entry, headers: dict[str, str]) -> None:
+    def _answer(self, request: Request, entry: Entry, headers: dict[str, str]) -> None:
         try:
-            _Answer(self._io, request, name, entry, headers).give()
+            _Answer(self._io, request, entry, headers).give()
         except IoError:  # gone, or became something else, since it was looked at
             if request.response.committed:
                 raise
             request.response.error(404)
 
-    def _entry(self, name: str) -> Entry | None:
-        entry = self._known.get(name)
-        if entry is not None and self._io.version(name) == entry.stat.version:
-            return entry
+    def _look(self, name: str) -> Entry | None:
         self._drop(name)
         try:
-            entry = Entry(self._io.published(name))
+            entry = Entry(name, self._io.published(name))
         except IoError:
             return None
         if len(self._known) >= MAX_KNOWN:
@@ -94,24 +91,23 @@ class StaticFiles:
         if entry is not None and entry.body is not None:
             self._kept_bytes -= len(entry.body)
 
-    def _keep(self, name: str, entry: Entry, headers: dict[str, str]) -> bool:
+    def _keep(self, entry: Entry, headers: dict[str, str]) -> bool:
         """Have the file in memory with its head, if it is small enough."""
-        fields = tuple(headers.items())
-        if entry.body is not None and entry.fields == fields:
+        if entry.body is not None and entry.fields == headers:
             return True
         if entry.stat.size > MAX_KEPT_FILE:
             return False
-        body = self._read(name, entry)
+        body = self._read(entry)
         if body is None:
             return False
         self._kept_bytes += len(body) - len(entry.body or b"")
-        entry.body, entry.fields, entry.head = body, fields, _ready_head(name, entry.stat, headers)
-        self._make_room(name)
+        entry.body, entry.fields, entry.head = body, dict(headers), _ready_head(entry, headers)
+        self._make_room(entry.name)
         return True
 
-    def _read(self, name: str, entry: Entry) -> bytes | None:
+    def _read(self, entry: Entry) -> bytes | None:
         try:
-            stat, body = self._io.read_published(name, MAX_KEPT_FILE + 1)
+            stat, body = self._io.read_published(entry.name, MAX_KEPT_FILE + 1)
         except IoError:
             return None
         return body if stat.version == entry.stat.version and len(body) == stat.size else None
@@ -123,11 +119,11 @@ class StaticFiles:
             if name != newest:
                 self._drop(name)
 
-    def _include(self, request: Request, name: str, entry: Entry) -> None:
+    def _include(self, request: Request, entry: Entry) -> None:
         if entry.body is not None:
             request.response.write(entry.body)
             return
-        with self._io.open_published(name) as file:
+        with self._io.open_published(entry.name) as file:
             for piece in _pieces(file, Span(0, entry.stat.size)):
                 request.response.write(piece)
 
@@ -135,9 +131,15 @@ class StaticFiles:
 class _Answer:
     """The answer with one file: conditions, ranges, the whole."""
 
-    def __init__(self, io: Io, request: Request, name: str, entry: Entry, headers: dict[str, str]) -> None:
-        self.io, self.request, self.response, self.name, self.stat = io, request, request.response, name, entry.stat
-        self.type = content_type(name)
+    def __init__(self, io: Io, request: Request, entry: Entry, headers: dict[str, str]) -> None:
+        self.io, self.request, self.response, self.name, self.stat = (
+            io,
+            request,
+            request.response,
+            entry.name,
+            entry.stat,
+        )
+        self.type = content_type(entry.name)
         self.etag = etag(entry.stat)
         for field, value in (*headers.items(), *_fields(entry.stat)):
             self.response.headers.set(field, value)
@@ -209,14 +211,10 @@ def _fields(stat: Stat) -> tuple[tuple[str, str], ...]:
     return ("Last-Modified", http_date(stat.mtime)), ("ETag", etag(stat)), ("Accept-Ranges", "bytes")
 
 
-def _ready_head(name: str, stat: Stat, headers: dict[str, str]) -> bytes:
-    fields = (
-        *headers.items(),
-        ("Content-Type", content_type(name)),
-        ("Content-Length", str(stat.size)),
-        *_fields(stat),
-    )
-    return ("HTTP/1.1 200 OK\r\n" + "".join(f"{field}: {value}\r\n" for field, value in fields)).encode("latin-1")
+def _ready_head(entry: Entry, headers: dict[str, str]) -> bytes:
+    own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(entry.stat.size)), *_fields(entry.stat)
+    lines = [f"{field}: {value}\r\n" for field, value in (*headers.items(), *own)]
+    return ("HTTP/1.1 200 OK\r\n" + "".join(lines)).encode("latin-1")
 
 
 def _pieces(file: IO[bytes], span: Span) -> Iterator[bytes]:

@@ -24,7 +24,8 @@ _NEVER_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?
 _HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::[0-9]{1,5})?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
-_SINGLE = ("host", "content-length", "transfer-encoding", "expect")  # a second one changes what the message means
+_FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
+_SINGLE = ("host", *_FRAMING)  # a second one changes what the message means
 
 
 class Head:
@@ -72,9 +73,12 @@ class Head:
         self._index: dict[str, str] = {name.lower(): value for name, value in reversed(self.headers)}
         if len(self._index) != len(self.headers):
             self._refuse_doubles()
-        self.keep_alive: bool = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
         self._check_host()
-        self._read_framing()
+        self.keep_alive: bool = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
+        self.expects_continue = False
+        self.content_length: int | None = 0
+        if not _FRAMING.isdisjoint(self._index):
+            self._read_framing()
 
     def on_url(self, url: bytes) -> None:
         """Take the target from httptools."""
@@ -120,7 +124,6 @@ class Head:
     def _read_framing(self) -> None:
         index = self._index
         length, coding, expect = index.get("content-length"), index.get("transfer-encoding"), index.get("expect")
-        self.content_length: int | None = 0
         if coding is not None:
             self._check_coding(coding, length)
             self.content_length = None

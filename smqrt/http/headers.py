@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import overload
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FRAMING = ("content-length", "connection")
@@ -33,10 +34,18 @@ class Headers:
         check_field(name, value)
         self._fields.setdefault(name.lower(), []).append((name, value))
 
+    @overload
+    def get(self, name: str) -> str | None: ...
+    @overload
+    def get(self, name: str, default: str) -> str: ...
     def get(self, name: str, default: str | None = None) -> str | None:
         """Give the first field of that name."""
         fields = self._fields.get(name.lower())
         return fields[0][1] if fields else default
+
+    def says(self, name: str, token: str) -> bool:
+        """Whether a field of that name has that token in its list."""
+        return token in [part.strip().lower() for part in self.get(name, "").split(",")]
 
     def remove(self, name: str) -> None:
         """Remove the fields of that name, if there are any."""

@@ -170,7 +170,6 @@ class Response:
 
     Attributes:
         status: the status code.
-        headers: the header fields; `Date`, `Connection` and the framing are added when it is sent.
         committed: whether the head was sent.
         ended: whether it is complete (or dead, after `detach`); later writes are ignored.
         size: bytes written to the body.
@@ -181,13 +180,13 @@ class Response:
         "_buffered",
         "_chunked",
         "_connection",
+        "_headers",
         "_left",
         "_parts",
         "_request",
         "close",
         "committed",
         "ended",
-        "headers",
         "size",
         "status",
     )
@@ -200,11 +199,23 @@ class Response:
         self._chunked = False
         self._left: int | None = None  # bytes the announced Content-Length still waits for
         self.status = 200
-        self.headers = Headers()
+        self._headers: Headers | None = None  # made when the first field is set: most static answers have none
         self.committed = False
         self.ended = False
         self.close = False
         self.size = 0
+
+    @property
+    def headers(self) -> Headers:
+        """The header fields; `Date`, `Connection` and the framing are added when the head is sent."""
+        if self._headers is None:
+            self._headers = Headers()
+        return self._headers
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no status, no field and no byte was set yet."""
+        return self._headers is None and self.status == 200 and not self.size
 
     def write(self, data: bytes) -> None:
         """Add to the body; sends when the buffer is full, which may block the greenlet.
@@ -242,15 +253,16 @@ class Response:
             self._send(self._head(self._length_lines(len(body))) + (b"" if self._bodyless else body))
 
     def send_ready(self, head: bytes, body: bytes) -> None:
-        """End the response with a head built beforehand (status line and fields with the length, no `Date`, no empty
-        line).
+        """End an `untouched` response with a head built beforehand. Raises as `write`.
 
-        Only valid for a response without fields of its own. Raises as `write`.
+        Args:
+            head: status line and fields with the length, without `Date` and the empty line.
         """
         self.committed = self.ended = True
         self.size = len(body)
-        tail = self._connection_line() + date_line() + b"\r\n"
-        self._send(head + tail if self._request.method == "HEAD" else head + tail + body)
+        if self._request.method == "HEAD":
+            body = b""
+        self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
 
     def reset(self, what: str = "all") -> None:
         """Drop what was written ("buffer"), the status and the header fields ("headers"), or both ("all").
@@ -336,13 +348,13 @@ class Response:
 
     def _head(self, framing: bytes) -> bytes:
         status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()
-        fields = self.headers.encode() if self.headers else b""
-        date = b"" if "date" in self.headers else date_line()
+        fields = self._headers.encode() if self._headers else b""
+        date = b"" if self._headers and "date" in self._headers else date_line()
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
         request = self._request
-        if not self._connection.may_stay(request) or "close" in (self.headers.get("connection") or "").lower():
+        if not self._connection.may_stay(request) or (self._headers and self._headers.says("connection", "close")):
             self.close = True
         if self.close:
             return b"Connection: close\r\n"

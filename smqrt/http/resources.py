@@ -303,7 +303,7 @@ def disguised(name: str, real: str) -> bool:
 def hidden(path: str) -> bool:
     """Whether a path is closed to clients: it has a part that begins with a dot, or is an include file (spec: runtime
     §5.5)."""
-    return path.startswith(".") or "/." in path or path.lower().endswith(".shtml")
+    return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
 
 def is_page(path: str) -> bool:

@@ -8,7 +8,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.http.files import StaticFiles
+from smqrt.http.files import Entry, StaticFiles
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, hidden, is_page
 
@@ -171,25 +171,22 @@ class ResourceReader(Directory):
     def _own(self, request: Request, relpath: str) -> bool:
         if self._prologues and request.initial and self._ask(self._prologues, request, relpath):
             return True
-        name = self._find(relpath)
-        if name is None:
+        entry = self._find(relpath)
+        if entry is None:
             return False
-        if not is_page(name):
-            self._files.serve(request, name, self.headers)
-            return True
-        return self._run(request, name)
+        if is_page(entry.name):
+            return self._run(request, entry.name)
+        self._files.serve(request, entry, self.headers)
+        return True
 
-    def _find(self, relpath: str) -> str | None:
+    def _find(self, relpath: str) -> Entry | None:
         if relpath and not relpath.endswith("/"):
-            return relpath if self._is_file(relpath) else None
+            return self._files.find(relpath)
         for index in _INDEX:
-            if self._is_file(relpath + index):
-                return relpath + index
+            entry = self._files.find(relpath + index)
+            if entry is not None:
+                return entry
         return None
-
-    def _is_file(self, name: str) -> bool:
-        known = self._files.look(name)
-        return known is not None and not known.isdir
 
     def _run(self, request: Request, name: str) -> bool:
         if self.pages is None:
