@@ -163,6 +163,8 @@ class HttpConnection:
         except BaseException:  # the worker is being ended
             self.close()
             raise
+        finally:
+            request.env.clear()  # tells the layers above that it is over, now and not when garbage is collected
         if self._busy is not request:
             return  # detached
         self._busy = None
