@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
-LAYERS = ["errors", "settings", "wire", "broker", "net", "http client", "hub", "lua pyapps", "reload", "runtime", "cli"]
+LAYERS = ["errors", "settings", "wire", "broker", "net", "http client", "hub", "pyapps", "lua", "reload", "runtime", "cli"]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 700

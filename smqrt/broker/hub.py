@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +42,7 @@ class Hub:
         node: int = 0,
         random_server_etid: bool = False,
         queue_size: int = 200,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.hooks = hooks
         self.stats = Stats()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,7 @@ class Broker:
         self.hub = Hub(
             hooks,
             random_u32=self._random_u32,
+            clock=time.monotonic,
             encode=datapath.encode,
             store=store,
             random_server_etid=options.rndtid,
