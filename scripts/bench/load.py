@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from brokers import Broker
+from build import built, compiler
 from shapes import Shape
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -21,10 +20,9 @@ class Generator:
     """`name` says which one it is; `run` measures one shape against one broker."""
 
     def __init__(self) -> None:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if SOURCE.is_file() and compiler:
+        if SOURCE.is_file() and compiler():
             self.name = "smqload"
-            self._command = [str(_build(compiler))]
+            self._command = [str(built(SOURCE))]
         else:
             why = "no C compiler" if SOURCE.is_file() else "smqload.c is not there"
             self.name = f"pyload (slower: {why}; it limits the load, so compare CPU per message only)"
@@ -42,12 +40,3 @@ class Generator:
             raise SystemExit(f"{shape.title} against {broker.name}: {done.stderr.strip()}")
         report: dict[str, Any] = json.loads(done.stdout)
         return report
-
-
-def _build(compiler: str) -> Path:
-    source = SOURCE.read_bytes()
-    program = REPOSITORY / ".cache" / f"smqload-{hashlib.sha256(source).hexdigest()[:12]}"
-    if not program.exists():
-        program.parent.mkdir(exist_ok=True)
-        subprocess.run([compiler, "-O2", "-o", str(program), str(SOURCE)], check=True)
-    return program
