@@ -27,8 +27,11 @@ test.ref = core.ref
 
 
 @pytest.fixture(autouse=True)
-def no_switch_with_lua_on_the_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails the test when a greenlet switch happens inside a call from Lua to Python: that corrupts lupa's state."""
+def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Fails the test when a greenlet switch happens inside a call from Lua to Python: that corrupts lupa's state.
+
+    Gives the list of the switches that were seen, for the test of this guard itself.
+    """
     runtimes: weakref.WeakSet[Activities] = weakref.WeakSet()
     violations: list[str] = []
     plain_init = Activities.__init__
@@ -43,7 +46,7 @@ def no_switch_with_lua_on_the_stack(monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     monkeypatch.setattr(Activities, "__init__", init)
     previous = greenlet.settrace(on_switch)
-    yield
+    yield violations
     greenlet.settrace(previous)
     assert not violations
 
