@@ -19,6 +19,7 @@ exactly False passes the request on. What `.preload.py` defines is `app`: as its
 
 from __future__ import annotations
 
+import linecache
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,8 @@ class PythonApplication:
             PythonAppError: it failed.
         """
         source = self.namespace["io"].read(PRELOAD)
+        lines = source.decode("utf-8", "replace").splitlines(keepends=True)
+        linecache.cache[self._label] = len(source), None, lines, self._label  # tracebacks show the lines
         self._guard(lambda: exec(compile(source, self._label, "exec", dont_inherit=True), self.namespace))
 
     def stop(self) -> None:

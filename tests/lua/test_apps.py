@@ -228,8 +228,9 @@ def test_appreq_shares_the_environment_and_is_cached_per_start(server: AppServer
 @pytest.mark.parametrize(
     "path",
     [
-        "/.preload", "/.lua/secret.lua", "/.config", "/sub/.hidden", "/part.shtml", "/%2epreload", "/.%70reload", "/x/../.preload",
-        "/sub/%2ehidden", "/./.preload", "//.preload", "/sub/..%2f.preload", "/index.lsp/", "/.git/config", "/..%2froot/.preload",
+        "/.preload", "/.lua/secret.lua", "/.config", "/sub/.hidden", "/part.shtml", "/%2epreload", "/.%70reload",
+        "/x/../.preload", "/sub/%2ehidden", "/./.preload", "//.preload", "/sub/..%2f.preload", "/index.lsp/",
+        "/.git/config", "/..%2froot/.preload",
     ],
 )  # fmt: skip
 def test_hidden_names_are_never_shown(server: AppServer, path):
@@ -251,11 +252,10 @@ def test_mako_knows_the_process(server: AppServer):
         """<?lsp
         assert(mako.argv[1] == "serve" and mako.argv[2] == "-x" and #mako.argv == 2)
         assert(mako.env.PATH and mako.version and mako.date and mako.cwd and mako.execpath)
-        assert(mako.port == %d and mako.sslport == 0 and mako.daemon == false and mako.cfgfname == nil)
+        assert(mako.port == PORT and mako.sslport == 0 and mako.daemon == false and mako.cfgfname == nil)
         assert(mako.dos2unix("/a/b") == "/a/b")
         assert(esp32 == nil and xedge == nil and bd == nil)
-        ?>fine"""
-        % server.port
+        ?>fine""".replace("PORT", str(server.port))
     ).text
     assert text == "fine"
 

@@ -54,8 +54,8 @@ end
 
 -- Calls onunload. -> nil | message with file, line and traceback
 function entries.stop(number)
-  local app = applications[number].table
-  local onunload = rawget(app, "onunload")
+  local application = applications[number]
+  local onunload = application and rawget(application.table, "onunload")
   if type(onunload) ~= "function" then return nil end
   local done, message = xpcall(onunload, core.traceback)
   return not done and message or nil
@@ -64,6 +64,7 @@ end
 -- Empties the application's table: what survives of it (a timer, say) sees nothing but nil.
 function entries.clear(number)
   local application = applications[number]
+  if not application then return end
   local app = application.table
   application.anchors, application.dir = nil, nil
   setmetatable(app, nil)

@@ -35,13 +35,13 @@ end
 
 -- Puts the cookie into the response.
 function cookie:activate()
-  py.add_cookie(handle_of(self.exchange_), self.name_, serialised(self))
+  py.add_cookie(handle_of(self.exchange_), serialised(self))
   return true
 end
 
 -- Tells the browser to forget the cookie.
 function cookie:delete()
-  py.add_cookie(handle_of(self.exchange_), self.name_, serialised(self, 0))
+  py.add_cookie(handle_of(self.exchange_), serialised(self, 0))
   return true
 end
 

@@ -96,7 +96,7 @@ function methods:json(...)
   end
   local handle = check_uncommitted(self)
   local texts = {}
-  for at = 1, count do
+  for at = 1, count > 0 and count or 1 do
     local value = core.arg.table(select(at, ...), at, "json")
     local text, message = ba.json.encode(value)
     if not text then core.raise("can't encode as JSON: " .. tostring(message)) end
@@ -215,9 +215,8 @@ function methods:setbasic(realm)
 end
 
 function methods:redirect2tls()
-  local handle = check_uncommitted(self)
-  if py.issecure(handle) then return false end
-  return self:sendredirect(py.url(handle, true))
+  if self:issecure() then return false end
+  return self:sendredirect(self:url(true))
 end
 
 function methods:clearkeepalive()

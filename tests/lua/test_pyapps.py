@@ -1,0 +1,79 @@
+"""Python applications: `.preload.py` (issue 2; the same life as Lua's)."""
+
+from __future__ import annotations
+
+from app_server import AppServer
+
+HELLO = """
+from smqrt.http.tree import Directory
+
+count = 0
+
+def hello(request, relpath):
+    global count
+    count += 1
+    if relpath == "pass":
+        return False
+    request.response.write(f"hello {relpath} {app.count} {app['count']}".encode())
+
+greeter = Directory("hello")
+greeter.func = hello
+dir.insert(greeter)
+assert app["dir"] is dir and app.io is io
+assert io.read(".preload.py")
+
+def onunload():
+    import pathlib
+    pathlib.Path(io.realpath("gone")).write_text("bye")
+"""
+
+
+def test_a_python_application_answers(server: AppServer):
+    application = server.app({".preload.py": HELLO, "index.html": "static", "p.lsp": "<?lsp= type(app) ?>"}, "py")
+    assert application.error is None
+    assert server.ask("/py/hello/you").text == "hello you 1 1"
+    assert server.ask("/py/hello/again").text == "hello again 2 2"
+    assert server.ask("/py/hello/pass").status == 302
+    assert server.ask("/py/").text == "static"
+    assert server.ask("/py/p.lsp").text == "table"
+    assert server.ask("/py/.preload.py").status == 404
+    application.unload()
+    assert (server.folder / "py" / "gone").read_text() == "bye"
+    assert server.ask("/py/hello/you.txt").status == 404
+
+
+def test_its_functions_may_block(server: AppServer):
+    code = HELLO.replace("count += 1", "import gevent; gevent.sleep(0.01)")
+    server.app({".preload.py": code})
+    assert server.ask("/hello/x").text == "hello x 0 0"
+
+
+def test_a_failing_python_application_names_file_and_line(server: AppServer, caplog):
+    bad = server.app({".preload.py": "x = 1\n\ndef f():\n    return 1 / 0\n\nf()"}, "bad")
+    assert bad.error is not None
+    assert bad.error.startswith("bad/.preload.py:4: ZeroDivisionError: division by zero")
+    assert "bad/.preload.py:4" in caplog.text
+    syntax = server.app({".preload.py": "x = 1\nif x\n"}, "syntax")
+    assert (syntax.error or "").startswith("syntax/.preload.py:2: SyntaxError")
+    assert server.app({"index.html": "fine"}, "good").error is None
+    assert server.ask("/bad/").status == 404
+
+
+def test_reload_runs_the_new_code(server: AppServer):
+    application = server.app({".preload.py": HELLO})
+    server.write("", {".preload.py": HELLO.replace("hello {", "goodbye {")})
+    application.reload()
+    assert server.ask("/hello/x").text == "goodbye x 1 1"
+
+
+def test_an_error_in_its_onunload_is_logged(server: AppServer, caplog):
+    application = server.app({".preload.py": "def onunload():\n    raise OSError('stuck')"}, "app")
+    application.unload()
+    assert "app/.preload.py:2: OSError: stuck" in caplog.text
+
+
+def test_both_kinds_in_one_folder(server: AppServer):
+    application = server.app({".preload.py": HELLO, ".preload": "name = 'lua'", "p.lsp": "<?lsp= app.name ?>"})
+    assert application.error is None
+    assert server.ask("/p.lsp").text == "lua"
+    assert server.ask("/hello/x").text == "hello x 1 1"
