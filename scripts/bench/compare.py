@@ -24,7 +24,7 @@ def main() -> None:
     options = parse()
     chosen = [shape for shape in SHAPES if not options.only or shape.key in options.only]
     brokers.raise_file_limit()
-    generator = Generator()
+    generator = Generator(options.python)
     console = Console()
     console.width = max(console.width, 130)
     names = [name for name in brokers.available() if not options.brokers or name in options.brokers]
@@ -47,6 +47,9 @@ def parse() -> argparse.Namespace:
         "--only", action="append", choices=[shape.key for shape in SHAPES], help="only this shape; repeatable"
     )
     parser.add_argument("--brokers", nargs="+", choices=brokers.NAMES, help="only these brokers")
+    parser.add_argument(
+        "--python", action="store_true", help="use the generator in Python, also where smqload is there"
+    )
     parser.add_argument("--json", type=Path, help="also write every report to this file")
     return parser.parse_args()
 

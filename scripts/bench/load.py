@@ -19,12 +19,12 @@ SOURCE = REPOSITORY.parent / "shared" / "tools" / "smqload.c"
 class Generator:
     """`name` says which one it is; `run` measures one shape against one broker."""
 
-    def __init__(self) -> None:
-        if SOURCE.is_file() and compiler():
+    def __init__(self, python: bool = False) -> None:
+        if SOURCE.is_file() and compiler() and not python:
             self.name = "smqload"
             self._command = [str(built(SOURCE))]
         else:
-            why = "no C compiler" if SOURCE.is_file() else "smqload.c is not there"
+            why = "asked for" if python else "no C compiler" if SOURCE.is_file() else "smqload.c is not there"
             self.name = f"pyload (slower: {why}; it limits the load, so compare CPU per message only)"
             self._command = [sys.executable, str(Path(__file__).parent / "pyload.py")]
 

@@ -1,0 +1,66 @@
+"""The comparison runs against every broker it knows, and nobody loses a message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
+
+pytestmark = pytest.mark.servers
+
+PEERS = ["smqrt", "mosquitto", "nats", "redis"]
+
+
+def compare(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(BENCH / "compare.py"), "--rounds", "1", "--seconds", "0.3", "--json", str(report)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads(report.read_text())
+
+
+def test_every_broker_carries_every_kind_of_shape(tmp_path: Path) -> None:
+    shapes = ["bulk", "fan100", "ping", "open", "mixed"]
+    output, report = compare(tmp_path, *[word for shape in shapes for word in ("--only", shape)])
+    assert "Nothing lost, doubled, reordered or corrupted in any run." in output
+    for shape in shapes:
+        assert set(PEERS) <= set(report[shape])
+        assert all(runs[0]["delivered"] > 0 and runs[0]["cpu_us_per_dlv"] > 0 for runs in report[shape].values())
+
+
+def test_only_ours_speaks_websocket(tmp_path: Path) -> None:
+    _, report = compare(tmp_path, "--only", "websocket")
+    assert list(report["websocket"]) == ["smqrt"]
+
+
+def test_ten_thousand_subscribed_clients_are_held_within_three_kilobytes_each(tmp_path: Path) -> None:
+    _, report = compare(tmp_path, "--only", "idle", "--brokers", "smqrt")
+    run = report["idle"]["smqrt"][0]
+    assert run["ready"] == 10_000
+    assert run["bytes_per_conn"] <= 3072
+
+
+def test_the_python_generator_measures_the_same_shapes(tmp_path: Path) -> None:
+    shapes = ["bulk", "ping", "open", "mixed", "websocket"]
+    output, report = compare(tmp_path, "--python", *[word for shape in shapes for word in ("--only", shape)])
+    assert "slower" in output
+    assert "Nothing lost, doubled, reordered or corrupted in any run." in output
+    for shape in shapes[:-1]:
+        assert set(PEERS) <= set(report[shape])
+    assert all(runs[0]["delivered"] > 0 for by_broker in report.values() for runs in by_broker.values())
+
+
+def test_http_beside_pywsgi_and_nginx(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(BENCH / "compare_http.py"), "--rounds", "1", "--seconds", "1", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for by_server in json.loads(report.read_text()).values():
+        assert set(by_server) == {"smqrt", "pywsgi", "nginx"}
+        assert all(run["errors"] == 0 and run["per_s"] > 100 for runs in by_server.values() for run in runs)
