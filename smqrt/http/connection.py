@@ -207,9 +207,10 @@ class HttpConnection:
 
     # Worker: what a handler needs
 
-    def may_stay(self, request: Request) -> bool:
-        """Whether the connection can take another request behind this one."""
-        if not request.keep_alive or self.server.draining:
+    def may_stay(self) -> bool:
+        """Whether the connection can take another request behind the busy one."""
+        request = self._busy
+        if request is None or not request.keep_alive or self.server.draining:
             return False
         if request.content_length == 0:
             return True

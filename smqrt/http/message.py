@@ -77,7 +77,7 @@ class Request(Head):
         self.includes = 0
         self.forwards = 0
         self.running: tuple[object, ...] = ()
-        self.response = Response(self, connection)
+        self.response = Response(connection, self.method, self.version)
 
     @property
     def local(self) -> tuple[str, int]:
@@ -183,17 +183,19 @@ class Response:
         "_headers",
         "_left",
         "_parts",
-        "_request",
+        "_is_head",
         "close",
         "committed",
         "ended",
+        "_version",
         "size",
         "status",
     )
 
-    def __init__(self, request: Request, connection: HttpConnection) -> None:
-        self._request = request
+    def __init__(self, connection: HttpConnection, method: str, version: str) -> None:
         self._connection = connection
+        self._is_head = method == "HEAD"  # and not the request itself: a cycle would keep both until a collection
+        self._version = version
         self._parts: list[bytes] = []
         self._buffered = 0
         self._chunked = False
@@ -260,7 +262,7 @@ class Response:
         """
         self.committed = self.ended = True
         self.size = len(body)
-        if self._request.method == "HEAD":
+        if self._is_head:
             body = b""
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
 
@@ -297,7 +299,7 @@ class Response:
 
     @property
     def _bodyless(self) -> bool:
-        return self._request.method == "HEAD" or self.status in (204, 304) or self.status < 200
+        return self._is_head or self.status in (204, 304) or self.status < 200
 
     def _take(self) -> bytes:
         body = b"".join(self._parts)
@@ -314,7 +316,7 @@ class Response:
         if declared is not None and declared.isascii() and declared.isdigit():
             self._left = int(declared)
             framing = f"Content-Length: {self._left}\r\n".encode()
-        elif self._request.version == "1.0":
+        elif self._version == "1.0":
             self.close, framing = True, b""
         else:
             self._chunked, framing = True, b"Transfer-Encoding: chunked\r\n"
@@ -341,7 +343,7 @@ class Response:
     def _length_lines(self, length: int) -> bytes:
         if self.status in (204, 304) or self.status < 200:
             return b""
-        if self._request.method == "HEAD" and not length:
+        if self._is_head and not length:
             declared = self.headers.get("content-length")
             length = int(declared) if declared is not None and declared.isascii() and declared.isdigit() else 0
         return b"Content-Length: %d\r\n" % length
@@ -353,9 +355,8 @@ class Response:
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
-        request = self._request
-        if not self._connection.may_stay(request) or (self._headers and self._headers.says("connection", "close")):
+        if not self._connection.may_stay() or (self._headers and self._headers.says("connection", "close")):
             self.close = True
         if self.close:
             return b"Connection: close\r\n"
-        return b"Connection: keep-alive\r\n" if request.version == "1.0" else b""
+        return b"Connection: keep-alive\r\n" if self._version == "1.0" else b""
