@@ -11,11 +11,12 @@ from smqrt import __version__
 from smqrt.errors import SmqrtError
 
 _COMMANDS = {
-    "serve": ("smqrt.cli.serve", "Run applications."),
-    "pub": ("smqrt.cli.pubsub", "Publish to a topic."),
-    "sub": ("smqrt.cli.pubsub", "Print what is published to topics."),
-    "new": ("smqrt.cli.new", "Make a new application to start from."),
-    "bench": ("smqrt.cli.bench", "Measure a running broker."),
+    "serve": ("smqrt.cli.serve", "serve", "Run applications."),
+    "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
+    "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
+    "new": ("smqrt.cli.new", "new", "Make a new application to start from."),
+    "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
+    "help": ("smqrt.cli.help", "help_", "Print the manual."),
 }
 
 
@@ -26,13 +27,14 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        module, name, _ = _COMMANDS[cmd_name]
+        command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         try:
