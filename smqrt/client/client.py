@@ -138,6 +138,11 @@ class SmqClient:
         return self.publish(json.dumps(value, separators=(",", ":")), topic, subtopic)
 
     @property
+    def backlog_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._session.waiting_bytes
+
+    @property
     def dropped(self) -> int:
         """Messages that were not sent: queue full, topic refused, or the connection lost before they left."""
         return self._session.dropped

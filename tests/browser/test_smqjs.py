@@ -300,15 +300,15 @@ def test_the_largest_message(run):
 
 
 def test_onauth_and_a_refusal(run):
-    word, can_reconnect = run("""
+    word, can_reconnect, kind, address = run("""
         const client = SMQ.Client(SMQ.wsURL("smq.lsp"));
         client.onauth = (rnd, ip) => { note("auth")(rnd, ip); return "wrong"; };
         client.onclose = note("close");
         await seen("close");
-        if (typeof entries("auth")[0][0] !== "number" || entries("auth")[0][1] !== "127.0.0.1") throw "onauth arguments";
-        return entries("close")[0];
+        const [rnd, ip] = entries("auth")[0];
+        return [...entries("close")[0], typeof rnd, ip];
     """)
-    assert (word, can_reconnect) == ("wrong password", False)
+    assert (word, can_reconnect, kind, address) == ("wrong password", False, "number", "127.0.0.1")
 
 
 def test_a_disconnect_by_the_server_is_final(run):
@@ -392,7 +392,8 @@ def test_errors_in_callbacks_do_not_stop_the_client(new_page, smqjs_server):
 
 def open_scripted(run, broker, returns="0"):
     run(
-        f"window.client = SMQ.Client(argument); client.onconnect = note('connect'); client.onreconnect = note('reconnect');"
+        f"window.client = SMQ.Client(argument);"
+        f"client.onconnect = note('connect'); client.onreconnect = note('reconnect');"
         f"client.onclose = (message, canreconnect) => {{ note('close')(message, canreconnect); return {returns}; }};",
         broker.ws_url,
     )

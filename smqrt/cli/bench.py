@@ -1,0 +1,175 @@
+"""`smqrt bench`: a short load on a running broker, every message checked, and a table of what came of it.
+
+Publisher and subscribers share this one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are under
+way at a time, so that a loss is the broker's and not an overrun of ours.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+import gevent
+from gevent.event import Event
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from smqrt.cli.connecting import Failure, Refused, connection_options, failure, open_client
+from smqrt.client import SmqClient
+
+_WINDOW_BYTES = 256 * 1024
+_PATIENCE_S = 5.0
+_SHAPES = ((16, 1), (1024, 1), (60_000, 1), (128, 10))
+"""Payload in bytes, number of subscribers."""
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    shape: str
+    messages: int
+    seconds: float
+    lost: int
+    disorder: int
+    p50_us: float = 0
+    p99_us: float = 0
+    payload_bytes: int = 0
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Duration of each shape."
+)
+@connection_options
+def bench(url: str, seconds: float, **connection: Any) -> None:
+    """Measure the broker at URL: round trips, messages a second, losses.
+
+    Exit code 1 when a message was lost or out of order. The load is made by this one Python process, which is often the
+    slower side.
+    """
+    connection["uid"] = None
+
+    def connect() -> SmqClient:
+        return open_client(url, **connection)
+
+    rows = [_connects(connect, seconds), _round_trips(connect, seconds)]
+    rows += [_publish(connect, seconds, size, subscribers) for size, subscribers in _SHAPES]
+    Console().print(_table(url, rows))
+    if bad := sum(row.lost + row.disorder for row in rows):
+        raise Failure(f"{bad} messages were lost or out of order")
+
+
+def _connects(connect: Callable[[], SmqClient], seconds: float) -> Row:
+    times = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        client = connect()
+        times.append(time.perf_counter() - started)
+        client.close()
+    return Row("connect and leave", len(times), seconds, 0, 0, *_percentiles(times))
+
+
+def _round_trips(connect: Callable[[], SmqClient], seconds: float) -> Row:
+    """Request to another client's ETID, its answer to ours."""
+    with connect() as caller, connect() as server:
+        answered = Event()
+        server.subscribe("self", onmsg=lambda data, ptid, *_: server.publish(data, ptid))
+        caller.subscribe("self", onmsg=lambda *_: answered.set())
+        times: list[float] = []
+        target, end = server.gettid(), time.perf_counter() + seconds
+        assert target is not None
+        while (started := time.perf_counter()) < end:
+            answered.clear()
+            caller.publish(b"ping", target)
+            if not answered.wait(_PATIENCE_S):
+                raise Failure(f"no answer to a message within {_PATIENCE_S:g} s")
+            times.append(time.perf_counter() - started)
+    return Row("round trip by ETID", len(times), seconds, 0, 0, *_percentiles(times))
+
+
+class _Receiver:
+    """A subscriber that counts what comes and whether it comes in order."""
+
+    def __init__(self, client: SmqClient, topic: str, progress: Event) -> None:
+        self.client, self.received, self.disorder = client, 0, 0
+        self._progress = progress
+        client.subscribe(topic, onmsg=self._onmsg)
+
+    def _onmsg(self, data: bytes, *_: int) -> None:
+        self.disorder += int.from_bytes(data[:8], "big") != self.received
+        self.received += 1
+        self._progress.set()
+
+
+def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, subscribers: int) -> Row:
+    topic, progress = f"smqrt-bench-{secrets.token_hex(8)}", Event()
+    clients = [connect() for _ in range(subscribers + 1)]
+    publisher, *others = clients
+    try:
+        receivers = [_Receiver(client, topic, progress) for client in others]
+        if not all(client.flush(_PATIENCE_S) for client in others):
+            raise failure(others[0].end)
+        started = time.perf_counter()
+        sent = _pump(publisher, topic, size_bytes, receivers, progress, started + seconds)
+        _wait_for_all(receivers, sent)
+        elapsed = time.perf_counter() - started
+        if publisher.dropped:
+            raise Refused(f"the broker refused the topic {topic!r}")
+    finally:
+        for client in clients:
+            client.close(1)
+    received = sum(receiver.received for receiver in receivers)
+    shape = f"1 to {subscribers}, {size_bytes:,} B"
+    disorder = sum(receiver.disorder for receiver in receivers)
+    return Row(shape, received, elapsed, sent * subscribers - received, disorder, payload_bytes=size_bytes)
+
+
+def _pump(
+    publisher: SmqClient, topic: str, size_bytes: int, receivers: list[_Receiver], progress: Event, until: float
+) -> int:
+    filler = bytes(size_bytes - 8)
+    window = _WINDOW_BYTES // size_bytes
+    batch = min(64, max(1, window // 4))
+    sent = 0
+    while time.perf_counter() < until:
+        for _ in range(batch):
+            publisher.publish(sent.to_bytes(8, "big") + filler, topic)
+            sent += 1
+        gevent.sleep(0)
+        while sent - min(receiver.received for receiver in receivers) >= window:
+            progress.clear()
+            if not progress.wait(0.1) and time.perf_counter() > until + _PATIENCE_S:
+                return sent
+    return sent
+
+
+def _wait_for_all(receivers: list[_Receiver], sent: int) -> None:
+    deadline = time.perf_counter() + _PATIENCE_S
+    while min(receiver.received for receiver in receivers) < sent and time.perf_counter() < deadline:
+        gevent.sleep(0.001)
+
+
+def _percentiles(times_s: list[float]) -> tuple[float, float]:
+    ordered = sorted(times_s)
+    return ordered[len(ordered) // 2] * 1e6, ordered[len(ordered) * 99 // 100] * 1e6
+
+
+def _table(url: str, rows: list[Row]) -> Table:
+    table = Table(title=url, title_justify="left", box=SIMPLE)
+    table.add_column("shape", no_wrap=True)
+    for heading in ("messages", "a second", "MB/s", "p50 µs", "p99 µs", "lost", "disorder"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        rate = row.messages / row.seconds
+        megabytes = f"{rate * row.payload_bytes / 1e6:,.1f}" if row.payload_bytes else ""
+        percentiles = [f"{value:,.0f}" if value else "" for value in (row.p50_us, row.p99_us)]
+        table.add_row(
+            row.shape, f"{row.messages:,}", f"{rate:,.0f}", megabytes, *percentiles, str(row.lost), str(row.disorder)
+        )
+    return table

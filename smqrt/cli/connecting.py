@@ -1,0 +1,130 @@
+"""What `pub`, `sub` and `bench` share: the options of a connection, and ends as exit codes.
+
+Exit codes: 0 done, 1 no connection or a lost one, 2 called wrongly, 3 refused by the broker, 4 time ran out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import gevent
+
+from smqrt.client import ConnectionEnd, SmqClient
+from smqrt.errors import ArgumentError
+
+CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """One sentence for the terminal, and the exit code for scripts."""
+
+    exit_code = 1
+
+
+class Refused(Failure):
+    """The broker said no."""
+
+    exit_code = 3
+
+
+class TimeRanOut(Failure):
+    """What was waited for did not come."""
+
+    exit_code = 4
+
+
+def failure(end: ConnectionEnd | None) -> Failure:
+    """The failure that the end of a connection means."""
+    if end is None:
+        return Failure("no connection")
+    return Refused(str(end)) if end.code else Failure(str(end))
+
+
+_OPTIONS = (
+    click.option(
+        "--uid", help="The client's own identity, 6 to 255 bytes; the same uid takes over the older connection."
+    ),
+    click.option("--info", help="Text about this client for the broker's application."),
+    click.option(
+        "--credentials-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"File with the credentials; the variable {CREDENTIALS_VARIABLE} holds them otherwise.",
+    ),
+    click.option(
+        "--cafile", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust instead of the system's."
+    ),
+    click.option("--insecure", is_flag=True, help="Accept any certificate."),
+    click.option(
+        "--connect-timeout", type=float, default=5.0, show_default=True, help="Seconds for making the connection."
+    ),
+)
+
+
+def connection_options(command: _Command) -> _Command:
+    """Add the options that `open_client` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_client(
+    url: str,
+    *,
+    uid: str | None = None,
+    info: str | None = None,
+    credentials_file: Path | None = None,
+    cafile: str | None = None,
+    insecure: bool = False,
+    connect_timeout: float = 5.0,
+    **options: Any,
+) -> SmqClient:
+    """A connected client that does not try again by itself unless `options` say so.
+
+    Raises:
+        Failure: the broker could not be reached or refused.
+        click.UsageError: a wrong URL or option.
+    """
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
+    chosen = {"uid": uid, "info": info, "cafile": cafile}
+    credentials = _credentials(credentials_file)
+    try:
+        client = SmqClient(
+            url,
+            {key: value for key, value in chosen.items() if value is not None},
+            verify=not insecure,
+            timeout=connect_timeout,
+            reconnect=False,
+            onauth=lambda rnd, ip: credentials,
+            **options,
+        )
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+    if not client.wait_connected():
+        raise failure(client.end)
+    return client
+
+
+def _credentials(file: Path | None) -> bytes:
+    if file is not None:
+        return file.read_bytes().rstrip(b"\r\n")
+    return os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")
+
+
+def topic_of(text: str, is_id: bool) -> str | int:
+    """The topic that an argument names: a name, or with `--id` a number.
+
+    Raises:
+        click.UsageError: `--id` without a number.
+    """
+    if not is_id:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise click.UsageError(f"{text!r} must be a number with --id") from None
