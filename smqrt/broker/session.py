@@ -51,6 +51,8 @@ class Session:
         origin: what the layer above knows of the request that opened the connection.
         topics: the named topics it subscribes to, by id.
         extra: a place for the layer above (the peer table of an application).
+        routes: the route cache: nine bytes of a frame to where it goes.
+        lanes: what the connection derived from `routes`; it goes when they change.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Session:
         "extra",
         "hub",
         "info",
+        "lanes",
         "origin",
         "outbox",
         "routes",
@@ -82,6 +85,7 @@ class Session:
         self.topic: Topic | None = None
         self.topics: dict[int, Topic] | None = None
         self.routes = _NO_ROUTES
+        self.lanes: Any = None
         self.extra: Any = None
         self._observed: set[Topic] | None = None
         self._fragments: list[bytes] | None = None
@@ -295,6 +299,7 @@ class Session:
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
+        self.lanes = None
 
     def _pubfrag(self, packet: bytes) -> bool:
         if self.outbox.websocket:

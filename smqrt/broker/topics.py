@@ -60,8 +60,14 @@ class Topic:
         """How many clients subscribe, the server's own included."""
         return len(self.raw) + len(self.ws)
 
+    @property
+    def sole_raw(self) -> Outbox | None:
+        """The subscriber, when there is just one and it is no WebSocket."""
+        return self.raw[0] if len(self.raw) == 1 and not self.ws else None
+
     def add(self, outbox: Outbox) -> None:
         """Let `outbox` receive what is published here."""
+        self.forget_routes()  # a publisher's lanes know the sole subscriber
         if outbox.websocket:
             self.ws += (outbox,)
         else:

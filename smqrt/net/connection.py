@@ -18,6 +18,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.stats import Drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
+from smqrt.wire.kernels import MAX_LANES
 
 log = logging.getLogger("smqrt")
 
@@ -28,6 +29,8 @@ LARGE_RUN_BYTES = 4096
 SMALL_READ_BYTES = 200
 """Up to here a loop in Python is quicker than calling the scan kernel."""
 MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
+MANY_RUNS = 16
+"""A receive with more runs than this is worth sorting by subscriber in one go."""
 GATHER_RUNS = 64
 """Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
 DRAIN_RUNS = 256
@@ -37,6 +40,8 @@ ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReaso
 chars: Any = datapath.kernels.chars
 view, ends = datapath.kernels.view, datapath.kernels.ends
 scan = datapath.kernels.scan
+shares: Any = datapath.kernels.shares
+share_lanes, share_ends = datapath.kernels.share_lanes, datapath.kernels.share_ends
 
 
 class RawConnection(Outbox):
@@ -136,10 +141,11 @@ class RawConnection(Outbox):
         return size
 
     def _route_runs(self, size: int) -> int:
-        session, at = self.session, 0
+        session = self.session
+        at = self._spread(size) if session.lanes else 0
         waits: bool | None = False
         cached = session.routes.get
-        runs, used, bad = scan(size)
+        runs, used, bad = scan(size, at)
         for end in ends[:runs].tolist() if runs > 1 else (ends[0],) if runs else ():
             route = cached(chars[at + 2 : at + 11])
             if route is None:
@@ -158,7 +164,30 @@ class RawConnection(Outbox):
             at = end
         if bad:
             raise ProtocolError(CloseReason.SHORT_PACKET)
+        if runs > MANY_RUNS:
+            self._lay_lanes()
         return used
+
+    def _lay_lanes(self) -> None:
+        """Lay lanes to the sole raw subscribers of this client's destinations, unless that was done for these routes."""
+        session = self.session
+        if session.topic is None or (session.lanes and session.lanes[0] == len(session.routes)):
+            return
+        pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
+        found = [(key, outbox) for key, outbox in pairs if outbox is not None][:MAX_LANES]
+        table = datapath.kernels.lanes(b"".join(key for key, _ in found))
+        publisher = int.from_bytes(session.topic.key, "little")
+        session.lanes = len(session.routes), table, [outbox for _, outbox in found], publisher
+
+    def _spread(self, size: int) -> int:
+        """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
+        _, table, outboxes, publisher = self.session.lanes
+        count, used = datapath.kernels.spread(size, table, publisher)
+        at = 0
+        for lane, end in zip(share_lanes[:count].tolist(), share_ends[:count].tolist(), strict=True):
+            outboxes[lane].put(shares[at:end])
+            at = end
+        return int(used)
 
     def _route_frames(self, size: int) -> int:
         session, at = self.session, 0

@@ -1,5 +1,5 @@
 -- The kernels of wire/kernels.py for LuaJIT. Pure functions over one buffer: no state but the buffer itself.
--- Called as chunk(size); returns scan, unmask, encode and the addresses of the buffer and of the run ends.
+-- Called as chunk(size); returns the functions, the addresses of the arrays that Python sees, and what keeps these alive.
 local size = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bxor, rshift = bit.band, bit.bxor, bit.rshift
@@ -12,8 +12,8 @@ local buffer, run_ends = ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", siz
 local encoded = ffi.new("uint8_t[?]", ENCODE_ROOM)
 local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", run_ends)
 
-local function scan(n)
-  local at, runs = 0, 0
+local function scan(n, start)
+  local at, runs = start, 0
   while n - at >= 3 do
     local length = p[at] * 256 + p[at + 1]
     if length < 3 then return runs, at, true end
@@ -91,5 +91,59 @@ local function encode(run)
   return ffi.string(encoded, to), at
 end
 
-return scan, unmask, encode, tonumber(ffi.cast("uintptr_t", buffer)), tonumber(ffi.cast("uintptr_t", run_ends)),
-  function() return buffer, run_ends, encoded end
+-- A lane is one destination's share of a chunk. `keys` are the ids of the destinations, four bytes each.
+local function lanes(keys)
+  local table = {count = #keys / 4}
+  local ids = ffi.cast(u32_in, keys)
+  for lane = 0, table.count - 1 do table[ids[lane]] = lane end
+  return table
+end
+
+local max_lanes = 1024
+local frame_lane, lane_bytes = ffi.new("uint16_t[?]", size / PUBLISH_HEADER + 1), ffi.new("uint32_t[?]", max_lanes)
+local lane_at = ffi.new("uint32_t[?]", max_lanes)
+local shares, share_lanes, share_ends =
+  ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", max_lanes), ffi.new("uint32_t[?]", max_lanes)
+
+local function measure(n, table, publisher)
+  local at, frames = 0, 0
+  while n - at >= PUBLISH_HEADER do
+    local length = p[at] * 256 + p[at + 1]
+    local key = ffi.cast(u32_in, p + at + 3)
+    if p[at + 2] ~= PUBLISH or length < PUBLISH_HEADER or at + length > n or key[1] ~= publisher then break end
+    local lane = table[key[0]]
+    if not lane then break end
+    frame_lane[frames] = lane
+    lane_bytes[lane] = lane_bytes[lane] + length
+    frames, at = frames + 1, at + length
+  end
+  return frames, at
+end
+
+local function spread(n, table, publisher)
+  local frames, used = measure(n, table, publisher)
+  local to, count = 0, 0
+  for lane = 0, table.count - 1 do
+    local bytes = lane_bytes[lane]
+    if bytes > 0 then
+      lane_at[lane], lane_bytes[lane] = to, 0
+      to = to + bytes
+      share_lanes[count], share_ends[count] = lane, to
+      count = count + 1
+    end
+  end
+  local at = 0
+  for frame = 0, frames - 1 do
+    local lane, length = frame_lane[frame], p[at] * 256 + p[at + 1]
+    ffi.copy(shares + lane_at[lane], p + at, length)
+    lane_at[lane] = lane_at[lane] + length
+    at = at + length
+  end
+  return count, used
+end
+
+local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
+
+return scan, unmask, encode, lanes, spread,
+  address(buffer), address(run_ends), address(shares), address(share_lanes), address(share_ends),
+  function() return buffer, run_ends, encoded, shares, share_lanes, share_ends end

@@ -8,7 +8,7 @@ import os
 from importlib import resources
 from typing import Any
 
-from smqrt.wire.kernels import BUFFER_BYTES, Kernels, PureKernels
+from smqrt.wire.kernels import BUFFER_BYTES, MAX_LANES, MAX_RUNS, Kernels, PureKernels
 
 log = logging.getLogger("smqrt")
 
@@ -22,10 +22,18 @@ class JitKernels:
         self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
         source = resources.files("smqrt.net").joinpath("jit.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
-        self.scan, self.unmask, self.encode, at, ends_at, self._keep = chunk(BUFFER_BYTES)
-        self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(at)
+        self.scan, self.unmask, self.encode, self.lanes, self.spread, *addresses, self._keep = chunk(BUFFER_BYTES)
+        buffer_at, ends_at, shares_at, lanes_at, share_ends_at = addresses
+        self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
-        self.ends = memoryview((ctypes.c_uint32 * (BUFFER_BYTES // 3 + 1)).from_address(ends_at)).cast("B").cast("I")
+        self.ends = _u32_array(ends_at, MAX_RUNS)
+        self.shares = (ctypes.c_char * BUFFER_BYTES).from_address(shares_at)
+        self.share_lanes = _u32_array(lanes_at, MAX_LANES)
+        self.share_ends = _u32_array(share_ends_at, MAX_LANES)
+
+
+def _u32_array(address: int, count: int) -> memoryview:
+    return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
 
 
 def load() -> Kernels:

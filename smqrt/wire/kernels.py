@@ -1,4 +1,4 @@
-"""The three inner loops of the data path, in Python: scan, unmask, encode. `net/jit.py` has their LuaJIT twins.
+"""The inner loops of the data path, in Python: scan, spread, unmask, encode. `net/jit.py` has their LuaJIT twins.
 
 All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one
 runs is a question of speed only.
@@ -7,7 +7,7 @@ runs is a question of speed only.
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import Any, Protocol
 
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type
 from smqrt.wire.websocket import mask
@@ -16,6 +16,8 @@ BUFFER_BYTES = (64 + 512) << 10
 """Room for a left-over partial frame and the largest single receive."""
 ENCODE_BYTES = 32 << 10
 """The most that `encode` takes at once."""
+MAX_RUNS = BUFFER_BYTES // 3 + 1
+MAX_LANES = 1024
 
 
 class Kernels(Protocol):
@@ -28,12 +30,31 @@ class Kernels(Protocol):
     ends: memoryview
     """u32 array: where the runs found by `scan` end."""
 
-    def scan(self, size: int) -> tuple[int, int, bool]:
-        """Split `chars[:size]` into runs: consecutive Publish frames with the same nine bytes, or one frame of another
+    shares: ctypes.Array[ctypes.c_char]
+    """What `spread` made: the frames of one lane after those of the other."""
+    share_lanes: memoryview
+    """u32 array: which lane each share is."""
+    share_ends: memoryview
+    """u32 array: where each share ends."""
+
+    def scan(self, size: int, start: int) -> tuple[int, int, bool]:
+        """Split `chars[start:size]` into runs: consecutive Publish frames with the same nine bytes, or one frame of another
         type.
 
         Returns `(runs, used_bytes, bad)`: how many `ends` were written, where the last whole frame ends, and whether
         the frame after that breaks a rule (a length under 3, or a Publish under 15).
+        """
+        ...
+
+    def lanes(self, keys: bytes) -> Any:
+        """The route table for `spread`: lane 0 for the destination of the first four bytes of `keys`, and so on."""
+        ...
+
+    def spread(self, size: int, lanes: Any, publisher: int) -> tuple[int, int]:
+        """Sort the leading Publish frames of `chars[:size]` into `shares`, one share per lane, in order within it.
+
+        It stops at the first frame that is no whole Publish of `publisher` (the ETID's bytes read as a little-endian
+        number) to a destination in `lanes`. Returns `(shares, used_bytes)`.
         """
         ...
 
@@ -72,17 +93,23 @@ def encode_frame(raw: bytes) -> bytes:
     return head + raw[2:]
 
 
+def _u32_array(count: int) -> memoryview:
+    return memoryview((ctypes.c_uint32 * count)()).cast("B").cast("I")
+
+
 class PureKernels:
     """The kernels in Python, for machines without LuaJIT and as the reference."""
 
     def __init__(self) -> None:
         self.chars = (ctypes.c_char * BUFFER_BYTES)()
         self.view = memoryview(self.chars).cast("B")
-        self.ends = memoryview((ctypes.c_uint32 * (BUFFER_BYTES // 3 + 1))()).cast("B").cast("I")
+        self.ends = _u32_array(MAX_RUNS)
+        self.shares = (ctypes.c_char * BUFFER_BYTES)()
+        self.share_lanes, self.share_ends = _u32_array(MAX_LANES), _u32_array(MAX_LANES)
 
-    def scan(self, size: int) -> tuple[int, int, bool]:
+    def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """See `Kernels.scan`."""
-        data, at, runs, last = self.view, 0, 0, b""
+        data, at, runs, last = self.view, start, 0, b""
         while size - at >= 3:
             length = data[at] << 8 | data[at + 1]
             publish = data[at + 2] == Type.PUBLISH
@@ -97,6 +124,39 @@ class PureKernels:
             self.ends[runs] = at
             runs, last = runs + 1, key
         return runs, at, False
+
+    def lanes(self, keys: bytes) -> dict[bytes, int]:
+        """See `Kernels.lanes`."""
+        return {keys[at : at + 4]: at // 4 for at in range(0, len(keys), 4)}
+
+    def spread(self, size: int, lanes: dict[bytes, int], publisher: int) -> tuple[int, int]:
+        """See `Kernels.spread`."""
+        data, at = self.view, 0
+        parts: dict[int, list[bytes]] = {}
+        while size - at >= PUBLISH_HEADER_BYTES:
+            end = at + (data[at] << 8 | data[at + 1])
+            lane = lanes.get(bytes(data[at + 3 : at + 7]))
+            ours = int.from_bytes(data[at + 7 : at + 11], "little") == publisher
+            if (
+                not ours
+                or lane is None
+                or data[at + 2] != Type.PUBLISH
+                or end - at < PUBLISH_HEADER_BYTES
+                or end > size
+            ):
+                break
+            parts.setdefault(lane, []).append(bytes(data[at:end]))
+            at = end
+        return self._share(parts), at
+
+    def _share(self, parts: dict[int, list[bytes]]) -> int:
+        to = 0
+        for number, lane in enumerate(sorted(parts)):
+            share = b"".join(parts[lane])
+            self.shares[to : to + len(share)] = share  # type: ignore[assignment]
+            to += len(share)
+            self.share_lanes[number], self.share_ends[number] = lane, to
+        return len(parts)
 
     def unmask(self, size: int) -> tuple[int, int]:
         """See `Kernels.unmask`."""
