@@ -1,0 +1,127 @@
+"""HTTP over TLS: the same server behind `accepted_secure`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+from gevent.ssl import SSLContext
+
+from smqrt.cli.selfsigned import self_signed_pair
+from smqrt.http.message import Request
+from smqrt.net.listener import Listener
+from smqrt.net.tls import server_context
+from tests.http.http_bench import Bench, Wire
+
+
+class SecureBench(Bench):
+    """A server on a TLS port."""
+
+    def __init__(self, pair: tuple[str, str]) -> None:
+        super().__init__()
+        self.listener.close()
+        self.listener = Listener("127.0.0.1", 0, self.server.accepted_secure, server_context(*pair))
+        self.listener.start()
+
+    def connect(self) -> Wire:
+        context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self.wires.append(Wire(self.listener.address, context.wrap_socket))
+        return self.wires[-1]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return self_signed_pair("127.0.0.1", Path(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture
+def secure(pair: tuple[str, str]) -> Iterator[SecureBench]:
+    bench = SecureBench(pair)
+    yield bench
+    bench.close()
+
+
+def test_requests_on_one_connection(secure: SecureBench) -> None:
+    def handler(request: Request, relpath: str) -> None:
+        assert request.secure
+        assert request.transport.version().startswith("TLS")
+        request.response.write(relpath.encode() + b"|" + request.body())
+
+    secure.handle(handler)
+    wire = secure.connect()
+    for size in (0, 10, 100_000):
+        wire.send(f"POST /{size} HTTP/1.1\r\nHost: test\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * size)
+        assert wire.answer().body == f"{size}|".encode() + b"x" * size
+
+
+def test_a_pipeline_in_one_record_and_in_many(secure: SecureBench) -> None:
+    def handler(request: Request, relpath: str) -> None:
+        if relpath.endswith("5"):
+            gevent.sleep(0.005)
+        request.response.write(relpath.encode())
+
+    secure.handle(handler)
+    wire = secure.connect()
+    requests = [f"GET /{number} HTTP/1.1\r\nHost: test\r\n\r\n".encode() for number in range(200)]
+    wire.send(b"".join(requests[:100]))
+    for request in requests[100:]:
+        wire.send(request)
+    assert [wire.answer().body for _ in requests] == [b"%d" % number for number in range(200)]
+
+
+def test_a_large_answer_to_a_slow_reader(secure: SecureBench) -> None:
+    secure.handle(lambda request, relpath: request.response.end(bytes(5 << 20) if relpath else b"small"))
+    slow = secure.connect().send(b"GET /big HTTP/1.1\r\nHost: test\r\n\r\n")
+    gevent.sleep(0.05)
+    assert secure.connect().ask("/").body == b"small"
+    assert len(slow.answer().body) == 5 << 20
+    assert slow.ask("/").body == b"small"
+
+
+def test_a_stream(secure: SecureBench) -> None:
+    secure.handle(lambda request, relpath: [request.response.write(bytes(10_000)) for _ in range(100)])
+    assert secure.connect().ask("/").body == bytes(1_000_000)
+
+
+def test_a_slash_is_added_with_https(secure: SecureBench) -> None:
+    assert secure.connect().ask("/x").fields["location"] == "https://test/x/"
+
+
+def test_malformed_is_refused(secure: SecureBench) -> None:
+    wire = secure.connect().send(b"nonsense\r\n\r\n")
+    assert wire.answer().status == 400
+    assert wire.ended()
+
+
+def test_connection_close_ends_with_goodbye(secure: SecureBench) -> None:
+    secure.handle(lambda request, relpath: request.response.write(b"bye"))
+    wire = secure.connect()
+    assert wire.ask("/", headers="Connection: close\r\n").body == b"bye"
+    assert wire.sock.recv(10) == b"", "a close without close_notify would raise"
+    gevent.sleep(0.02)
+
+
+def test_detach_with_bytes_behind_the_head(secure: SecureBench) -> None:
+    def handler(request: Request, relpath: str) -> None:
+        detached = request.detach()
+        assert detached.secure
+        detached.transport.send(b"first")
+        detached.transport.send(b"[" + detached.data + b"]")
+
+    secure.handle(handler)
+    wire = secure.connect().send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\nabc")
+    gevent.sleep(0.02)
+    assert wire.sock.recv(100) == b"first"
+    assert wire.sock.recv(100) == b"[abc]"
+
+
+def test_plain_http_on_the_tls_port_is_closed(secure: SecureBench) -> None:
+    wire = Wire(secure.listener.address).send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+    while wire.more():  # perhaps an alert
+        pass
+    assert b"HTTP" not in wire.data
+    assert len(secure.server) == 0
