@@ -169,7 +169,7 @@ class RawConnection(Outbox):
         return used
 
     def _lay_lanes(self) -> None:
-        """Lay lanes to the sole raw subscribers of this client's destinations, unless that was done for these routes."""
+        """Lay lanes to the sole raw subscribers of this client's destinations, unless done for these routes."""
         session = self.session
         if session.topic is None or (session.lanes and session.lanes[0] == len(session.routes)):
             return

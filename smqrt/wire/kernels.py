@@ -38,8 +38,7 @@ class Kernels(Protocol):
     """u32 array: where each share ends."""
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
-        """Split `chars[start:size]` into runs: consecutive Publish frames with the same nine bytes, or one frame of another
-        type.
+        """Split `chars[start:size]` into runs: consecutive Publish frames with equal nine bytes, or one other frame.
 
         Returns `(runs, used_bytes, bad)`: how many `ends` were written, where the last whole frame ends, and whether
         the frame after that breaks a rule (a length under 3, or a Publish under 15).
@@ -150,10 +149,10 @@ class PureKernels:
         return self._share(parts), at
 
     def _share(self, parts: dict[int, list[bytes]]) -> int:
-        to = 0
+        to, shares = 0, memoryview(self.shares).cast("B")
         for number, lane in enumerate(sorted(parts)):
             share = b"".join(parts[lane])
-            self.shares[to : to + len(share)] = share  # type: ignore[assignment]
+            shares[to : to + len(share)] = share
             to += len(share)
             self.share_lanes[number], self.share_ends[number] = lane, to
         return len(parts)
