@@ -185,5 +185,6 @@ def install(vm: Vm) -> Exchanges:
             return False
         return True
 
-    vm.namespace("ba.exchange", {"attach": exchanges.attach}, {"write": write})
+    vm.namespace("ba.output", {}, {"write": write})
+    vm.namespace("ba.exchange", {"attach": exchanges.attach})
     return exchanges

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from smqrt.http.message import Request
-from smqrt.http.resources import Io, IoError
+from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.tree import ResourceReader
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import utf8
@@ -53,12 +53,12 @@ class Pages:
         self._reader = reader
         self._compiled: dict[str, tuple[Hashable, bytes, str]] = {}  # version, name and folder by name
 
-    def __call__(self, request: Request, io: Io, name: str, directory: ResourceReader) -> None:
-        """Answer with the page `name`."""
+    def __call__(self, request: Request, found: Stat, name: str, directory: ResourceReader) -> None:
+        """Answer with the page `name`; `found`: its present state."""
         page = self._compiled.get(name)
-        if page is None or page[0] != io.version(name):
+        if page is None or page[0] != found.version:
             try:
-                page = self._compile(io, name)
+                page = self._compile(directory.io, name)
             except LuaError as error:
                 self._exchanges.fail(request, error)
                 return

@@ -115,7 +115,7 @@ function dir:service(command, relpath, as_forward)
   core.arg.instance(command, exchange.class, 1, "service")
   core.arg.string(relpath, 2, "service")
   local handle = exchange.handle_of(command)
-  local handled = py.service(self.handle, handle, relpath, as_forward == true, exchange.take(command))
+  local handled = py.service(self.handle, handle, relpath, as_forward == true, command.take())
   if command.stopped then error(nil, 0) end
   return handled
 end

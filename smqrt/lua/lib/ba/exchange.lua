@@ -1,12 +1,8 @@
--- One HTTP exchange as Lua sees it: `request` and `response` are the same object, an integer handle and a buffer. What a page
--- writes is kept here as a table of strings and crosses to Python once, at the end or when 8 KiB are exceeded.
+-- One HTTP exchange as Lua sees it: `request` and `response` are the same object with the same methods.
 local core, py = ...
 
 local concat, error, pcall, select, setmetatable, tostring, type, xpcall =
   table.concat, error, pcall, select, setmetatable, tostring, type, xpcall
-local isyieldable = core.isyieldable
-
-local LIMIT_BYTES = 8192
 
 local methods = {}
 local class = core.class("request", methods)
@@ -17,75 +13,60 @@ local error_handler -- set by ba.seterrh
 local exchange = {methods = methods, class = class}
 core.exchange = exchange
 
+-- Fields of an exchange:
+--   handle        by which Python knows it; nil when the request is over
+--   environment   of its pages and functions
+--   append, take, peek   its output
+--   closed        output is refused: the request is over, stopped, sealed, or its client went away
+--   stopped       the page, and every page around it, has to end
+--   body          the whole response, in place of the output
+
 -- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
 -- the application's pcall catches it.
 local function stop(self)
-  self.stopped = true
+  self.stopped, self.closed = true, true
   error(nil, 0)
 end
 
+-- What is to be said to somebody who goes on with a closed exchange: nothing, when only its output is closed.
 local function refuse(self)
   if self.stopped then error(nil, 0) end
-  core.raise("request/response expired")
+  if not self.handle then core.raise("request/response expired") end
 end
 
 -- The handle of a living exchange; raises for one that ended or was stopped.
 local function handle_of(self)
-  local handle = self.handle
-  if not handle or self.stopped then refuse(self) end
-  return handle
+  if self.closed then refuse(self) end
+  return self.handle
 end
 
 -- Makes `body` the whole response; what is written later is ignored.
 local function seal(self, body)
-  self.buffer[1], self.count, self.size = body, 1, #body
-  self.sealed = true
+  self.body, self.closed = body, true
 end
 
--- What was buffered, for handing it over; the buffer is empty afterwards.
-local function take(self)
-  local count = self.count
-  if count == 0 then return nil end
-  local text = concat(self.buffer, "", 1, count)
-  self.count, self.size = 0, 0
-  return text
-end
-
-local function append(self, text)
-  if not self.handle or self.stopped then refuse(self) end
-  if self.sealed then return end
-  local count = self.count + 1
-  self.count = count
-  self.buffer[count] = text
-  local size = self.size + #text
-  self.size = size
-  if size > LIMIT_BYTES and isyieldable() then -- else it is kept until it may cross
-    self.gone = not py.write(self.handle, take(self)) -- the client went away: nobody reads the rest
-    self.sealed = self.gone
-  end
-end
-
-local function line_printer(self)
+local function line_printer(append)
   return function(...)
     local count = select("#", ...)
     if count == 1 then
       local text = ...
-      append(self, (type(text) == "string" and text or tostring(text)) .. "\n")
-      return
+      return append((type(text) == "string" and text or tostring(text)) .. "\n")
     end
     local words = {...}
     for at = 1, count do words[at] = tostring(words[at]) end
-    append(self, concat(words, "\t", 1, count) .. "\n")
+    append(concat(words, "\t", 1, count) .. "\n")
   end
 end
 
 local function begin(handle)
-  local self = setmetatable({handle = handle, buffer = {}, count = 0, size = 0, stopped = false, sealed = false}, class)
+  local self = setmetatable({handle = handle, refuse = refuse}, class)
+  local append, take, peek = core.output(self)
+  self.append, self.take, self.peek = append, take, peek
   self.environment = setmetatable({
     request = self,
     response = self,
-    print = line_printer(self),
-    _emit = function(text) append(self, text) end,
+    print = line_printer(append),
+    _emit = append,
   }, environment)
   exchanges[handle] = self
   return self
@@ -94,7 +75,7 @@ end
 local function fail(self, message)
   if error_handler then pcall(error_handler, message, self.environment) end
   self.failure = message
-  self.stopped = true
+  self.stopped, self.closed = true, true
 end
 
 local function with_traceback(message)
@@ -110,10 +91,9 @@ end
 
 -- Called from Python when the outermost handler is through: body and failure go out, every method raises from now on.
 local function finish(self, handle)
-  local body, failure = take(self), self.failure
   exchanges[handle] = nil
-  self.handle = nil
-  return body, failure
+  self.handle, self.closed = nil, true
+  return self.body or self.take(), self.failure
 end
 
 -- Runs a compiled page. is_outermost: no other handler of this request follows. -> body, failure
@@ -140,8 +120,7 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
-exchange.stop, exchange.handle_of, exchange.take, exchange.append = stop, handle_of, take, append
-exchange.seal = seal
+exchange.stop, exchange.handle_of, exchange.seal = stop, handle_of, seal
 
 -- syntax: ba.seterrh(f | nil)      f(message, env) is called for every error of a page or directory function
 function ba.seterrh(handler)

@@ -83,14 +83,14 @@ function methods:allow(list, defaults)
   core.arg.table(list, 1, "allow")
   for _, method in ipairs(list) do core.arg.string(method, 1, "allow") end
   if py.allow(handle, table.concat(list, " "), defaults ~= false) then return true end
-  self.count, self.size = 0, 0
+  self.take()
   stop(self)
 end
 
 -- Ends the page with 304 unless the resource is newer than what the client has.
 function methods:checktime(time)
   if py.is_newer(handle_of(self), core.arg.integer(time, 1, "checktime")) then return true end
-  self.count, self.size = 0, 0
+  self.take()
   stop(self)
 end
 

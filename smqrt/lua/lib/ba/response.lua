@@ -2,21 +2,18 @@
 local core, py = ...
 
 local exchange = core.exchange
-local methods, handle_of, stop, take, append, seal =
-  exchange.methods, exchange.handle_of, exchange.stop, exchange.take, exchange.append, exchange.seal
+local methods, handle_of, stop, seal = exchange.methods, exchange.handle_of, exchange.stop, exchange.seal
 local error, select, tostring, type = error, select, tostring, type
-
-local function discard(self) self.count, self.size = 0, 0 end
 
 local function check_uncommitted(self)
   local handle = handle_of(self)
-  if self.sealed or py.committed(handle) then core.raise("iscommitted") end
+  if self.closed or py.committed(handle) then core.raise("iscommitted") end
   return handle
 end
 
 -- syntax: response:write(value, ...) -> bytes      strings and numbers, nothing between them
 function methods:write(...)
-  local bytes = 0
+  local bytes, append = 0, self.append
   for at = 1, select("#", ...) do
     local value = select(at, ...)
     local kind = type(value)
@@ -25,10 +22,10 @@ function methods:write(...)
     elseif kind ~= "string" then
       core.bad_argument(at, "write", "string or number", value)
     end
-    append(self, value)
+    append(value)
     bytes = bytes + #value
   end
-  if self.gone then return nil, "socketclosed" end
+  if self.closed and not self.body then return nil, "socketclosed" end
   return bytes
 end
 
@@ -135,7 +132,7 @@ end
 
 function methods:include(path)
   core.arg.string(path, 1, "include")
-  check_inner(self, py.include(handle_of(self), path, take(self)))
+  check_inner(self, py.include(handle_of(self), path, self.take()))
   return true
 end
 
@@ -143,7 +140,7 @@ local function hand_over(name, op)
   return function(self, path, continues)
     core.arg.string(path, 1, name)
     local handle = check_uncommitted(self)
-    discard(self)
+    self.take()
     check_inner(self, op(handle, path))
     if not continues then stop(self) end
     return true
@@ -159,15 +156,16 @@ function methods:abort()
 end
 
 function methods:flush()
-  return py.flush(handle_of(self), take(self)) or false
+  return py.flush(handle_of(self), self.take()) or false
 end
 
 -- Sends body bytes as they are; not to be mixed with write before the headers went out.
 function methods:send(text)
   local handle = handle_of(self)
   core.arg.string(text, 1, "send")
-  if self.count > 0 and not py.committed(handle) then core.raise("mixingwritesend") end
-  return py.flush(handle, (take(self) or "") .. text) or false
+  local _, waiting = self.peek()
+  if waiting > 0 and not py.committed(handle) then core.raise("mixingwritesend") end
+  return py.flush(handle, (self.take() or "") .. text) or false
 end
 
 local RESETS = {all = true, headers = true, buffer = true}
@@ -176,12 +174,12 @@ function methods:reset(what)
   what = what or "all"
   if not RESETS[what] then core.raise("bad argument #1 to 'reset' (\"all\", \"headers\" or \"buffer\" expected)") end
   local handle = check_uncommitted(self)
-  if what ~= "headers" then discard(self) end
+  if what ~= "headers" then self.take() end
   py.reset(handle, what)
   return true
 end
 
-function methods:committed() return self.sealed or py.committed(handle_of(self)) end
+function methods:committed() return self.closed or py.committed(handle_of(self)) end
 
 function methods:initial() return py.initial(handle_of(self)) end
 
@@ -189,16 +187,19 @@ function methods:isinclude() return py.is_include(handle_of(self)) end
 
 function methods:isforward() return py.is_forward(handle_of(self)) end
 
-function methods:valid() return self.handle ~= nil and not self.sealed and py.is_valid(self.handle) end
+function methods:valid() return self.handle ~= nil and not self.closed and py.is_valid(self.handle) end
 
-function methods:bytecount() return py.byte_count(handle_of(self)) + self.size end
+function methods:bytecount() return py.byte_count(handle_of(self)) + select(2, self.peek()) end
 
-function methods:writesize() return self.size end
+function methods:writesize()
+  handle_of(self)
+  return (select(2, self.peek()))
+end
 
 -- What was written and not yet sent.
 function methods:getdata()
   handle_of(self)
-  return table.concat(self.buffer, "", 1, self.count)
+  return (self.peek())
 end
 
 function methods:encodeurl(url) return core.arg.string(url, 1, "encodeurl") end

@@ -1,0 +1,34 @@
+-- What a page writes: strings in a table, handed over to Python in one piece at the end, or when 8 KiB are exceeded.
+local core, py = ...
+
+local concat, isyieldable = table.concat, core.isyieldable
+
+local LIMIT_BYTES <const> = 8192
+
+-- The output of an exchange, as three functions:
+--   append(text)   adds to it; once exchange.closed is set, exchange:refuse() decides
+--   take()         gives what is there, or nil, and begins anew
+--   peek()         gives what is there, and its size in bytes
+-- Functions instead of fields: a page calls append for every piece of text.
+function core.output(exchange)
+  local parts, count, size = {}, 0, 0
+
+  local function take()
+    if count == 0 then return nil end
+    local text = concat(parts, "", 1, count)
+    count, size = 0, 0
+    return text
+  end
+
+  local function append(text)
+    if exchange.closed then return exchange:refuse() end
+    count = count + 1
+    parts[count] = text
+    size = size + #text
+    if size > LIMIT_BYTES and isyieldable() then -- else it is kept until it may cross
+      exchange.closed = not py.write(exchange.handle, take()) -- closed: the client went away, nobody reads the rest
+    end
+  end
+
+  return append, take, function() return concat(parts, "", 1, count), size end
+end
