@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.files import Entry, StaticFiles
 from smqrt.http.message import Request
-from smqrt.http.resources import Io, hidden, is_page
+from smqrt.http.resources import Io, Stat, hidden, is_page
 
 if TYPE_CHECKING:
     Func = Callable[[Request, str], object]
-    Pages = Callable[[Request, Io, str, "ResourceReader"], None]
+    Pages = Callable[[Request, Stat, str, "ResourceReader"], None]
 
 log = logging.getLogger("smqrt")
 
@@ -153,7 +153,7 @@ class ResourceReader(Directory):
 
     Attributes:
         headers: fields added to every answer that is no include.
-        pages: runs a Lua Server Page: request, io, name in the io, this directory. None: pages are not found.
+        pages: runs a Lua Server Page: request, what was found, name in the io, this directory. None: pages are not found.
     """
 
     def __init__(self, name: str | None = None, priority: int = 0, *, io: Io) -> None:
@@ -175,7 +175,7 @@ class ResourceReader(Directory):
         if entry is None:
             return False
         if is_page(entry.name):
-            return self._run(request, entry.name)
+            return self._run(request, entry)
         self._files.serve(request, entry, self.headers)
         return True
 
@@ -188,13 +188,13 @@ class ResourceReader(Directory):
                 return entry
         return None
 
-    def _run(self, request: Request, name: str) -> bool:
+    def _run(self, request: Request, entry: Entry) -> bool:
         if self.pages is None:
             return False
         if not request.includes:
             for field, value in self.headers.items():
                 request.response.headers.set(field, value)
-        self.pages(request, self.io, name, self)
+        self.pages(request, entry.stat, entry.name, self)
         return True
 
 
