@@ -1,0 +1,55 @@
+"""The watchdog tells where a loop hangs that does not turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import gevent
+import pytest
+
+from smqrt.lua.vm import Vm
+from smqrt.lua.watchdog import Watchdog
+
+LIMIT_S = 0.25
+BUSY = """
+local seconds = ...
+local function compute()
+  local stop = os.clock() + seconds
+  while os.clock() < stop do end
+end
+compute()
+return "done"
+"""
+
+
+@pytest.fixture
+def reports(vm: Vm) -> Iterator[list[str]]:
+    seen: list[str] = []
+    watchdog = Watchdog(vm, LIMIT_S, lambda text: seen.append(text.decode()))
+    watchdog.start()
+    gevent.sleep(LIMIT_S)
+    yield seen
+    watchdog.stop()
+
+
+def test_a_busy_application_is_named_with_file_and_line(vm: Vm, reports: list[str]) -> None:
+    assert vm.run(vm.compile(BUSY, "@shop/index.lsp"), 0.9) == (b"done",)
+    assert len(reports) == 1
+    assert reports[0].startswith("the server has stood still for 0.2 s:\nstack traceback:\n")
+    assert "shop/index.lsp:5: in local 'compute'" in reports[0]
+    assert vm.eval("return 1") == (1,)
+
+
+def test_python_that_blocks_the_loop_is_named_too(vm: Vm, reports: list[str]) -> None:
+    time.sleep(0.7)
+    assert "test_python_that_blocks_the_loop_is_named_too" in reports[0]
+
+
+def test_a_loop_that_turns_is_not_reported(
+    vm: Vm, reports: list[str], settled: Callable[[Callable[[], object]], None]
+) -> None:
+    for _ in range(10):
+        vm.run(vm.compile(BUSY), 0.02)
+        gevent.sleep(0.03)
+    assert reports == []
