@@ -22,7 +22,7 @@ from smqrt.http.listing import Listing
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
-from smqrt.lua.api import base, smq_hub
+from smqrt.lua.api import base, smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -90,6 +90,7 @@ class Server:
         base.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
+        smq_client.install(self.vm, self.services)
 
     def _listen(self) -> dict[str, Listener]:
         settings = self.settings

@@ -63,6 +63,7 @@ class SmqClient:
         self._hello: tuple[int, str] = (0, "")
         self._connections = 0
         self._flushes: set[AsyncResult[bool]] = set()
+        self._last_job: Callable[[], Any] | None = None
         self._stopping = Signal()
         self._settled = Signal()
         self._greenlet = gevent.spawn(self._run)
@@ -263,6 +264,10 @@ class SmqClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def on_end(self, fn: Callable[[], Any]) -> None:
+        """Have `fn()` called when the client has ended for good, after every other callback."""
+        self._last_job = fn
+
     # ---- the greenlet behind it
 
     def _run(self) -> None:
@@ -275,6 +280,8 @@ class SmqClient:
         self._session.abandon()
         self._settled.set()
         self._fail_flushes()
+        if self._last_job is not None:
+            self._dispatcher.post(self._last_job)
         self._dispatcher.finish()
 
     def _one_connection(self) -> ConnectionEnd:

@@ -148,7 +148,7 @@ class Link:
     def abort_after(self, seconds: float) -> None:
         """End the connection at the latest then."""
         if self._last_call is not None:
-            self._last_call.kill()
+            self._last_call.kill(block=False)
         self._last_call = gevent.spawn_later(seconds, self.abort)
 
     def farewell(self, text: bytes) -> None:

@@ -1,0 +1,209 @@
+"""`require"smq.client"`: SMQ clients for Lua applications (specification: smq.md §3). The other half is
+lib/smq/client.lua.
+
+Lua knows a client by an integer. Its callbacks run one after the other in the greenlet of the client's dispatcher, so
+they may block; `create` and all methods return at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.client import SmqClient
+from smqrt.lua.bridge import LuaError, encoded
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+log = logging.getLogger("smqrt.lua")
+
+
+class LuaFunction:
+    """A Lua function to call from the greenlet of a client; an error is logged. The reference is given back when
+    unused.
+    """
+
+    __slots__ = ("_ref", "_vm")
+
+    def __init__(self, vm: Vm, ref: int) -> None:
+        self._vm, self._ref = vm, ref
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The first value that the function returns, None after an error."""
+        try:
+            values = self._vm.run(self._ref, *map(encoded, arguments))
+        except LuaError as error:
+            log.error("%s", error)
+            return None
+        return values[0] if values else None
+
+    def __del__(self) -> None:
+        get_hub().loop.run_callback(self._vm.free, self._ref)
+
+
+class ClientHalf:
+    """The Python half: clients by their integers."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._clients: dict[int, SmqClient] = {}
+        self._last = 0
+        self._event: Callable[..., Any] = lambda *_: None
+
+    def on_event(self, ref: int) -> None:
+        """Set the Lua function that gets what concerns a client as a whole: `f(number, event, ...)`."""
+        self._event = LuaFunction(self._vm, ref)
+
+    def create(self, url: bytes, *options: Any) -> int:
+        """Make a client that connects in the background.
+
+        Args:
+            options: keys and values in turn; `header:NAME` is a header field, times are seconds.
+        """
+        pairs = dict(zip(options[::2], options[1::2], strict=True))
+        chosen = {key.decode(): value for key, value in pairs.items() if not key.startswith(b"header:")}
+        headers = {
+            key.decode("latin-1")[7:]: value.decode("latin-1")
+            for key, value in pairs.items()
+            if key.startswith(b"header:")
+        }
+        self._last = number = self._last + 1
+        event = self._events(number)
+        client = SmqClient(
+            url.decode("utf-8", "replace"),
+            chosen,
+            cleanstart=True,
+            headers=headers,
+            onauth=event("auth"),
+            onconnect=event("connect"),
+            onreconnect=event("reconnect"),
+            onclose=lambda word, can_reconnect: self._on_close(number, word, can_reconnect),
+            onmsg=event("msg"),
+        )
+        client.on_end(lambda: self._forget(number))
+        self._clients[number] = client
+        return number
+
+    def _events(self, number: int) -> Callable[[str], Callable[..., Any]]:
+        def event(name: str) -> Callable[..., Any]:
+            return lambda *arguments: self._event(number, name, *arguments)
+
+        return event
+
+    def _on_close(self, number: int, word: str | None, can_reconnect: bool) -> bool | float:
+        """What Lua's onclose decides: seconds until the next attempt, True for the usual delays, False to stay away."""
+        end = self._clients[number].end
+        by_broker = end is not None and end.by_broker
+        answer = self._event(number, "close", None if by_broker else word, can_reconnect, word if by_broker else None)
+        if isinstance(answer, bool) or answer is None:
+            return bool(answer)
+        return max(float(answer), 0.0) / 1000
+
+    def _forget(self, number: int) -> None:
+        self._clients.pop(number, None)
+        self._event(number, "end")
+
+    def _of(self, number: int) -> SmqClient | None:
+        """The client, None when it is not connected."""
+        client = self._clients.get(number)
+        return client if client is not None and client.connected else None
+
+    def _function(self, ref: int | None) -> LuaFunction | None:
+        return None if ref is None else LuaFunction(self._vm, ref)
+
+    def number_topic(self, number: int, topic: bytes | int, onack_ref: int | None) -> bool:
+        """`smq:create`: whether there is a connection."""
+        onack = self._function(onack_ref)
+        if (client := self._of(number)) is None:
+            return False
+        client.create(topic, onack)
+        return True
+
+    def number_subtopic(self, number: int, subtopic: bytes, onack_ref: int | None) -> bool:
+        """`smq:createsub`: whether there is a connection."""
+        onack = self._function(onack_ref)
+        if (client := self._of(number)) is None:
+            return False
+        client.createsub(subtopic, onack)
+        return True
+
+    def subscribe(
+        self,
+        number: int,
+        topic: bytes | int,
+        subtopic: bytes | int | None,
+        onmsg_ref: int | None,
+        onack_ref: int | None,
+    ) -> bool:
+        """`smq:subscribe`: whether there is a connection."""
+        settings = {"onmsg": self._function(onmsg_ref), "onack": self._function(onack_ref)}
+        if (client := self._of(number)) is None:
+            return False
+        client.subscribe(topic, subtopic, settings)
+        return True
+
+    def publish(self, number: int, data: bytes, topic: bytes | int, subtopic: bytes | int | None) -> bool:
+        """`smq:publish`: False without a connection, or when the send queue is full."""
+        client = self._of(number)
+        return client is not None and client.publish(data, topic, subtopic)
+
+    def unsubscribe(self, number: int, topic: bytes | int) -> None:
+        """`smq:unsubscribe`."""
+        if client := self._of(number):
+            client.unsubscribe(topic)
+
+    def observe(self, number: int, topic: bytes | int, ref: int) -> None:
+        """`smq:observe`."""
+        onchange = LuaFunction(self._vm, ref)
+        if client := self._of(number):
+            client.observe(topic, onchange)
+
+    def unobserve(self, number: int, topic: bytes | int) -> None:
+        """`smq:unobserve`."""
+        if client := self._of(number):
+            client.unobserve(topic)
+
+    def gettid(self, number: int) -> int | None:
+        """One's own ETID, None while not connected."""
+        client = self._of(number)
+        return client.gettid() if client else None
+
+    def topic2tid(self, number: int, topic: bytes) -> int | None:
+        """The number of a topic this client knows."""
+        client = self._of(number)
+        return client.topic2tid(topic) if client else None
+
+    def tid2topic(self, number: int, tid: int) -> bytes | None:
+        """The name of a topic this client knows."""
+        client = self._of(number)
+        return encoded(client.tid2topic(tid)) if client else None
+
+    def subtopic2tid(self, number: int, subtopic: bytes) -> int | None:
+        """The number of a sub-topic this client knows."""
+        client = self._of(number)
+        return client.subtopic2tid(subtopic) if client else None
+
+    def tid2subtopic(self, number: int, stid: int) -> bytes | None:
+        """The name of a sub-topic this client knows."""
+        client = self._of(number)
+        return encoded(client.tid2subtopic(stid)) if client else None
+
+    def close(self, number: int) -> None:
+        """`smq:close`: after what was published; the client does not come back."""
+        if client := self._clients.get(number):
+            client.disconnect()
+
+
+_FUNCTIONS = (
+    "on_event create number_topic number_subtopic subscribe publish unsubscribe observe unobserve gettid "
+    "topic2tid tid2topic subtopic2tid tid2subtopic close"
+)
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `smq.client`."""
+    half = ClientHalf(vm)
+    vm.namespace("smq.client", {name: getattr(half, name) for name in _FUNCTIONS.split()})

@@ -1,0 +1,199 @@
+-- require "smq.client": SMQ clients (specification: smq.md 3). A client is an object with an integer.
+--
+-- Applications assign the callbacks onauth, onconnect, onreconnect, onclose and onmsg to it. Nothing outlives a lost connection:
+-- subscribe in onconnect, which is also called after a reconnect when there is no onreconnect.
+local core, py = ...
+
+local arg, ref = core.arg, core.ref
+local pairs, setmetatable, tostring, type = pairs, setmetatable, tostring, type
+
+local methods = {}
+local class = core.class("smqclient", methods)
+local handles = setmetatable({}, {__mode = "k"}) -- client -> integer
+local clients = {}                               -- integer -> client, until it has ended for good
+
+local function handle(self)
+  local number = handles[self]
+  if not number then core.raise("bad self (a client made by create is expected; call its methods with ':')") end
+  return number
+end
+
+-- ---- what concerns a client as a whole
+
+local events = {}
+
+function events.auth(self, rnd, ip)
+  local credentials = self.onauth and self.onauth(rnd, ip)
+  return credentials and tostring(credentials) or ""
+end
+
+function events.connect(self, etid, rnd, ip)
+  if self.onconnect then self.onconnect(etid, rnd, ip) end
+end
+
+function events.reconnect(self, etid, rnd, ip)
+  local f = self.onreconnect or self.onconnect
+  if f then f(etid, rnd, ip) end
+end
+
+function events.close(self, err, canreconnect, text)
+  local again = self.onclose and self.onclose(err, canreconnect, text)
+  if type(again) == "number" then return again end
+  return again and true or false
+end
+
+function events.msg(self, data, ptid, tid, subtid)
+  if self.onmsg then self.onmsg(data, ptid, tid, subtid) end
+end
+
+py.on_event(ref(function(number, event, ...)
+  if event == "end" then
+    clients[number] = nil
+    return
+  end
+  return events[event](clients[number], ...)
+end))
+
+-- ---- arguments
+
+local function name(value, index, fname)
+  if type(value) == "number" then return arg.integer(value, index, fname) end
+  return arg.string(value, index, fname)
+end
+
+local function optional_ref(f, index, fname)
+  return f ~= nil and ref(arg["function"](f, index, fname)) or nil
+end
+
+local function payload(data)
+  if type(data) ~= "table" then return tostring(data) end
+  local text, fault = ba.json.encode(data)
+  if not text then core.raise("bad argument #1 to 'publish' (" .. fault .. ")") end
+  return text
+end
+
+-- A topic whose number this client knows: what can be observed or unsubscribed.
+local function known(number, topic, fname)
+  topic = name(topic, 1, fname)
+  if type(topic) == "string" and topic ~= "self" and py.gettid(number) and not py.topic2tid(number, topic) then
+    core.raise("bad argument #1 to '" .. fname .. "' (unknown topic '" .. topic .. "'; create or subscribe it first)")
+  end
+  return topic
+end
+
+-- ---- methods
+
+-- syntax: smq:create(topic [,onack(accepted, topic, tid)])                           -> whether connected
+--         smq:create(topic, subtopic [,onack(accepted, topic, tid, subtopic, stid)])
+function methods.create(self, topic, subtopic, onack)
+  local number = handle(self)
+  topic = name(topic, 1, "create")
+  if subtopic == nil or type(subtopic) == "function" then
+    return py.number_topic(number, topic, optional_ref(subtopic or onack, 2, "create"))
+  end
+  subtopic = arg.string(subtopic, 2, "create")
+  onack = arg.optional(arg["function"], onack, nil, 3, "create")
+  local topic_accepted, tid
+  py.number_topic(number, topic, ref(function(accepted, _, id) topic_accepted, tid = accepted, id end))
+  return py.number_subtopic(number, subtopic, ref(function(accepted, _, stid)
+    if onack then onack(topic_accepted and accepted, topic, tid, subtopic, stid) end
+  end))
+end
+
+-- syntax: smq:createsub(subtopic [,onack(accepted, subtopic, stid)])                 -> whether connected
+function methods.createsub(self, subtopic, onack)
+  return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
+end
+
+-- Decodes JSON before f is called; what is no JSON comes as it is.
+local function decoding(f)
+  return function(data, ptid, tid, subtid)
+    local value = ba.json.decode(data)
+    if value == nil then value = data end
+    f(value, ptid, tid, subtid)
+  end
+end
+
+-- syntax: smq:subscribe(topic [,subtopic] [,{onmsg = f, onack = f, datatype = "json"}])
+-- onmsg(data, ptid, tid, subtid), onack(accepted, topic, tid, subtopic, stid)
+function methods.subscribe(self, topic, subtopic, settings)
+  if type(subtopic) == "table" then subtopic, settings = nil, subtopic end
+  settings = arg.optional(arg.table, settings, {}, 3, "subscribe")
+  topic, subtopic = name(topic, 1, "subscribe"), arg.optional(name, subtopic, nil, 2, "subscribe")
+  local onmsg = arg.optional(arg["function"], settings.onmsg, nil, 3, "subscribe{onmsg}")
+  local onack = arg.optional(arg["function"], settings.onack, nil, 3, "subscribe{onack}")
+  if onmsg and settings.datatype == "json" then onmsg = decoding(onmsg) end
+  return py.subscribe(handle(self), topic, subtopic, onmsg and ref(onmsg), onack and ref(onack))
+end
+
+-- syntax: smq:publish(data, topic [,subtopic])                                       -> whether it is on its way
+function methods.publish(self, data, topic, subtopic)
+  return py.publish(handle(self), payload(data), name(topic, 2, "publish"), arg.optional(name, subtopic, nil, 3, "publish"))
+end
+
+function methods.unsubscribe(self, topic)
+  local number = handle(self)
+  py.unsubscribe(number, known(number, topic, "unsubscribe"))
+end
+
+-- syntax: smq:observe(topic, f(subscribers, topic))
+function methods.observe(self, topic, f)
+  local number = handle(self)
+  topic = known(number, topic, "observe")
+  py.observe(number, topic, ref(arg["function"](f, 2, "observe")))
+end
+
+function methods.unobserve(self, topic)
+  local number = handle(self)
+  py.unobserve(number, known(number, topic, "unobserve"))
+end
+
+function methods.gettid(self) return py.gettid(handle(self)) end
+function methods.topic2tid(self, topic) return py.topic2tid(handle(self), arg.string(topic, 1, "topic2tid")) end
+function methods.tid2topic(self, tid) return py.tid2topic(handle(self), arg.integer(tid, 1, "tid2topic")) end
+function methods.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
+function methods.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.integer(stid, 1, "tid2subtopic")) end
+
+-- After what was published; onclose is not called, and the client does not come back.
+function methods.close(self) py.close(handle(self)) end
+methods.disconnect = methods.close
+
+-- ---- the module
+
+local function add(list, key, value)
+  list[#list + 1] = key
+  list[#list + 1] = value
+end
+
+local function options(op)
+  local list = {}
+  for _, key in pairs {"uid", "info"} do
+    local value = arg.optional(arg.string, op[key], nil, 2, "create{" .. key .. "}")
+    if value then add(list, key, value) end
+  end
+  for _, key in pairs {"ping", "pong", "timeout"} do
+    local value = arg.optional(arg.number, op[key], nil, 2, "create{" .. key .. "}")
+    if value then add(list, key, key == "timeout" and value / 1000 or value) end
+  end
+  if op.trusted == false then add(list, "verify", false) end
+  for field, value in pairs(arg.optional(arg.table, op.header, {}, 2, "create{header}")) do
+    field = arg.string(field, 2, "create{header}")
+    add(list, "header:" .. field, arg.string(value, 2, "create{header}"))
+  end
+  if op.user then
+    local user, password = arg.string(op.user, 2, "create{user}"), arg.string(op.password or "", 2, "create{password}")
+    add(list, "header:Authorization", "Basic " .. ba.b64encode(user .. ":" .. password))
+  end
+  return list
+end
+
+-- syntax: create(url [,{uid, info, ping = s, pong = s, timeout = ms, header, user, password, trusted = false}])
+local function create(url, op)
+  url, op = arg.string(url, 1, "create"), arg.optional(arg.table, op, {}, 2, "create")
+  local self = setmetatable({}, class)
+  local number = py.create(url, table.unpack(options(op)))
+  handles[self], clients[number] = number, self
+  return self
+end
+
+return {create = create}
