@@ -7,7 +7,6 @@ applications call is `smqrt.hub` (Python) and `require"smq.hub"` (Lua); both are
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from smqrt.broker.topics import NameStore, Topic
 from smqrt.errors import ArgumentError
 from smqrt.net import datapath, handover
 from smqrt.net.namestore import SqliteNames
+from smqrt.net.randomness import random_u32
 
 Name = bytes | int
 SELF = b"self"
@@ -77,11 +77,10 @@ class Broker:
     def __init__(self, hooks: Hooks, options: Options) -> None:
         datapath.install()
         _brokers.add(self)
-        self._rng = random.SystemRandom()
         store: NameStore | None = SqliteNames(options.persist) if options.persist else None
         self.hub = Hub(
             hooks,
-            random_u32=self._random_u32,
+            random_u32=random_u32,
             clock=time.monotonic,
             encode=datapath.encode,
             store=store,
@@ -92,9 +91,6 @@ class Broker:
         self.options = options
         self._observers: dict[int, _Callback] = {}
         self.setkeepalive(options.keepidle_s, options.keepintv_s)
-
-    def _random_u32(self) -> int:
-        return self._rng.getrandbits(32)
 
     # ---- connections
 

@@ -6,7 +6,6 @@ Deadlines are kept in dictionaries that hold only the few connections that have 
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import time
 from functools import partial
@@ -27,7 +26,6 @@ STALLED_AFTER_S = 10.0
 """A client that takes not one byte for so long is disconnected."""
 LINGER_S = 2.0
 """How long a closed connection waits for the client's own close."""
-MALLOC_MMAP_THRESHOLD_BYTES = 4 << 20
 
 kernels = jit.load()
 encode = partial(encode_run, kernels)
@@ -51,16 +49,6 @@ def install() -> None:
     _watchers.extend((flush, timer))
     for watcher in _watchers:
         watcher.ref = False  # they alone do not keep a process alive
-    _keep_large_blocks_on_the_heap()
-
-
-def _keep_large_blocks_on_the_heap() -> None:
-    """60 KB messages would otherwise be mapped and unmapped one by one (34 against 20 us)."""
-    m_mmap_threshold = -3
-    try:
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, MALLOC_MMAP_THRESHOLD_BYTES)
-    except (OSError, AttributeError):
-        pass
 
 
 def check_deadlines() -> None:
