@@ -1,0 +1,26 @@
+-- require "rwfile": whole files in one call (spec: bas-api 6).
+local rwfile = {}
+
+-- syntax: rwfile.file(io, name) -> string | nil, error      rwfile.file(io, name, data) -> true | nil, error
+function rwfile.file(io, name, data)
+  local file <close>, message = io:open(name, data and "w" or "r")
+  if not file then return nil, message end
+  if data then return file:write(data) end
+  return file:read"a" or ""
+end
+
+-- syntax: rwfile.json(io, name) -> table | nil, error       rwfile.json(io, name, table) -> true | nil, error
+function rwfile.json(io, name, value)
+  if value ~= nil then
+    local text, message = ba.json.encode(value)
+    if not text then return nil, message end
+    return rwfile.file(io, name, text)
+  end
+  local text, message = rwfile.file(io, name)
+  if not text then return nil, message end
+  local decoded = ba.json.decode((text:gsub("^\xEF\xBB\xBF", "")))
+  if decoded == nil then return nil, "jsonerr" end
+  return decoded
+end
+
+return rwfile

@@ -1,0 +1,96 @@
+"""Forms with files: any split gives the same events; what breaks the rules is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smqrt.http.multipart import Field, File, MultipartError, boundary_of, read_form
+
+FORM = (
+    b"preamble\r\n--XX\r\n"
+    b'Content-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+    b'--XX\r\nContent-Disposition: form-data; name="empty"\r\n\r\n\r\n'
+    b'--XX  \r\nContent-Disposition: form-data; name="f"; filename="C:\\dir\\x%22.txt"\r\nContent-Type: text/plain\r\n\r\n'
+    b"line\r\n--X not yet\r\n--\r\n"
+    b"\r\n--XX\r\ncontent-disposition: form-data; filename=n.bin; name=g\r\n\r\n\r\n"
+    b"--XX--\r\nepilogue"
+)
+
+
+def joined(pieces: list[bytes], boundary: bytes = b"XX") -> list[object]:
+    """The events, content of a file in one piece."""
+    events: list[object] = []
+    for event in read_form(pieces, boundary):
+        if isinstance(event, bytes) and isinstance(events[-1], bytes):
+            events[-1] += event
+        else:
+            events.append(event)
+    return events
+
+
+WANTED = [
+    Field("a", b"1"),
+    Field("empty", b""),
+    File("f", 'x".txt', "text/plain", "binary"),
+    b"line\r\n--X not yet\r\n--\r\n",
+    File("g", "n.bin", "application/octet-stream", "binary"),
+]
+
+
+def test_a_form_is_read():
+    assert joined([FORM]) == WANTED
+
+
+def test_byte_by_byte():
+    assert joined([bytes([byte]) for byte in FORM]) == WANTED
+
+
+@given(st.lists(st.integers(1, 60), max_size=30))
+def test_any_split_gives_the_same(sizes):
+    pieces, rest = [], FORM
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert joined([piece for piece in [*pieces, rest] if piece]) == WANTED
+
+
+@given(st.binary(max_size=300).filter(lambda data: b"\r\n--XX" not in data), st.integers(1, 40))
+def test_any_content_comes_out_as_it_was(content, size):
+    form = b'--XX\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n' + content + b"\r\n--XX--"
+    events = joined([form[at : at + size] for at in range(0, len(form), size)])
+    assert events[1:] == ([content] if content else [])
+
+
+@pytest.mark.parametrize(
+    ("form", "error"),
+    [
+        (b"", "ends in the middle"),
+        (b"--XX", "ends in the middle"),
+        (b"--XX\r\n", "ends in the middle"),
+        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n", "ends in the middle"),
+        (b"--XX\r\nContent-Type: x\r\n\r\n1\r\n--XX--", "no Content-Disposition"),
+        (b"--XXY\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XX--", "follows a boundary"),
+        (b"--XX\r\nA: " + b"x" * 9000, "the head of a part is longer"),
+        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n" + b"x" * 1100000, "field 'a' is longer"),
+        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" * 1001 + b"--XX--", "more than 1000 parts"),
+    ],
+)
+def test_broken_forms_are_named(form, error):
+    with pytest.raises(MultipartError, match=error):
+        joined([form])
+
+
+@pytest.mark.parametrize(
+    ("content_type", "boundary"),
+    [
+        ("multipart/form-data; boundary=abc", b"abc"),
+        ('Multipart/Form-Data; charset=x; boundary="a b"', b"a b"),
+        ("multipart/mixed; boundary=abc", None),
+        ("multipart/form-data", None),
+        ("", None),
+    ],
+)
+def test_boundaries(content_type, boundary):
+    assert boundary_of(content_type) == boundary
