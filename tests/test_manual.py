@@ -1,0 +1,313 @@
+"""The manual: its commands are run, its examples too, its links lead somewhere, and nothing is left out of it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from smqrt import hub
+from smqrt.cli.help import manual
+from smqrt.settings import environment_name, flag, table
+from tests.conftest import REPOSITORY
+
+HELP = REPOSITORY / "smqrt" / "help"
+PAGES = [
+    REPOSITORY / "README.md",
+    *sorted(HELP.rglob("*.md")),
+    *sorted((REPOSITORY / "app_preload").glob("*/README.md")),
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^(?:--|#|//|<!--|<\?lsp --) (\S+/\S+?)(, added at the end)?(?: -->)?$")
+STAYS = re.compile(r"scripts/serve|smqrt serve|python \S*(?:device|server)\.py|smqrt sub (?!.*--count)")
+ENDS = re.compile(r"raw/device\.py")
+WAIT_S = 30
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def blocks(page: Path, kind: str) -> Iterator[str]:
+    return (text for found, text in BLOCK.findall(page.read_text("utf-8")) if found == kind)
+
+
+# ---- commands
+
+
+class Terminal:
+    """Runs the commands of a page in a folder of its own, on ports of its own.
+
+    A command that serves or listens goes on until the page ends; it is enough that the shown lines come.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {str(shown): str(free_port()) for shown in (9357, 9358, 9443)}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.env = os.environ | {"PATH": path, "SMQRT_PORT": self.ports["9357"], "PYTHONUNBUFFERED": "1"}
+        self.env["XDG_CACHE_HOME"] = str(folder / "cache")
+        self.running: list[tuple[str, subprocess.Popen[str]]] = []
+
+    def run(self, command: str, expected: list[str]) -> None:
+        seen = self._stay(command, expected) if stays(command) else self._finish(command)
+        shown = [self.translated(line, back=True) for line in seen]
+        for wanted, line in zip(expected, shown, strict=False):
+            assert fits(wanted, line), f"{command}: the page shows {wanted!r}, it printed {line!r}"
+        assert len(shown) >= len(expected), f"{command}: the page shows {expected[len(shown) :]}, it printed {shown}"
+
+    def _start(self, command: str) -> subprocess.Popen[str]:
+        text = self.translated(command).replace("scripts/serve", "smqrt serve")
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        start = "exec " if stays(text) else ""
+        return subprocess.Popen(["bash", "-c", start + text], cwd=self.folder, env=self.env, **options)
+
+    def translated(self, text: str, back: bool = False) -> str:
+        for shown, real in self.ports.items():
+            text = text.replace(real, shown) if back else text.replace(shown, real)
+        return text
+
+    def _finish(self, command: str) -> list[str]:
+        output, _ = (process := self._start(command)).communicate(timeout=WAIT_S)
+        assert process.returncode == 0, f"{command}: exit code {process.returncode}\n{output}"
+        return output.splitlines()
+
+    def _stay(self, command: str, expected: list[str]) -> list[str]:
+        if is_server(command):
+            self._stop_servers(port_of(command))  # as the reader does, with Ctrl-C
+        process = self._start(command)
+        self.running.append((command, process))
+        seen: list[str] = []
+        assert process.stdout
+        stream = process.stdout
+        threading.Thread(target=lambda: seen.extend(line.rstrip("\n") for line in stream), daemon=True).start()
+        deadline = time.monotonic() + WAIT_S
+        while len(seen) < len(expected) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0 if expected else 0.7)
+        assert process.poll() is None, f"{command} ended: {seen}"
+        return list(seen)
+
+    def close(self) -> None:
+        for _, process in reversed(self.running):
+            process.terminate()
+            process.wait(10)
+
+    def _stop_servers(self, port: str) -> None:
+        for command, process in self.running:
+            if is_server(command) and port_of(command) == port:
+                process.terminate()
+                process.wait(10)
+
+
+def stays(command: str) -> bool:
+    return bool(STAYS.search(command)) and not ENDS.search(command)
+
+
+def is_server(command: str) -> bool:
+    return " serve " in f"{command} " or command.endswith("server.py")
+
+
+def port_of(command: str) -> str:
+    return (re.findall(r"--port (\d+)", command) or ["9357"])[0]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def fits(wanted: str, line: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, wanted.split("…"))), line) is not None
+
+
+def write_files(page: Path, terminal: Terminal) -> None:
+    """Writes the blocks that say in their first line which file they are."""
+    for _, text in BLOCK.findall(terminal.translated(page.read_text("utf-8"))):
+        if found := FILE.match(text.partition("\n")[0]):
+            path = terminal.folder / found[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a" if found[2] else "w", encoding="utf-8") as file:
+                file.write(text)
+
+
+def with_commands() -> list[Path]:
+    return [page for page in PAGES if next(blocks(page, "console"), None)]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("page", with_commands(), ids=name)
+def test_the_commands_of_a_page_do_what_it_shows(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "app_preload").symlink_to(REPOSITORY / "app_preload")
+    terminal = Terminal(tmp_path)
+    try:
+        write_files(page, terminal)
+        for block in blocks(page, "console"):
+            for part in block.split("$ ")[1:]:
+                command, *expected = part.rstrip("\n").split("\n")
+                terminal.run(command, expected)
+    finally:
+        terminal.close()
+
+
+def test_the_scripts_of_the_readme_are_there() -> None:
+    for script in ("scripts/serve", "scripts/test"):
+        assert script in (REPOSITORY / "README.md").read_text("utf-8")[:1500]
+        assert os.access(REPOSITORY / script, os.X_OK)
+
+
+def test_some_commands_are_shown() -> None:
+    assert {"README.md", "smqrt/help/quick-start.md", "smqrt/help/application.md"} <= set(map(name, with_commands()))
+
+
+# ---- links and words
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip("# ").lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if fragment:
+            headings = re.findall(r"^#+ .*$", file.read_text("utf-8"), re.MULTILINE)
+            assert fragment in map(anchor, headings), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_names_a_place_on_one_machine(page: Path) -> None:
+    assert not re.search(r"/(home|root|work|Users|tmp)/", page.read_text("utf-8"))
+
+
+def test_every_page_is_linked() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)]+\.md)[#)]?", page.read_text("utf-8"))
+    }
+    assert [name(page) for page in HELP.rglob("*.md") if page.resolve() not in linked] == []
+
+
+# ---- completeness
+
+
+def page_text(page: str) -> str:
+    return (HELP / f"{page}.md").read_text("utf-8")
+
+
+def test_every_option_of_serve_is_documented() -> None:
+    from smqrt.cli.serve import serve
+
+    text = page_text("serving")
+    options = [option for parameter in serve.params for option in parameter.opts if option.startswith("-")]
+    assert len(options) > 8
+    assert [option for option in options if f"`{option}" not in text] == []
+    assert [item.name for item in table() if flag(item) not in text or environment_name(item) not in text] == []
+
+
+def documented(page: str) -> list[str]:
+    return re.findall(r"^### (\w+)$", page_text(page), re.MULTILINE)
+
+
+def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
+    methods = {method for method, _ in inspect.getmembers(hub.Smq, inspect.isfunction) if not method.startswith("_")}
+    lua = (REPOSITORY / "smqrt/lua/lib/smq/hub.lua").read_text("utf-8")
+    methods |= set(re.findall(r"^function smq\.(\w+)", lua, re.MULTILINE))
+    assert sorted(methods - set(documented("hub-api"))) == []
+    assert sorted(set(documented("hub-api")) - methods) == ["isSMQ"]
+    for entry in re.split(r"^### ", page_text("hub-api"), flags=re.MULTILINE)[1:]:
+        assert re.match(r"[\w ()]+\n\n( {4}.*\n)+\n\*Context:\* ", entry), f"not in the order of the page: {entry[:60]}"
+
+
+PROBE = """<?lsp
+local env = setmetatable({dir = app.dir, io = app.io}, {__index = _ENV})
+for name, kind in request:datapairs() do
+   local there
+   if kind == "module" then there = pcall(require, name)
+   else there = load("return " .. name:gsub(":", "."), "=", "t", env)
+      local done, value = pcall(there)
+      there = done and value ~= nil
+   end
+   print(name, there)
+end ?>"""
+
+
+@pytest.mark.servers
+def test_the_lua_api_is_as_the_page_says(tmp_path: Path, serve: Any) -> None:
+    """Every row: what is said to be there is there, what is not yet there is not."""
+    (tmp_path / "index.lsp").write_text(PROBE)
+    served = serve(tmp_path, "--tls-port", "0", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert served.port
+    said: dict[str, bool] = {}
+    kinds: list[tuple[str, str]] = []
+    for names, there in re.findall(r"^\| (.*?) \| (yes|not yet) \|", page_text("lua-api"), re.MULTILINE):
+        for module, value in re.findall(
+            r'`require "([\w.]+)"`|`((?:ba|mako|request|response|dir|io)[.:][\w.]+)', names
+        ):
+            kinds.append((module or value, "module" if module else "value"))
+            said[module or value] = there == "yes"
+    assert len(said) > 150
+    with urlopen(f"{served.url}/?{urlencode(kinds)}") as answer:
+        found = dict(line.split("\t") for line in answer.read().decode().splitlines())
+    assert {key: found[key] for key, there in said.items() if found[key] != str(there).lower()} == {}
+
+
+def test_every_option_of_create_is_documented() -> None:
+    lua = (REPOSITORY / "smqrt/lua/lib/smq/hub.lua").read_text("utf-8")
+    args = (hub.create.__doc__ or "").partition("Args:")[2].partition("Raises:")[0]
+    named = re.findall(r"^        (\w+(?:, \w+)*): ", args, re.MULTILINE)
+    options = {option for group in named for option in group.split(", ")}
+    options |= set(re.findall(r"op\.(\w+)", lua[lua.index("local function options") :]))
+    assert len(options) > 12
+    assert [option for option in sorted(options) if f"| `{option}` |" not in page_text("hub-api")] == []
+
+
+@pytest.mark.parametrize("kind", ["lua", "python"])
+def test_the_examples_of_the_hub_run(kind: str, tmp_path: Path, serve: Any) -> None:
+    """All of them, one behind the other, are one application."""
+    prologue = 'hub = require "smq.hub"\n' if kind == "lua" else ""
+    source = prologue + "\n".join(blocks(HELP / "hub-api.md", kind))
+    (tmp_path / (".preload" if kind == "lua" else ".preload.py")).write_text(source, "utf-8")
+    served = serve(tmp_path)
+    assert served.wait_for(r"^app .* at /: (.*)$")[1] == "ok"
+    assert served.port
+    assert served.stop() == 0
+    assert not re.search("error|traceback", served.output, re.IGNORECASE)
+
+
+def test_help_prints_every_page(tmp_path: Path) -> None:
+    def smqrt(*words: str) -> str:
+        command = [sys.executable, "-m", "smqrt", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+    listed = [line.split()[0] for line in smqrt("help").splitlines()]
+    assert listed == list(manual())
+    assert {page.relative_to(HELP).with_suffix("").as_posix() for page in HELP.rglob("*.md")} == set(listed)
+    assert smqrt("help", "hub-api") == page_text("hub-api")
+
+
+def test_help_names_the_pages_when_there_is_none_of_that_name() -> None:
+    command = [sys.executable, "-m", "smqrt", "help", "nonsense"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert "quick-start" in answer.stderr
