@@ -12,7 +12,8 @@ FORM = (
     b"preamble\r\n--XX\r\n"
     b'Content-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     b'--XX\r\nContent-Disposition: form-data; name="empty"\r\n\r\n\r\n'
-    b'--XX  \r\nContent-Disposition: form-data; name="f"; filename="C:\\dir\\x%22.txt"\r\nContent-Type: text/plain\r\n\r\n'
+    b'--XX  \r\nContent-Disposition: form-data; name="f"; filename="C:\\dir\\x%22.txt"\r\n'
+    b"Content-Type: text/plain\r\n\r\n"
     b"line\r\n--X not yet\r\n--\r\n"
     b"\r\n--XX\r\ncontent-disposition: form-data; filename=n.bin; name=g\r\n\r\n\r\n"
     b"--XX--\r\nepilogue"

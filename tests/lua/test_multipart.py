@@ -8,7 +8,8 @@ from app_server import AppServer
 TYPE = {"Content-Type": "multipart/form-data; boundary=XX"}
 FORM = (
     b'--XX\r\nContent-Disposition: form-data; name="title"\r\n\r\nhello\r\n'
-    b'--XX\r\nContent-Disposition: form-data; name="up"; filename="a.txt"\r\nContent-Type: text/plain\r\n\r\nDATA\r\n--XX--\r\n'
+    b'--XX\r\nContent-Disposition: form-data; name="up"; filename="a.txt"\r\nContent-Type: text/plain\r\n\r\n'
+    b"DATA\r\n--XX--\r\n"
 )
 PAGE = """<?lsp
   local size, count = 0, 0
@@ -79,5 +80,6 @@ def test_rwfile(server: AppServer):
       print(rw.file(home, "no/dir", "x"))
     ?>"""
     assert server.page(source).text.split("\n") == [
-        "true\ttext\tnil\tnotfound", "true\t0", "true\t2", "table", "nil\tjsonerr", "nil\tnotfound", "nil\tnotfound", "",
+        "true\ttext\tnil\tnotfound", "true\t0", "true\t2", "table", "nil\tjsonerr", "nil\tnotfound", "nil\tnotfound",
+        "",
     ]  # fmt: skip

@@ -1,0 +1,118 @@
+"""Sessions of browsers, known by a cookie (spec: bas-api §5, runtime §8). No clock, no timer: the owner brings both."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+COOKIE = "smqrt_session"
+MAX_INACTIVE_S = 20 * 60
+MAX_SESSIONS = 10_000  # a page that makes one for each visitor must not fill the memory: the least recently used goes
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session.
+
+    Attributes:
+        id: 24 characters that nobody guesses; the cookie's value.
+        number: by which the server's own code knows it.
+        peer: the client's IP address when it was made.
+        created_s, accessed_s: times of the owner's clock.
+        max_inactive_s: it ends when it was not used for so long.
+        uses: how many requests have found it.
+        locks: how many hold it; it does not expire meanwhile.
+        attributes: free for applications.
+    """
+
+    id: str
+    number: int
+    peer: str
+    created_s: float
+    accessed_s: float
+    max_inactive_s: float = MAX_INACTIVE_S
+    uses: int = 0
+    locks: int = 0
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def expired(self, now_s: float) -> bool:
+        """Whether it was unused for too long."""
+        return not self.locks and now_s - self.accessed_s > self.max_inactive_s
+
+
+class Sessions:
+    """All sessions of a server, in the order of their last use.
+
+    Args:
+        now: gives the time in seconds.
+        on_end: called with each session that ended, by `terminate` or by time.
+    """
+
+    def __init__(self, now: Callable[[], float], on_end: Callable[[Session], None]) -> None:
+        self._now = now
+        self._on_end = on_end
+        self._next_number = itertools.count(1).__next__
+        self._by_id: dict[str, Session] = {}
+        self._by_number: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def create(self, peer: str) -> Session:
+        """Make a session for the client with this IP address."""
+        while len(self._by_id) >= MAX_SESSIONS:
+            self.terminate(next(iter(self._by_id.values())))
+        now_s = self._now()
+        session = Session(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
+        self._by_id[session.id] = self._by_number[session.number] = session
+        return session
+
+    def find(self, session_id: str) -> Session | None:
+        """Give the session with this id and note that it was used; None when there is none (any more)."""
+        session = self._alive(self._by_id.get(session_id))
+        if session is not None:
+            session.uses += 1
+            self.touch(session)
+        return session
+
+    def by_number(self, number: int) -> Session | None:
+        """Give the session with this number; None when there is none (any more)."""
+        return self._alive(self._by_number.get(number))
+
+    def numbers(self) -> list[int]:
+        """Give the numbers of all sessions."""
+        return sorted(self._by_number)
+
+    def touch(self, session: Session) -> None:
+        """Note that `session` was used."""
+        session.accessed_s = self._now()
+        if self._by_id.pop(session.id, None) is not None:
+            self._by_id[session.id] = session
+
+    def terminate(self, session: Session) -> bool:
+        """End a session; tell whether it was there."""
+        if self._by_id.pop(session.id, None) is None:
+            return False
+        del self._by_number[session.number]
+        self._on_end(session)
+        return True
+
+    def expire(self) -> None:
+        """End what was unused for too long."""
+        now_s = self._now()
+        for session in [session for session in self._by_id.values() if session.expired(now_s)]:
+            self.terminate(session)
+
+    def _alive(self, session: Session | None) -> Session | None:
+        if session is not None and session.expired(self._now()):
+            self.terminate(session)
+            return None
+        return session
+
+
+def cookie_field(session: Session, secure: bool) -> str:
+    """Give the value of the Set-Cookie field that tells the browser its session."""
+    return f"{COOKIE}={session.id}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if secure else "")

@@ -1,0 +1,122 @@
+"""Sessions for Lua: `request:session` and `ba.session` (spec: bas-api §2.1, §5). Attributes stay on the Lua side."""
+
+from __future__ import annotations
+
+from time import time
+
+from gevent import get_hub
+
+from smqrt.http.sessions import COOKIE, Session, Sessions, cookie_field
+from smqrt.lua.api.cookies import cookie_of
+from smqrt.lua.api.exchange import Exchanges
+from smqrt.lua.api.text import from_utf8, utf8
+from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.vm import Vm
+
+EXPIRE_EVERY_S = 5.0
+_KEY = "session"  # in Request.env
+
+
+class SessionsHalf:
+    """The functions of one server; Lua knows a session by its number."""
+
+    def __init__(self, vm: Vm, exchanges: Exchanges) -> None:
+        self._vm = vm
+        self._exchanges = exchanges
+        self._ended = 0
+        self.sessions = Sessions(time, self._on_end)
+        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
+
+    def attach(self, ended: int) -> None:
+        """Take the reference of the Lua function that is called with the number of a session that ended."""
+        self._ended = ended
+
+    def session(self, handle: int, create: bool) -> int | bool:
+        """The number of the request's session, False when it has none; `create` makes one."""
+        request = self._exchanges.request(handle)
+        session: Session | None = request.env.get(_KEY)
+        if session is None or self.sessions.by_number(session.number) is not session:
+            session = self.sessions.find(cookie_of(request.get("cookie") or "", COOKIE) or "")
+        if session is None and create:
+            if request.response.committed:
+                raise ArgumentError("session: iscommitted; a session is made before the page is sent")
+            session = self.sessions.create(str(request.peer[0]))
+            request.response.headers.add("Set-Cookie", cookie_field(session, request.secure))
+            self._watch()
+        if session is None:
+            return False
+        request.env[_KEY] = session
+        return session.number
+
+    def by_id(self, session_id: bytes) -> int | None:
+        session = self.sessions.find(from_utf8(session_id))
+        return None if session is None else session.number
+
+    def exists(self, number: int) -> bool:
+        return self.sessions.by_number(number) is not None
+
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self.sessions.numbers())
+
+    def id(self, number: int) -> bytes:
+        return utf8(self._of(number).id)
+
+    def created(self, number: int) -> int:
+        return int(self._of(number).created_s)
+
+    def accessed(self, number: int, touch: bool) -> int:
+        session = self._of(number)
+        if touch:
+            self.sessions.touch(session)
+        return int(session.accessed_s)
+
+    def max_inactive(self, number: int, seconds: int | None) -> int:
+        session = self._of(number)
+        if seconds is not None:
+            if seconds < 1:
+                raise ArgumentError("maxinactiveinterval: the time must be at least one second")
+            session.max_inactive_s = seconds
+        return int(session.max_inactive_s)
+
+    def peername(self, number: int) -> bytes:
+        return self._of(number).peer.encode()
+
+    def uses(self, number: int) -> int:
+        return self._of(number).uses
+
+    def hold(self, number: int, change: int) -> bool:
+        session = self._of(number)
+        session.locks = max(0, session.locks + change)
+        return True
+
+    def terminate(self, number: int) -> bool:
+        session = self.sessions.by_number(number)
+        return session is not None and self.sessions.terminate(session)
+
+    def _of(self, number: int) -> Session:
+        session = self.sessions.by_number(number)
+        if session is None:
+            raise ArgumentError("the session has ended")
+        return session
+
+    def _watch(self) -> None:
+        if not self._timer.active:
+            self._timer.start(self._expire)
+
+    def _expire(self) -> None:
+        self.sessions.expire()
+        if not self.sessions:
+            self._timer.stop()
+
+    def _on_end(self, session: Session) -> None:
+        self._vm.start(self._ended, session.number)
+
+
+_DIRECT = "session by_id exists numbers id created accessed max_inactive peername uses hold terminate attach"
+
+
+def install(vm: Vm, exchanges: Exchanges) -> SessionsHalf:
+    """Give Lua the sessions; return what keeps them."""
+    half = SessionsHalf(vm, exchanges)
+    vm.namespace("ba.sessions", {name: getattr(half, name) for name in _DIRECT.split()})
+    return half

@@ -1,0 +1,95 @@
+-- Sessions (spec: bas-api 5). A session is a table to which applications give attributes by indexing.
+local core, py = ...
+
+local exchange = core.exchange
+local pairs, setmetatable, tostring = pairs, setmetatable, tostring
+
+local methods = {}
+local class = core.class("session", methods)
+local numbers = setmetatable({}, {__mode = "k"}) -- object -> number
+local objects = {} -- number -> object, while the session lives
+local attributes = setmetatable({}, {__mode = "k"}) -- object -> its attributes
+
+function class.__index(self, name)
+  return methods[name] or attributes[self][name]
+end
+
+function class.__newindex(self, name, value)
+  if methods[name] then core.raise("'" .. tostring(name) .. "' is a method of sessions; choose another name") end
+  attributes[self][name] = value
+end
+
+local function wrap(number)
+  local self = objects[number]
+  if not self then
+    self = {}
+    numbers[self], attributes[self], objects[number] = number, {}, self
+    setmetatable(self, class)
+  end
+  return self
+end
+
+local function ended(number)
+  local self = objects[number]
+  objects[number] = nil
+  local onterminate = self and attributes[self].onterminate
+  if core.rawtype(onterminate) == "function" then onterminate(self) end
+end
+
+-- syntax: request:session([create]) -> session | false      create: makes one, and its cookie, when there is none
+function exchange.methods:session(create)
+  local handle = exchange.handle_of(self)
+  local number = py.session(handle, core.arg.optional(core.arg.boolean, create, false, 1, "session"))
+  return number and wrap(number)
+end
+
+local function by_url(path)
+  local id, rest = path:match"^/?([%w_-]+)/?(.*)$"
+  local number = id and #id == 24 and py.by_id(id)
+  if not number then return nil end
+  return wrap(number), rest
+end
+
+-- syntax: ba.session(number) -> session | nil
+--         ba.session(request, relpath) -> session, rest of the path | nil      its first segment is the session's id
+function ba.session(first, path)
+  if core.getmetatable(first) == exchange.class then return by_url(core.arg.string(path, 2, "session")) end
+  local number = core.arg.integer(first, 1, "session")
+  if py.exists(number) then return wrap(number) end
+end
+
+-- syntax: ba.sessions() -> the numbers of all sessions
+function ba.sessions() return {py.numbers()} end
+
+-- syntax: session:id([text]) -> number, or with true the 24 characters of the cookie
+function methods:id(text)
+  return text and py.id(numbers[self]) or numbers[self]
+end
+
+-- A copy of the attributes.
+function methods:attributes()
+  local copy = {}
+  for name, value in pairs(attributes[self]) do copy[name] = value end
+  return copy
+end
+
+function methods:terminate() return py.terminate(numbers[self]) end
+
+function methods:maxinactiveinterval(seconds)
+  return py.max_inactive(numbers[self], core.arg.optional(core.arg.integer, seconds, nil, 1, "maxinactiveinterval"))
+end
+
+function methods:creationtime() return py.created(numbers[self]) end
+
+function methods:lastaccessedtime(touch) return py.accessed(numbers[self], touch == true) end
+
+function methods:peername() return py.peername(numbers[self]) end
+
+function methods:usecounter() return py.uses(numbers[self]) end
+
+-- Between lock and release the session does not expire.
+function methods:lock() return py.hold(numbers[self], 1) end
+
+function methods:release() return py.hold(numbers[self], -1) end
+
+py.attach(core.ref(ended))

@@ -1,0 +1,78 @@
+"""Sessions, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from smqrt.http import sessions as module
+from smqrt.http.sessions import Session, Sessions, cookie_field
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ended() -> list[Session]:
+    return []
+
+
+@pytest.fixture
+def sessions(clock, ended) -> Sessions:
+    return Sessions(clock, ended.append)
+
+
+def test_a_session_is_found_by_id_and_number(sessions):
+    one, two = sessions.create("::1"), sessions.create("127.0.0.1")
+    assert len(one.id) == 24
+    assert one.id != two.id
+    assert sessions.find(one.id) is one
+    assert sessions.by_number(two.number) is two
+    assert sessions.find("x" * 24) is None
+    assert sessions.numbers() == [one.number, two.number]
+    assert (one.uses, two.uses) == (1, 0)
+
+
+def test_it_ends_when_unused_for_too_long(sessions, clock, ended):
+    used, unused, held = sessions.create("a"), sessions.create("a"), sessions.create("a")
+    held.locks = 1
+    clock.now_s += module.MAX_INACTIVE_S - 1
+    sessions.find(used.id)
+    clock.now_s += 2
+    sessions.expire()
+    assert ended == [unused]
+    assert sessions.find(unused.id) is None
+    held.locks = 0
+    assert sessions.find(held.id) is None
+    assert ended == [unused, held]
+    assert sessions.find(used.id) is used
+
+
+def test_terminate_ends_it_once(sessions, ended):
+    session = sessions.create("a")
+    assert sessions.terminate(session) is True
+    assert sessions.terminate(session) is False
+    assert ended == [session]
+    assert len(sessions) == 0
+
+
+def test_the_least_recently_used_makes_room(sessions, ended, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
+    first, second, _ = (sessions.create("a") for _ in range(3))
+    sessions.find(first.id)
+    sessions.create("a")
+    assert ended == [second]
+
+
+def test_the_cookie_is_closed_to_scripts(sessions):
+    session = sessions.create("a")
+    assert cookie_field(session, False) == f"smqrt_session={session.id}; Path=/; HttpOnly; SameSite=Lax"
+    assert cookie_field(session, True).endswith("; Secure")
