@@ -151,16 +151,11 @@ class Activities:
         self._drivers.add(me)
         try:
             while True:
-                if type(answer) is tuple:
-                    if type(answer[0]) is bool:
-                        break
-                    answer = self._send(co, self._perform(answer[0], answer[1:]))
-                elif answer is True:
-                    answer = (True,)
-                else:
-                    answer = self._send(co, self._perform(answer, ()))
-        except LuaError:
-            raise
+                if type(answer) is not tuple:
+                    answer = (answer,)
+                if type(answer[0]) is bool:
+                    break
+                answer = self._send(co, self._perform(*answer))
         except BaseException:
             self.call(self._close_ref, co)
             raise
@@ -168,7 +163,7 @@ class Activities:
             self._drivers.discard(me)
         return self._ended(co, answer)
 
-    def _perform(self, op: Op, args: Values) -> Values:
+    def _perform(self, op: Op, *args: Any) -> Values:
         try:
             result = op.fn(*args)
         except Exception as error:

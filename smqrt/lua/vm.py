@@ -66,7 +66,7 @@ class Vm:
         self.call(self._refs[b"finish"])
 
     def __del__(self) -> None:
-        with suppress(LuaError):
+        with suppress(LuaError, AttributeError):  # the latter when the constructor failed
             self.finish()
 
     def free(self, ref: int) -> None:

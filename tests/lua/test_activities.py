@@ -31,6 +31,13 @@ def test_integers_and_floats_stay_what_they_are(vm: Vm) -> None:
     assert (type(integer), type(number)) == (int, float)
 
 
+def test_an_answer_beyond_64_bits_ends_the_activity_in_order(vm: Vm, recorder: Recorder) -> None:
+    vm.namespace("big", {}, {"number": lambda: 2**64}, source=b"big = select(2, ...)")
+    with pytest.raises(LuaError):
+        vm.eval("local c <close> = setmetatable({}, {__close = function() test.record('closed') end}) big.number()")
+    assert recorder.seen == [b"closed"]
+
+
 def test_many_results(vm: Vm) -> None:
     assert len(vm.eval("return table.unpack({}, 1, 30)")) == 30
     with pytest.raises(LuaError, match="too many values"):
@@ -223,3 +230,16 @@ def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder, settled: Settled) -
     settled(lambda: vm.activities.blocked == 10 * MAX_IDLE)
     settled(lambda: vm.activities.blocked == 0)
     assert vm.activities.idle <= MAX_IDLE
+
+
+def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+    ref = vm.compile("test.sleep(0) test.record(1)")
+    for _ in range(50):
+        vm.start(ref)
+    gevent.get_hub().loop.run_callback(vm.stop)
+    settled(lambda: vm.activities.blocked == 0)
+    gevent.sleep(0.005)
+    survivors = len(recorder.seen)
+    for _ in range(50):
+        vm.start(ref)
+    settled(lambda: len(recorder.seen) == survivors + 50)

@@ -44,6 +44,7 @@ function core.close_activity(co)
   local inner = waits[co]
   waits[co] = nil
   if inner then core.close_activity(inner) end
+  if status(co) == "dead" then return end
   local ok, message = close(co)
   if not ok then core.log_error("error while a killed activity was closed: " .. core.describe(message)) end
 end
