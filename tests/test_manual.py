@@ -55,7 +55,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {str(shown): str(free_port()) for shown in (9357, 9358, 9443)}
+        self.ports = {str(shown): str(free_port()) for shown in (9357, 9358, 9359, 9443)}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.env = os.environ | {"PATH": path, "SMQRT_PORT": self.ports["9357"], "PYTHONUNBUFFERED": "1"}
         self.env["XDG_CACHE_HOME"] = str(folder / "cache")
