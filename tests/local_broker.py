@@ -18,7 +18,7 @@ class LocalBroker:
         smq: the broker's own API.
     """
 
-    def __init__(self, port: int = 0, context: Any = None, **options: Any) -> None:
+    def __init__(self, port: int = 0, host: str = "127.0.0.1", context: Any = None, **options: Any) -> None:
         self.smq = hub.create(**options)
         directory = Directory()
         directory.func = self._connect
@@ -26,9 +26,10 @@ class LocalBroker:
         root.insert(directory)
         self._http = HttpServer(root)
         accepted = self._http.accepted_secure if context else self._http.accepted
-        self._listener = Listener("127.0.0.1", port, accepted, context)
+        self._listener = Listener(host, port, accepted, context)
         self._listener.start()
         self.port = self._listener.address[1]
+        self._host = host
         self._secure = context is not None
 
     def _connect(self, request: Request, relpath: str) -> bool:
@@ -39,7 +40,7 @@ class LocalBroker:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self._secure else ''}://127.0.0.1:{self.port}/smq.lsp"
+        return f"http{'s' if self._secure else ''}://{self._host}:{self.port}/smq.lsp"
 
     @property
     def ws_url(self) -> str:

@@ -285,6 +285,23 @@ def test_order_and_number_of_many_messages(run):
     )
 
 
+def test_messages_leave_in_the_order_of_the_calls(run):
+    assert run("""
+        const client = await connected(), other = await connected();
+        const settings = {onmsg: note("message"), datatype: "text"};
+        other.subscribe("known", settings);
+        other.subscribe("new", "sub", settings);
+        client.publish("0", "known");
+        await seen("message");
+        client.publish("1", "new", "sub");
+        client.publish("2", "known");
+        client.publish("3", other.gettid());
+        other.onmsg = note("message");
+        await seen("message", 4);
+        return entries("message").map(e => show(e[0]));
+    """) == ["0", "1", "2", [51]]
+
+
 def test_the_largest_message(run):
     assert run("""
         const client = await connected();
