@@ -37,6 +37,7 @@ def shown(server: AppServer, expression: str, **request) -> str:
         ("request:version()", {}, "1.1"),
         ("request:env() == _ENV", {}, "true"),
         ("request:setnodelay(true)", {}, "true"),
+        ("request:cipher()", {}, "nil"),
         ("select('#', request:peername()), (request:peername())", {}, "3\t127.0.0.1"),
         ("(select(3, request:sockname()))", {}, "false"),
         ("request:header'x-some'", {"headers": {"X-Some": "thing"}}, "thing"),

@@ -74,9 +74,14 @@ class RequestHalf:
 
     def setnodelay(self, handle: int, on: bool) -> bool:
         """Small packets leave at once (as they do from the start) or are collected by the system."""
-        with socket.socket(fileno=socket.dup(self._of(handle).transport.fileno())) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
+        self._of(handle).transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, on)
         return True
+
+    def cipher(self, handle: int) -> tuple[bytes, bytes] | None:
+        """The name of the cipher and the version of TLS, None without TLS."""
+        request = self._of(handle)
+        cipher = request.transport.cipher() if request.secure else None
+        return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
 
     def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
         """Whether the request's method is among `listed`; when not, the response says which are."""
@@ -153,7 +158,7 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the request half of exchanges."""
     half = RequestHalf(services, exchanges)
     direct = (
-        "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay "
+        "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay cipher "
         "allow is_newer open_body"
     )
     functions = {name: getattr(half, name) for name in direct.split()}

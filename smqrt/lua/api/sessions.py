@@ -26,6 +26,7 @@ class SessionsHalf:
         self._ended = 0
         self.sessions = Sessions(time, self._on_end)
         self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
+        self._watching = False
 
     def attach(self, ended: int) -> None:
         """Take the reference of the Lua function that is called with the number of a session that ended."""
@@ -100,12 +101,14 @@ class SessionsHalf:
         return session
 
     def _watch(self) -> None:
-        if not self._timer.active:
+        if not self._watching:
+            self._watching = True
             self._timer.start(self._expire)
 
     def _expire(self) -> None:
         self.sessions.expire()
         if not self.sessions:
+            self._watching = False
             self._timer.stop()
 
     def _on_end(self, session: Session) -> None:

@@ -72,6 +72,9 @@ function methods:version() return py.version(handle_of(self)) end
 
 function methods:setnodelay(on) return py.setnodelay(handle_of(self), on ~= false) end
 
+-- syntax: request:cipher() -> name, TLS version | nil without TLS
+function methods:cipher() return py.cipher(handle_of(self)) end
+
 function methods:env()
   handle_of(self)
   return self.environment
