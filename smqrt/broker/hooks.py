@@ -25,6 +25,11 @@ class Pending:
         """Whether the answer is there."""
         return self._done
 
+    @property
+    def failed(self) -> bool:
+        """Whether it was rejected."""
+        return self._error is not None
+
     def result(self) -> Any:
         """The value, once `done`; raises what it was rejected with."""
         if self._error is not None:

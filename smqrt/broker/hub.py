@@ -91,13 +91,13 @@ class Hub:
         if state is State.CONNECTED:
             self._remove(session, reason)
         session.outbox.finish(reason)
+        self._logged.pop(session, None)
 
     def _remove(self, session: Session, reason: CloseReason) -> None:
         self.stats.closes += 1
         if self.hooks.onclose:
             self.hooks.onclose(session, reason)
         session.leave()
-        self._logged.pop(session, None)
         del self.sessions[session.etid]
         if self.uids.get(session.uid) is session:
             del self.uids[session.uid]

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from smqrt.broker.stats import Drop
 from smqrt.errors import CloseReason
-from smqrt.wire.smq import Type, count_frames, frames
+from smqrt.wire.smq import Type
 
 DEFAULT_BUDGET_BYTES = 1 << 20
 GLOBAL_BUDGET_BYTES = 256 << 20
+CONTROL_BUDGET_BYTES = 256 << 10
+"""Control packets are never dropped; a client that lets so much of them wait beyond its budget is disconnected."""
+ROUNDS_PER_TURN = 20
+"""How often in one turn messages may cause further messages, before other events are looked at."""
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
@@ -35,6 +39,9 @@ class Outbox:
 
     __slots__ = ("__weakref__", "blocked", "budget_bytes", "dropped", "queue", "queued_bytes")
     websocket = False
+    """Whether the queue holds WebSocket frames."""
+    takes_fragments = True
+    """Whether PubFrag is allowed."""
 
     def __init__(self) -> None:
         self.queue: list[bytes] = []
@@ -81,6 +88,8 @@ class Outbox:
         over_all = Held.total_bytes > Held.limit_bytes
         if self.queued_bytes > self.budget_bytes or over_all:
             self._trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+            if self.queued_bytes > self.budget_bytes + CONTROL_BUDGET_BYTES:
+                self.overloaded()
 
     def released(self, size: int) -> None:
         """Account for `size` bytes that left the blocked queue."""
@@ -102,29 +111,41 @@ class Outbox:
         """The leading messages of `run` that fit into `room_bytes`, all control packets, and how many messages were
         left out.
         """
-        kept, size, dropped = [], 0, 0
-        for frame in frames(run):
-            if frame[2] != Type.PUBLISH or (not dropped and size + len(frame) <= room_bytes):
-                kept.append(frame)
-                size += len(frame)
+        kept, size, dropped, at = [], 0, 0, 0
+        while at < len(run):
+            start, at = at, at + self.frame_bytes(run, at)
+            if not self.is_message(run, start) or (not dropped and size + at - start <= room_bytes):
+                kept.append(run[start:at])
+                size += at - start
             else:
                 dropped += 1
         return b"".join(kept), dropped
 
-    def count_messages(self, run: bytes) -> int:
-        """How many messages `run` holds in this outbox's form."""
-        return count_frames(run)
+    def frame_bytes(self, run: bytes, at: int) -> int:
+        """The size of the frame at `run[at]`, in the framing of the queue."""
+        return run[at] << 8 | run[at + 1]
+
+    def is_message(self, run: bytes, at: int) -> bool:
+        """Whether the frame at `run[at]` is a Publish frame."""
+        return run[at + 2] == Type.PUBLISH
 
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Called when messages were dropped; connections tell the hub and the log."""
 
+    def overloaded(self) -> None:
+        """Called when control packets alone are more than may wait."""
 
-def flush_dirty() -> None:
-    """Flush every outbox that got something in this turn."""
-    if not dirty:
-        return
-    turn = dirty[:]
-    dirty.clear()
-    for outbox in turn:
-        if outbox.queue and not outbox.blocked:
-            outbox.flush()
+
+def flush_dirty() -> bool:
+    """Flush every outbox that got something in this turn, also what handlers of the server's client write meanwhile;
+    true when they wrote so often that something is left for the next turn.
+    """
+    for _ in range(ROUNDS_PER_TURN):
+        if not dirty:
+            return False
+        turn = dirty[:]
+        dirty.clear()
+        for outbox in turn:
+            if outbox.queue and not outbox.blocked:
+                outbox.flush()
+    return bool(dirty)

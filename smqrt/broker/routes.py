@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 
 class Guarded:
-    """A route through `onpublish`, called once per run before routing."""
+    """A route through `onpublish`, called once per run before routing. Where the run goes is decided behind the hook,
+    since subscribers may have come or gone meanwhile.
+    """
 
-    __slots__ = ("_hub", "_peer", "_ptid", "_route", "_tid")
+    __slots__ = ("_hub", "_peer", "_ptid", "_tid")
 
-    def __init__(self, hub: Hub, route: Route, tid: int, ptid: int, peer: Any) -> None:
-        self._hub, self._route, self._tid, self._ptid, self._peer = hub, route, tid, ptid, peer
+    def __init__(self, hub: Hub, tid: int, ptid: int, peer: Any) -> None:
+        self._hub, self._tid, self._ptid, self._peer = hub, tid, ptid, peer
 
     def deliver(self, run: bytes) -> bool:
         """Deliver what the hook lets pass; true when the hook waits."""
         hook = self._hub.hooks.onpublish
         answer: Any = hook(run, self._tid, self._ptid, self._peer) if hook else run
         if not isinstance(answer, Pending):
-            self._pass(run, answer)
+            self._pass(run, answer or b"")
             return False
         answer.then(lambda allowed, error: self._pass(run, allowed or b""))
         if answer.done:
@@ -45,7 +47,10 @@ class Guarded:
         if len(allowed) < len(run):
             self._hub.stats.drop(Drop.SWALLOWED, count_frames(run) - count_frames(allowed))
         if allowed:
-            self._route.deliver(allowed)
+            topic = self._hub.topics.get(self._tid)
+            found = topic and topic.subscribers
+            route: Route = topic if topic and found else Unrouted(self._hub, self._tid, self._ptid, self._peer)
+            route.deliver(allowed)
 
 
 class Unrouted:

@@ -163,6 +163,6 @@ class ServerClient(Outbox):
         topic = self.hub.topics.get(tid)
         route: Route = topic if topic and topic.subscribers else Unrouted(self.hub, tid, ptid, self)
         if self.hub.hooks.onpublish:
-            route = Guarded(self.hub, route, tid, ptid, self)
+            route = Guarded(self.hub, tid, ptid, self)
         if route.deliver(frame):
             self._waiting = deque()

@@ -110,7 +110,7 @@ class Session:
         """End the session because the client broke a rule."""
         if self.state is State.WAITING:
             self.hub.log(self, f"refused: {error}")
-            self.refuse(ConnackCode.PROTOCOL_VERSION, b"", CloseReason.REFUSED)
+            self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason)
             return
         self.hub.log(self, f"closed: {error}")
         forged = error.reason is CloseReason.FORGED_PUBLISHER
@@ -130,19 +130,24 @@ class Session:
     def _ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
         """Call `then` with the hook's answer (true when there is no hook); true when it comes later."""
         answer = hook(*arguments) if hook else True
-        if isinstance(answer, Pending) and not answer.done:
-            answer.then(lambda value, error: self._answered(then, value))
-            return True
         if isinstance(answer, Pending):
-            answer.then(lambda value, error: then(value))
-        else:
+            if not answer.done:
+                answer.then(lambda value, error: self._answered(then, value))
+                return True
+            answer = None if answer.failed else answer.result()
+        if self.state is not State.CLOSED:  # a hook may end the very client it is asked about
             then(answer)
         return False
 
     def _answered(self, then: Callable[[Any], None], value: Any) -> None:
-        if self.state is not State.CLOSED:
+        if self.state is State.CLOSED:
+            return
+        try:
             then(value)
-            self.outbox.resume()
+        except Exception:
+            self.hub.disconnect(self, CloseReason.HOOK_FAILED)
+            raise
+        self.outbox.resume()
 
     # ---- Connect
 
@@ -168,13 +173,13 @@ class Session:
     def refuse(self, code: int, text: bytes, reason: CloseReason) -> None:
         """Answer Connack `code` and end the connection, which nobody else has noticed so far."""
         self.hub.stats.refusals += 1
-        self.outbox.reply(smq.connack(code, 0, text))
+        self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
         self.hub.disconnect(self, reason)
 
     # ---- topics
 
     def _subscribe(self, packet: bytes) -> bool:
-        name = packet[1:]
+        name = smq.name(packet)
         topic = self.hub.topics.by_name.get(name)
         if topic and self.topics and topic.id in self.topics:
             self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
@@ -194,7 +199,7 @@ class Session:
         self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
 
     def _create(self, packet: bytes) -> bool:
-        name = packet[1:]
+        name = smq.name(packet)
         return self._ask(self.hub.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
 
     def _created(self, name: bytes, permitted: Any) -> None:
@@ -202,7 +207,7 @@ class Session:
         self.outbox.reply(smq.ack(Type.CREATEACK, number, name))
 
     def _createsub(self, packet: bytes) -> bool:
-        name = packet[1:]
+        name = smq.name(packet)
         known = self.hub.subtopics.by_name.get(name)
         hook = None if known else self.hub.hooks.permitsubtop
         return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
@@ -273,9 +278,10 @@ class Session:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
         topic = self.hub.topics.by_key.get(key[1:5])
         tid = int.from_bytes(key[1:5], "big")
+        guarded = Guarded(self.hub, tid, self.etid, self) if self.hub.hooks.onpublish else None
         if topic is None or not topic.subscribers:
-            return self._guarded(Unrouted(self.hub, tid, self.etid, self), tid)
-        route = self._guarded(topic, tid)
+            return guarded or Unrouted(self.hub, tid, self.etid, self)
+        route = guarded or topic
         self._cache(key, topic, route)
         return route
 
@@ -289,9 +295,6 @@ class Session:
         topic.cached.add(self)
         self.routes[key] = route
 
-    def _guarded(self, route: Route, tid: int) -> Route:
-        return Guarded(self.hub, route, tid, self.etid, self) if self.hub.hooks.onpublish else route
-
     def forget_routes(self) -> None:
         """Drop the cache, because a destination went away. In place: the data path may be looking at it."""
         for key in self.routes:
@@ -302,13 +305,14 @@ class Session:
         self.lanes = None
 
     def _pubfrag(self, packet: bytes) -> bool:
-        if self.outbox.websocket:
+        if not self.outbox.takes_fragments:
             raise ProtocolError(CloseReason.FRAGMENT_NOT_ALLOWED, "PubFrag is for raw sockets")
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         parts = self._fragments = self._fragments or []
-        parts.append(packet[13:])
-        self._fragments_bytes += len(packet) - 13
+        if len(packet) > 13:  # empty ones would not count against the limit
+            parts.append(packet[13:])
+            self._fragments_bytes += len(packet) - 13
         if self._fragments_bytes > smq.MAX_PAYLOAD_BYTES:
             raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, "fragments of more than 65520 bytes")
         if packet[1:5] == b"\0\0\0\0":

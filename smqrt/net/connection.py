@@ -38,6 +38,8 @@ DRAIN_RUNS = 256
 
 ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
 
+_TORN_CONTROL, _TORN_MESSAGE = 1, 2
+
 chars: Any = datapath.kernels.chars
 view, ends = datapath.kernels.view, datapath.kernels.ends
 scan = datapath.kernels.scan
@@ -47,6 +49,9 @@ share_lanes, share_ends = datapath.kernels.share_lanes, datapath.kernels.share_e
 
 class RawConnection(Outbox):
     """A client on a raw socket.
+
+    `torn` tells whether the first entry of the queue is the tail of a frame whose head the client has already, and of
+    what kind: 0 for no.
 
     Args:
         sock: non-blocking socket, or anything with its `recv_into`, `send`, `sendmsg`, `shutdown` and `close`.
@@ -75,10 +80,25 @@ class RawConnection(Outbox):
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.handshake: Pending | None = Pending()
-        self.paused = self.closed = self.torn = False
+        self.paused = self.closed = False
+        self.torn = 0
+
+    def greet(self, reply: bytes, hello: bytes) -> None:
+        """Send the HTTP reply and the frame of Init at once: a reply in the queue would be taken for frames."""
+        self._say(reply + hello)
+
+    def _say(self, data: bytes) -> None:
+        try:
+            said = self.sock.send(data) == len(data)
+        except OSError:
+            said = False
+        if not said:  # a fresh connection that takes nothing is gone
+            self.lost(CloseReason.WRITE_FAILED)
 
     def start(self, session: Session, data: bytes) -> None:
         """Begin to read; `data` came with the HTTP request."""
+        if self.closed:
+            return
         self.session = session
         self.watcher.start(self.on_readable)
         if data:
@@ -323,7 +343,7 @@ class RawConnection(Outbox):
                 break
             sent -= len(run)
             whole += 1
-            self.torn = False
+            self.torn = 0
         del queue[:whole]
         if sent:
             self._tear(sent)
@@ -345,7 +365,7 @@ class RawConnection(Outbox):
         if start == sent:
             self.queue[0] = run[sent:]
             return
-        self.torn = True
+        self.torn = _TORN_MESSAGE if self.is_message(run, start) else _TORN_CONTROL
         self.queue[:1] = [run[sent:at], run[at:]] if at < len(run) else [run[sent:]]
 
     def _block(self) -> None:
@@ -361,9 +381,12 @@ class RawConnection(Outbox):
     def _shed(self) -> None:
         """What one turn queued beyond the budget goes the way of later messages: newest first."""
         first = 1 if self.torn else 0
-        while self.queued_bytes > self.budget_bytes and len(self.queue) > first:
+        while len(self.queue) > first:
+            over_all = Held.total_bytes > Held.limit_bytes
             before = self.queued_bytes
-            self._trim(self.queue[-1], Drop.OVER_BUDGET)
+            if not over_all and before <= self.budget_bytes:
+                break
+            self._trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
             if self.queued_bytes == before:
                 break
 
@@ -384,13 +407,13 @@ class RawConnection(Outbox):
             return
         self._advance(sent)
 
-    def frame_bytes(self, run: bytes, at: int) -> int:
-        """The size of the frame at `run[at]`, in this connection's framing."""
-        return run[at] << 8 | run[at + 1]
-
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Messages for this client were dropped."""
         self.session.hub.overflowed(self.session, reason, messages)
+
+    def overloaded(self) -> None:
+        """The client asks for more answers than it reads."""
+        self.session.hub.disconnect(self.session, CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
 
     # ---- the end
 
@@ -426,15 +449,18 @@ class RawConnection(Outbox):
     def _last_words(self, reason: CloseReason) -> None:
         if self.blocked:
             self._keep_control()
-        if self.queue:
+        sent = 1
+        while self.queue and sent:
             try:
-                self._advance(self.sock.sendmsg(self.queue[:DRAIN_RUNS]))
+                sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
             except OSError:
-                pass
+                return
+            self._advance(sent)
 
     def _keep_control(self) -> None:
         """A client that does not read: the frame on its way and the control packets behind it get a last chance."""
-        torn, runs = self.queue[: int(self.torn)], self.queue[int(self.torn) :]
+        first = 1 if self.torn else 0
+        torn, runs = self.queue[:first], self.queue[first:]
         kept, dropped = self.fitting(b"".join(runs), 0)
         self.released(self.queued_bytes - len(kept) - sum(map(len, torn)))
         self.queue[:] = [*torn, kept] if kept else torn
@@ -447,7 +473,7 @@ class RawConnection(Outbox):
             self._unblock()
         runs, self.queue = self.queue, []
         if runs:
-            lost = int(self.torn) + self.fitting(b"".join(runs[int(self.torn) :]), 0)[1]
+            lost = int(self.torn == _TORN_MESSAGE) + self.fitting(b"".join(runs[1 if self.torn else 0 :]), 0)[1]
             self.session.hub.stats.drop(Drop.CLOSED, lost)
 
     def close(self) -> None:

@@ -43,12 +43,17 @@ def install() -> None:
     loop = get_hub().loop
     # Before the default priority: otherwise what greenlets write waits for the next event.
     flush = loop.prepare(priority=-2)
-    flush.start(outbox.flush_dirty)
+    flush.start(_flush)
     timer = loop.timer(CHECK_INTERVAL_S, CHECK_INTERVAL_S)
     timer.start(check_deadlines)
     _watchers.extend((flush, timer))
     for watcher in _watchers:
         watcher.ref = False  # they alone do not keep a process alive
+
+
+def _flush() -> None:
+    if outbox.flush_dirty():
+        get_hub().loop.run_callback(bool)  # what is left must not wait for the next event
 
 
 def check_deadlines() -> None:

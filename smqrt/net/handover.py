@@ -12,7 +12,7 @@ from smqrt.net.opening import Origin, init, open_session
 from smqrt.net.tls_connection import TlsRawConnection, TlsWsConnection
 from smqrt.net.workers import wait
 from smqrt.net.ws_connection import WsConnection
-from smqrt.wire import websocket
+from smqrt.wire import smq, websocket
 
 if TYPE_CHECKING:
     from smqrt.net.broker import Broker
@@ -60,13 +60,11 @@ def _begin(broker: Broker, request: Any, key: str | None, arg: Any) -> None:
     broker.keep_alive(taken.transport)
     connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
     session = open_session(broker, connection, Origin(request, arg))
+    hello = init(session, request.peer[0])
     if key is not None:
-        connection.put(websocket.switching_protocols(key, _UPGRADE_LINES))
-    elif greets:
-        connection.put(_REPLY)
-        if taken.secure:
-            connection.flush()
-    connection.reply(init(session, request.peer[0]))
+        connection.greet(websocket.switching_protocols(key, _UPGRADE_LINES), websocket.encode(websocket.BINARY, hello))
+    else:
+        connection.greet(_REPLY if greets else b"", smq.frame(hello))
     connection.start(session, taken.data)
     handshake = connection.handshake
     if handshake:

@@ -58,9 +58,8 @@ class Listener:
         self._handshakes = HandshakeQueue(context, on_accept) if context is not None else None
         self._on_accept: OnAccept = self._handshakes.begin if self._handshakes else on_accept
         self._family, self._type = self._socket.family, self._socket.type
-        loop = get_hub().loop
-        self._watcher = loop.io(self._socket.fileno(), 1)
-        self._pause = loop.timer(PAUSE_S)
+        self._watcher = get_hub().loop.io(self._socket.fileno(), 1)
+        self._pause: Any = None
         self._complained = False
 
     @property
@@ -76,13 +75,15 @@ class Listener:
     def stop(self) -> None:
         """Accept no more; connections wait in the kernel."""
         self._watcher.stop()
-        self._pause.stop()
+        if self._pause is not None:
+            self._pause.stop()
+            self._pause.close()
+            self._pause = None
 
     def close(self) -> None:
         """Stop for good. Unfinished handshakes end."""
         self.stop()
         self._watcher.close()
-        self._pause.close()
         if self._handshakes:
             self._handshakes.close()
         self._socket.close()
@@ -116,7 +117,8 @@ class Listener:
         if not self._complained:
             log.error("cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror)
             self._complained = True
-        self._watcher.stop()
+        self.stop()
+        self._pause = get_hub().loop.timer(PAUSE_S)  # a new one: a timer of libev that has fired fires again at once
         self._pause.start(self.start)
 
 

@@ -23,10 +23,18 @@ class _Tls(_Base):
 
     __slots__ = ()
 
+    def greet(self, reply: bytes, hello: bytes) -> None:
+        """Send the HTTP reply and Init in a record each: the Java client hangs when they share one."""
+        if reply:
+            self._say(reply)
+        if not self.closed:
+            self._say(hello)
+
     def start(self, session: Session, data: bytes) -> None:
         """Begin to read; what was decrypted with the HTTP request will not make the socket readable."""
         super().start(session, data)
-        get_hub().loop.run_callback(self._on_pending)
+        if not self.closed:
+            get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
         """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for

@@ -8,7 +8,7 @@ from typing import Any
 
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
-from smqrt.net.connection import RawConnection, chars, view
+from smqrt.net.connection import MIN_RECEIVE_BYTES, RawConnection, chars, view
 from smqrt.wire import smq, websocket
 from smqrt.wire.websocket import Assembler, Frame
 
@@ -29,6 +29,7 @@ class WsConnection(RawConnection):
 
     __slots__ = ("assembler", "close_sent", "decoded")
     websocket = True
+    takes_fragments = False
 
     def __init__(self, sock: Any, watcher: Any) -> None:
         super().__init__(sock, watcher)
@@ -62,6 +63,7 @@ class WsConnection(RawConnection):
         if frame is None:
             self.carry = rest
             return 0
+        self.receive_bytes = MIN_RECEIVE_BYTES  # what follows is moved for each such frame
         message = self._frame(frame)
         rest = rest[taken:]
         if message is not None and not self._route_message(message):
@@ -123,20 +125,9 @@ class WsConnection(RawConnection):
         short = run[at + 1]
         return short + 2 if short < 126 else (run[at + 2] << 8 | run[at + 3]) + 4
 
-    def fitting(self, run: bytes, room_bytes: int) -> tuple[bytes, int]:
-        """See `Outbox.fitting`; the frames are WebSocket frames here."""
-        kept, size, dropped, at = [], 0, 0, 0
-        while at < len(run):
-            end = at + self.frame_bytes(run, at)
-            head = 2 if run[at + 1] < 126 else 4
-            message = run[at] == 0x82 and run[at + head] == smq.Type.PUBLISH
-            if not message or (not dropped and size + end - at <= room_bytes):
-                kept.append(run[at:end])
-                size += end - at
-            else:
-                dropped += 1
-            at = end
-        return b"".join(kept), dropped
+    def is_message(self, run: bytes, at: int) -> bool:
+        """Whether the WebSocket frame at `run[at]` carries Publish."""
+        return run[at] == 0x82 and run[at + (2 if run[at + 1] < 126 else 4)] == smq.Type.PUBLISH
 
     def _last_words(self, reason: CloseReason) -> None:
         if not self.close_sent:

@@ -19,6 +19,8 @@ MAX_PAYLOAD_BYTES = 0xFFF0
 PUBLISH_HEADER_BYTES = 15
 """Length, type, tid, ptid and stid of a Publish frame; the payload follows."""
 MAX_PACKET_BYTES = 0xFFFF - 2
+MAX_NAME_BYTES = MAX_PACKET_BYTES - 6
+"""The longest name whose acknowledgement fits a frame; also the longest text of Connack."""
 MIN_UID_BYTES = 6
 
 
@@ -160,6 +162,17 @@ def u32(packet: bytes) -> int:
     if len(packet) < 5:
         raise ProtocolError(CloseReason.SHORT_PACKET)
     return int.from_bytes(packet[1:5], "big")
+
+
+def name(packet: bytes) -> bytes:
+    """The name of a Subscribe, Create or Createsub packet.
+
+    Raises:
+        ProtocolError: its acknowledgement would not fit a frame.
+    """
+    if len(packet) - 1 > MAX_NAME_BYTES:
+        raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, f"a name of more than {MAX_NAME_BYTES} bytes")
+    return packet[1:]
 
 
 def parse_connect(packet: bytes) -> Connect:
