@@ -252,7 +252,7 @@ def test_mako_knows_the_process(server: AppServer):
         """<?lsp
         assert(mako.argv[1] == "serve" and mako.argv[2] == "-x" and #mako.argv == 2)
         assert(mako.env.PATH and mako.version and mako.date and mako.cwd and mako.execpath)
-        assert(mako.port == PORT and mako.sslport == 0 and mako.daemon == false and mako.cfgfname == nil)
+        assert(mako.port == PORT and mako.sslport == nil and mako.daemon == false and mako.cfgfname == nil)
         assert(mako.dos2unix("/a/b") == "/a/b")
         assert(esp32 == nil and xedge == nil and bd == nil)
         ?>fine""".replace("PORT", str(server.port))

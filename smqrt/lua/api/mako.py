@@ -45,7 +45,7 @@ def install(vm: Vm, services: Services) -> ExitFunctions:
         "date": lambda: BUILD_DATE,
         "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
         "version": lambda: smqrt.__version__.encode(),
-        "port": lambda secure: services.https_port if secure else services.http_port,
+        "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": exit_functions.attach,
