@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smqrt")
 
+REQUESTS_PER_TURN = 64  # of a pipeline
 _READ, _WRITE = 1, 2
 _END = b"\r\n\r\n"
 _LINGER_S = 2.0  # how long a client may take to read our last words
@@ -48,7 +49,7 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_busy", "_checked", "_parked", "_requests", "_waiting", "_watcher", "_writable", "data", "deadline_s",
+        "_busy", "_checked", "_parked", "_lingering", "_waiting", "_watcher", "_writable", "data", "deadline_s",
         "peer", "secure", "server", "transport",
     )  # fmt: skip
 
@@ -61,8 +62,8 @@ class HttpConnection:
         self.deadline_s = monotonic() + server.limits.first_byte_s
         self._busy: Request | None = None
         self._checked = 0  # length of the beginning of a head that was found good
+        self._lingering = False  # only waiting for the client to read our last words
         self._parked = False  # the worker of the busy request has blocked
-        self._requests = 0
         self._waiting: greenlet | None = None  # the worker, while it waits for the transport
         self._writable: Any = None
         self._watcher = get_hub().loop.io(transport.fileno(), _READ)
@@ -78,7 +79,7 @@ class HttpConnection:
     # Hub greenlet: receiving heads
 
     def _readable(self) -> None:
-        if self.transport is None or self._busy is not None:
+        if self.transport is None or self._busy is not None or self._lingering:
             return  # a call scheduled before things changed
         try:
             size = self.transport.recv_into(_buffer)
@@ -96,10 +97,10 @@ class HttpConnection:
             get_hub().loop.run_callback(self._readable)
 
     def _work_off(self) -> None:
-        """Answer the requests that have arrived, one after the other, until one blocks."""
+        """Answer the requests that have arrived, one after the other, until one blocks or others should have a turn."""
         try:
-            while self.data and self._busy is None:
-                head = self._cut_head()
+            for _ in range(REQUESTS_PER_TURN):
+                head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:
                     return
                 self._begin(Request(head, self))
@@ -108,6 +109,13 @@ class HttpConnection:
         except Exception:
             log.exception("error while reading from %s", self.peer)
             self.close()
+        else:
+            self._yield_turn()
+
+    def _yield_turn(self) -> None:
+        if self.transport is not None and self._busy is None:
+            self._watcher.stop()
+            get_hub().loop.timer(0).start(self._go_on)  # `run_callback` would come before the others' events
 
     def _cut_head(self) -> bytes | None:
         data = self.data
@@ -130,9 +138,7 @@ class HttpConnection:
 
     def _begin(self, request: Request) -> None:
         if request.content_length is None:
-            ChunkedDecoder().feed(
-                self.data
-            )  # what is here already must be well-formed before anybody acts on the request
+            ChunkedDecoder().feed(self.data)  # nobody shall act on a request that is seen to be malformed
         self._busy = request
         self.deadline_s = NEVER
         workers.start(self._exchange, request)
@@ -142,8 +148,8 @@ class HttpConnection:
                 self._watcher.stop()
 
     def _go_on(self) -> None:
-        """Continue behind a request that had blocked."""
-        if self.transport is None:
+        """Continue behind a request that had blocked, or behind a turn of others."""
+        if self.transport is None or self._lingering:
             return
         self._watcher.start(self._readable)
         self._work_off()
@@ -168,7 +174,6 @@ class HttpConnection:
         if self._busy is not request:
             return  # detached
         self._busy = None
-        self._requests += 1
         if self.transport is None:
             return
         if request.response.close:
@@ -334,14 +339,13 @@ class HttpConnection:
             self._linger()
 
     def _linger(self) -> None:
-        """Close when the client has read what we sent: closing on unread input would reset the connection and lose
-        it."""
+        """Close when the client has read what we sent: closing on unread input would reset the connection."""
         try:
             self.transport.shutdown(1)
         except OSError:
             self.close()
             return
-        self.data = b""
+        self._lingering, self.data = True, b""
         self.deadline_s = monotonic() + _LINGER_S
         self._watcher.stop()
         self._watcher.start(self._discard)

@@ -153,7 +153,7 @@ class ResourceReader(Directory):
 
     Attributes:
         headers: fields added to every answer that is no include.
-        pages: runs a Lua Server Page: request, what was found, name in the io, this directory. None: pages are not found.
+        pages: runs a Lua Server Page: request, what was found, name in the io, this directory; None hides pages.
     """
 
     def __init__(self, name: str | None = None, priority: int = 0, *, io: Io) -> None:

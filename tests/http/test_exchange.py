@@ -93,6 +93,23 @@ def test_a_long_pipeline_is_held_back_and_complete(bench: Any) -> None:
     sender.join()
 
 
+def test_a_long_pipeline_lets_others_have_a_turn(bench: Any) -> None:
+    seen: list[str] = []
+    other = bench.connect()
+
+    def handler(request: Request, relpath: str) -> None:
+        seen.append(relpath)
+        if relpath == "9":
+            other.sock._sock.send(get("/other"))
+
+    bench.handle(handler)
+    wire = bench.connect().send(b"".join(get(f"/{number}") for number in range(1000)))
+    for _ in range(1000):
+        wire.answer()
+    assert seen.index("other") < 500
+    assert len(seen) == 1001
+
+
 def test_arriving_byte_by_byte(bench: Any) -> None:
     bench.handle(echo)
     wire = bench.connect()
@@ -466,6 +483,15 @@ def test_continue_is_sent_when_the_body_is_wanted(bench: Any) -> None:
     wire.send(b"abc")
     assert wire.answer().body == b"a|abc"
     assert wire.ask("/b").status == 200
+
+
+def test_no_continue_when_the_body_has_begun(bench: Any) -> None:
+    bench.handle(echo)
+    wire = bench.connect()
+    wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\na")
+    gevent.sleep(0.01)
+    wire.send(b"bc")
+    assert wire.answer().body == b"a|abc"
 
 
 def test_no_continue_when_it_is_not_wanted(bench: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gevent
 import pytest
+from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.cli.selfsigned import self_signed_pair
@@ -30,6 +31,7 @@ class SecureBench(Bench):
         context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         self.wires.append(Wire(self.listener.address, context.wrap_socket))
+        self.wires[-1].sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self.wires[-1]
 
 
@@ -95,6 +97,24 @@ def test_malformed_is_refused(secure: SecureBench) -> None:
     wire = secure.connect().send(b"nonsense\r\n\r\n")
     assert wire.answer().status == 400
     assert wire.ended()
+
+
+def test_nothing_behind_a_malformed_request_is_seen(secure: SecureBench) -> None:
+    """Records that were decrypted together: the bad one ends the connection, the good one behind it is thrown away."""
+    seen = []
+
+    def handler(request: Request, relpath: str) -> None:
+        seen.append(request.path)
+        gevent.sleep(0.03)
+
+    secure.handle(handler)
+    wire = secure.connect().send(b"GET /1 HTTP/1.1\r\nHost: test\r\n\r\n")
+    gevent.sleep(0.01)
+    wire.send(b"GET /2 HTTP/1.1\r\n\r\n").send(b"GET /3 HTTP/1.1\r\nHost: test\r\n\r\n")
+    assert wire.answer().status == 200
+    assert wire.answer().status == 400
+    assert wire.ended()
+    assert seen == ["/1"]
 
 
 def test_connection_close_ends_with_goodbye(secure: SecureBench) -> None:

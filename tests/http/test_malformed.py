@@ -61,6 +61,8 @@ PROBES: dict[str, bytes] = {
     "chunk size behind blank": post(CHUNKED, b" 3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "no chunk size": post(CHUNKED, b"\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size that overflows": post(CHUNKED, b"10000000000000003\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
+    "chunk size with many zeros": post(CHUNKED, b"0" * 40 + b"3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
+    "chunk size that never ends": post(CHUNKED, b"0" * 4000),
     "chunk extension": post(CHUNKED, b"3;a=b\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk extension with bare LF": post(CHUNKED, b"3;\nxx\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk line ends in LF": post(CHUNKED, b"3\nabc\r\n0\r\n\r\n" + SMUGGLED),

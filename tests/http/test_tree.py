@@ -185,6 +185,19 @@ def test_the_function_of_a_reader_falls_through(bench: Any, site: Path) -> None:
     assert wire.ask("/a.txt").body == b"a"
 
 
+def test_what_a_function_set_before_it_declined_stays(bench: Any, site: Path) -> None:
+    def func(request: Request, relpath: str) -> bool:
+        request.response.headers.set("X-Mine", "yes")
+        return False
+
+    reader = ResourceReader(io=DiskIo(site))
+    reader.func = func
+    bench.root.insert(reader)
+    for _ in range(2):
+        answer = bench.connect().ask("/a.txt")
+        assert (answer.body, answer.fields["x-mine"]) == (b"a", "yes")
+
+
 def test_prologue_is_asked_before_files(bench: Any, site: Path) -> None:
     reader = ResourceReader(io=DiskIo(site))
     reader.insertprolog(directory("sub", 0, "prologue"))

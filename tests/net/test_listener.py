@@ -111,8 +111,11 @@ def test_one_sentence_when_it_cannot_listen(listen: Any, host: str, port: int | 
 
 def test_no_file_descriptors_left(listen: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """Accepting pauses, says so once, and goes on; nothing spins."""
-    monkeypatch.setattr(module, "PAUSE_S", 0.05)
+    monkeypatch.setattr(module, "PAUSE_S", 0.1)
     listener, accepted = listen()
+    failures: list[OSError] = []
+    original = listener._failed
+    monkeypatch.setattr(listener, "_failed", lambda error: (failures.append(error), original(error)))
     clients = [socket.socket() for _ in range(5)]
     keep = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (clients[-1].fileno() + 1, keep[1]))
@@ -125,14 +128,15 @@ def test_no_file_descriptors_left(listen: Any, caplog: pytest.LogCaptureFixture,
                 break
         for client in clients:
             client.connect(listener.address)
-        gevent.sleep(0.2)
+        gevent.sleep(0.25)
         assert accepted == []
         assert caplog.text.count("ulimit") == 1
+        assert 1 <= len(failures) <= 5, "it tries again now and then, and does not spin"
     finally:
         for hole in holes:
             hole.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, keep)
-    gevent.sleep(0.2)
+    gevent.sleep(0.25)
     assert len(accepted) == 5
     for client in clients:
         client.close()
