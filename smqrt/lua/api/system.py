@@ -1,7 +1,8 @@
-"""What the server tells about itself, and numbers in network byte order (spec: bas-api §7, §8.1)."""
+"""What the server tells about itself, dates, and numbers in network byte order (spec: bas-api §7, §8.1)."""
 
 from __future__ import annotations
 
+import time
 from ipaddress import IPv6Address, ip_address
 
 from smqrt.lua.services import Services
@@ -15,6 +16,11 @@ BUILD_DATE = b"2026-11-21"
 def version() -> tuple[int, int, bytes]:
     """Version of the interface, of Lua, and the date of the build."""
     return BAS_VERSION, LUA_VERSION, BUILD_DATE
+
+
+def now() -> tuple[int, int]:
+    """Unix time: seconds and nanoseconds."""
+    return divmod(time.time_ns(), 1_000_000_000)
 
 
 def same_address(first: bytes, second: bytes) -> bool:
@@ -31,6 +37,7 @@ def _plain(text: bytes) -> object:
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.version`, `ba.cmpaddr` and the byte order functions of `ba.socket`."""
+    """Give Lua `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of `ba.socket`."""
     vm.namespace("ba.system", {"version": version, "cmpaddr": same_address})
     vm.namespace("ba.socket", {})
+    vm.namespace("ba.datetime", {"now": now})
