@@ -233,13 +233,16 @@ def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder, settled: Settled) -
 
 
 def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder, settled: Settled) -> None:
-    ref = vm.compile("test.sleep(0) test.record(1)")
-    for _ in range(50):
-        vm.start(ref)
+    ref = vm.compile("test.sleep(0)")
+    ended: list[object] = []
+
+    def start_fifty() -> None:
+        for _ in range(50):
+            vm.call(ref).then(lambda value, error: ended.append(value))  # type: ignore[union-attr]
+
+    start_fifty()
     gevent.get_hub().loop.run_callback(vm.stop)
-    settled(lambda: vm.activities.blocked == 0)
-    gevent.sleep(0.005)
-    survivors = len(recorder.seen)
-    for _ in range(50):
-        vm.start(ref)
-    settled(lambda: len(recorder.seen) == survivors + 50)
+    settled(lambda: len(ended) == 50)
+    start_fifty()
+    settled(lambda: len(ended) == 100)
+    assert ended[50:] == [()] * 50
