@@ -26,6 +26,8 @@ from smqrt.errors import ArgumentError
 
 log = logging.getLogger("smqrt.client")
 
+MAX_CREDENTIALS_BYTES = 255
+
 Name = str | bytes | int
 """A topic: a name, or an id as `int`. `"self"` means one's own ETID."""
 
@@ -315,9 +317,19 @@ class SmqClient:
         self._hello = (event.seed, event.address)
         link = self._link
         assert link is not None
-        credentials = self.onauth(event.seed, event.address) if self.onauth else b""
         info = link.local_address if self._options.info is None else self._options.info
-        link.protocol.connect(to_bytes(self._options.uid), to_bytes(credentials or b"")[:255], to_bytes(info))
+        link.protocol.connect(to_bytes(self._options.uid), self._credentials(event), to_bytes(info))
+
+    def _credentials(self, event: Init) -> bytes:
+        try:
+            credentials = to_bytes((self.onauth and self.onauth(event.seed, event.address)) or b"")
+        except Exception as error:
+            log.exception("onauth failed")
+            raise ConnectionEnd("onauth", f"onauth failed: {error}", can_reconnect=False) from None
+        if len(credentials) > MAX_CREDENTIALS_BYTES:
+            message = f"onauth returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent"
+            raise ConnectionEnd("onauth", message, can_reconnect=False)
+        return credentials
 
     def _on_accepted(self, event: Accepted) -> None:
         assert self._link is not None

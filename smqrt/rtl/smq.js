@@ -8,14 +8,16 @@
  * Commands may be given at any time; what needs a connection waits for one. After a reconnect topics are numbered, subscribed and
  * observed again before onreconnect comes, unless the option cleanstart is true.
  *
- * Words: tid = topic id, etid = this client's private return address, ptid = the publisher's etid, subtid = sub-topic id (0 = none).
+ * Words: tid = topic id, etid = this client's private return address, ptid = the publisher's etid, subtid = sub-topic id
+ * (0 = none).
  */
 "use strict";
 
 window.SMQ = (() => {
     const INIT = 1, CONNECT = 2, CONNACK = 3, SUBSCRIBE = 4, SUBACK = 5, CREATE = 6, CREATEACK = 7, PUBLISH = 8, UNSUBSCRIBE = 9,
         DISCONNECT = 11, PING = 12, PONG = 13, OBSERVE = 14, UNOBSERVE = 15, CHANGE = 16, CREATESUB = 17, CREATESUBACK = 18;
-    const VERSION = 1, MAX_PAYLOAD_BYTES = 0xFFF0, MIN_RETRY_MS = 1000, SELF = "self";
+    const VERSION = 1, SELF = "self";
+    const MAX_PAYLOAD_BYTES = 0xFFF0, MIN_UID_BYTES = 6, MAX_COUNTED_BYTES = 255, MAX_HELD_MESSAGES = 10000, MIN_RETRY_MS = 1000;
     const REFUSALS = ["", "protocol version not supported", "server unavailable", "incorrect credentials",
         "client certificate required", "client certificate not accepted", "access denied"];
     const SERVER_UNAVAILABLE = 2;
@@ -50,7 +52,7 @@ window.SMQ = (() => {
     }
 
     const counted = text => {
-        const bytes = toBytes(text).slice(0, 255);
+        const bytes = toBytes(text);
         return [bytes.length, ...bytes];
     };
 
@@ -102,6 +104,10 @@ window.SMQ = (() => {
         let held = [];                   // messages that wait for a connection or for numbers
         let sock = null, etid = 0, seed = 0, address = "", uid = opt.uid;
         let connectedBefore = false, restoring = false, ended = false, drained = null, retryTimer = 0;
+
+        if (uid && (toBytes(uid).length < MIN_UID_BYTES || toBytes(uid).length > MAX_COUNTED_BYTES)) {
+            throw new RangeError("SMQ: a uid has 6 to 255 bytes: " + uid);
+        }
 
         // -- connecting
 
@@ -195,6 +201,7 @@ window.SMQ = (() => {
             [seed, address] = [rnd, ip];
             uid = uid || ip + "-" + rnd.toString(16);
             const credentials = call(self.onauth, rnd, ip) || "";
+            if (toBytes(credentials).length > MAX_COUNTED_BYTES) return lost("credentials over 255 bytes", false);
             if (sock) sock.send(packet(CONNECT, [VERSION], counted(uid), counted(credentials), opt.info || ""));
         }
 
@@ -218,7 +225,7 @@ window.SMQ = (() => {
                 if (settings.datatype) value = utf8.decode(data);
                 if (settings.datatype === "json") value = JSON.parse(value);
             } catch (error) {
-                console.warn("SMQ: a message for " + (topics.names.get(tid) || tid) + " is not " + settings.datatype + ":", error.message);
+                console.warn(`SMQ: a message for ${topics.names.get(tid) || tid} is not ${settings.datatype}:`, error.message);
                 return call(self.onmsg, data, ptid, tid, subtid);
             }
             call(settings.onmsg, value, ptid, tid, subtid);
@@ -293,12 +300,14 @@ window.SMQ = (() => {
 
         self.publish = (data, topic, subtopic) => {
             data = toBytes(data);
-            if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError("SMQ: a message holds at most 65520 bytes, not " + data.length);
+            if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError(`SMQ: ${data.length} bytes; a message holds 65520`);
             const item = {data, topic, subtopic};
-            if (!held.length && send(item)) return;
+            if (!held.length && send(item)) return true;
+            if (held.length >= MAX_HELD_MESSAGES) return false; // lost, and the page can know
             held.push(item);
             if (onWire(topic)) resolve(CREATE, topic);
             if (typeof subtopic === "string") resolve(CREATESUB, subtopic);
+            return true;
         };
 
         self.pubjson = (value, topic, subtopic) => self.publish(JSON.stringify(value), topic, subtopic);

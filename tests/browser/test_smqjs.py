@@ -302,6 +302,33 @@ def test_messages_leave_in_the_order_of_the_calls(run):
     """) == ["0", "1", "2", [51]]
 
 
+def test_what_waits_is_bounded(run):
+    assert run("""
+        const client = SMQ.Client(SMQ.wsURL("smq.lsp"));
+        const accepted = Array.from({length: 10010}, () => client.publish("x", "flood"));
+        client.subscribe("flood", {onmsg: note("message"), onack: note("ack")});
+        await seen("ack");
+        client.publish("y", "flood");
+        await seen("message", 10001);
+        return [accepted.filter(value => value).length, client.publish("y", "flood")];
+    """) == [10000, True]
+
+
+def test_wrong_uids_are_refused_at_once(run):
+    for uid in ("short", "x" * 256):
+        assert run("try { SMQ.Client({uid: argument}); } catch (error) { return error.message; }", uid).endswith(uid)
+
+
+def test_credentials_that_do_not_fit(run):
+    assert run("""
+        const client = SMQ.Client(SMQ.wsURL("smq.lsp"));
+        client.onauth = () => "x".repeat(256);
+        client.onclose = note("close");
+        await seen("close");
+        return entries("close");
+    """) == [["credentials over 255 bytes", False]]
+
+
 def test_the_largest_message(run):
     assert run("""
         const client = await connected();

@@ -133,6 +133,13 @@ def test_refusals(start_broker, make_client, code, word, comes_back):
     assert client.closed is not comes_back
 
 
+@pytest.mark.parametrize("onauth", [lambda rnd, ip: "x" * 256, lambda rnd, ip: 1 / 0])
+def test_credentials_that_can_not_be_sent(broker, make_client, onauth):
+    client = make_client(broker.url, onauth=onauth)
+    assert client.wait_connected(5) is False
+    assert (client.end.word, client.end.can_reconnect, client.closed) == ("onauth", False, True)
+
+
 def test_what_is_no_broker(broker, make_client):
     client = make_client(f"http://127.0.0.1:{broker.port}/nothing-here.lsp")
     assert client.wait_connected(5) is False
