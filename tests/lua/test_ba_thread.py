@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import gevent
 import pytest
@@ -11,8 +12,10 @@ from recorder import Recorder
 
 from smqrt.lua.vm import Vm
 
+Settled = Callable[[Callable[[], object]], None]
 
-def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder) -> None:
+
+def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder, settled: Settled) -> None:
     source = """
     running, most, order = 0, 0, {}
     for i = 1, 9 do
@@ -27,7 +30,7 @@ def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Rec
     return running, (ba.thread.dbg())
     """
     assert vm.eval(source) == (0, 3)
-    gevent.sleep(0.06)
+    settled(lambda: vm.eval("return #order") == (9,))
     assert vm.eval("return most, table.concat(order), ba.thread.dbg()") == (3, b"123456789", 0, 0)
 
 
@@ -36,7 +39,7 @@ def test_run_answers_how_many_wait(vm: Vm) -> None:
     assert vm.eval("return ba.thread.run(function() end)") == (1,)
 
 
-def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm) -> None:
+def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm, settled: Settled) -> None:
     vm.eval("""
     order = {}
     local queue = ba.thread.create()
@@ -44,19 +47,20 @@ def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm) -> None:
       queue:run(function() ba.sleep(i % 2 == 0 and 0 or 4) order[#order + 1] = i end)
     end
     """)
-    gevent.sleep(0.05)
+    settled(lambda: vm.eval("return #order") == (6,))
     assert vm.eval("return table.concat(order)") == (b"123456",)
 
 
-def test_an_error_in_a_job_is_traced_and_the_next_one_runs(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_a_job_is_traced_and_the_next_one_runs(
+    vm: Vm, caplog: pytest.LogCaptureFixture, settled: Settled
+) -> None:
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         vm.eval("ba.thread.run(function()\n error('bad job') end) ba.thread.run(function() done = true end)", "@a.lua")
-        gevent.sleep(0.01)
+        settled(lambda: vm.eval("return done") == (True,))
     assert "Thread job failed: a.lua:2: bad job" in caplog.text
-    assert vm.eval("return done") == (True,)
 
 
-def test_configure_sets_the_size_of_the_pool(vm: Vm) -> None:
+def test_configure_sets_the_size_of_the_pool(vm: Vm, settled: Settled) -> None:
     assert vm.eval("return ba.thread.configure(), ba.thread.configure(5), ba.thread.configure()") == (3, 5, 5)
     vm.eval("most, running = 0, 0")
     vm.eval("""
@@ -69,30 +73,29 @@ def test_configure_sets_the_size_of_the_pool(vm: Vm) -> None:
       end)
     end
     """)
-    gevent.sleep(0.04)
+    settled(lambda: vm.eval("return ba.thread.dbg()") == (0, 0))
     assert vm.eval("return most, pcall(ba.thread.configure, 0)")[:2] == (5, False)
 
 
-def test_a_killed_job_frees_its_thread(vm: Vm) -> None:
+def test_a_killed_job_frees_its_thread(vm: Vm, settled: Settled) -> None:
     vm.eval("q = ba.thread.create() q:run(function() ba.sleep(10000) end)")
-    gevent.sleep(0.005)
+    settled(lambda: vm.activities.blocked)
     vm.eval("q:run(function() done = true end)")
     vm.stop()
-    gevent.sleep(0.01)
-    assert vm.eval("return done") == (True,)
+    settled(lambda: vm.eval("return done") == (True,))
 
 
 def test_sleep_lets_others_run(vm: Vm, recorder: Recorder) -> None:
     vm.start(vm.compile("ba.sleep(5) test.record('first')"))
     before = time.monotonic()
     vm.eval("ba.sleep(20) test.record('second')")
-    assert 0.015 < time.monotonic() - before < 0.2
+    assert 0.015 < time.monotonic() - before < 2
     assert recorder.seen == [b"first", b"second"]
 
 
 def test_clock_counts_milliseconds(vm: Vm) -> None:
     took, kind = vm.eval("local a = ba.clock() ba.sleep(20) return ba.clock() - a, math.type(a)")
-    assert 15 <= took <= 200
+    assert 15 <= took < 2000
     assert kind == b"integer"
 
 
@@ -102,10 +105,10 @@ def test_exec_gives_output_and_exit_code(vm: Vm) -> None:
     assert vm.eval("return (ba.exec('head -c 200000 /dev/zero'))")[0] == b"\0" * 65536
 
 
-def test_exec_blocks_only_its_caller(vm: Vm, recorder: Recorder) -> None:
+def test_exec_blocks_only_its_caller(vm: Vm, recorder: Recorder, settled: Settled) -> None:
     vm.start(vm.compile("test.record(ba.exec('sleep 0.05; echo x'))"))
     vm.eval("ba.sleep(2) test.record('meanwhile')")
-    gevent.sleep(0.15)
+    settled(lambda: len(recorder.seen) == 2)
     assert recorder.seen == [b"meanwhile", (b"x\n", 0)]
 
 
