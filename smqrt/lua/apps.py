@@ -17,7 +17,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import ResourceReader
 from smqrt.http.zips import ZipIo
-from smqrt.lua.api import cookies, dirs, exchange, files, mako, multipart, pages, request, response, sessions
+from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -160,6 +160,7 @@ class Applications:
         response.install(vm, services, self.exchanges)
         cookies.install(vm, self.exchanges)
         multipart.install(vm, self.exchanges)
+        deferred.install(vm, self.exchanges)
         self.sessions = sessions.install(vm, self.exchanges).sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))

@@ -33,10 +33,11 @@ class Exchange:
         depth: how many Lua handlers run inside each other, by include and forward.
         place: the directory that runs now, and the page's folder in it: where relative paths start.
         body: the reader that `rawrdr` opened.
+        wait: blocks until a deferred response is complete.
         refusal: what reading the body came to; the answer of the request in place of what the page wrote.
     """
 
-    __slots__ = ("_abandoned", "body", "depth", "handle", "place", "refusal", "request")
+    __slots__ = ("_abandoned", "body", "depth", "handle", "place", "refusal", "request", "wait")
 
     def __init__(self, handle: int, request: Request, abandoned: list[int]) -> None:
         self.handle = handle
@@ -45,6 +46,7 @@ class Exchange:
         self.place: Place | None = None
         self.body: Iterator[bytes] = iter(())
         self.refusal: HttpError | None = None
+        self.wait: Callable[[], None] | None = None
         self._abandoned = abandoned
 
     def __del__(self) -> None:
@@ -154,6 +156,8 @@ class Exchanges:
         del request.env[_KEY]
         exchange.handle = 0
         response = request.response
+        if exchange.wait is not None:
+            exchange.wait()
         if exchange.refusal is not None and not response.committed:
             raise exchange.refusal
         if failure is None and request.initial:

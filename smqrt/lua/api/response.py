@@ -136,3 +136,4 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     half = ResponseHalf(services, exchanges)
     direct = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.response", direct, {name: getattr(half, name) for name in _BLOCKING.split()})
+    vm.namespace("ba.filter", {"committed": half.committed})

@@ -20,6 +20,7 @@ core.exchange = exchange
 --   closed        output is refused: the request is over, stopped, sealed, or its client went away
 --   stopped       the page, and every page around it, has to end
 --   body          the whole response, in place of the output
+--   filter        the function that gets the output, see filter.lua
 
 -- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
 -- the application's pcall catches it.
@@ -89,8 +90,17 @@ local function run(self, f, ...)
   if not self.stopped then fail(self, result or "nil") end
 end
 
+-- Gives a filter that nobody ended the rest.
+local function complete_filter(self)
+  local filter, rest = self.filter, self.take()
+  self.filter = nil
+  if rest then filter(rest) end
+  filter(nil)
+end
+
 -- Called from Python when the outermost handler is through: body and failure go out, every method raises from now on.
 local function finish(self, handle)
+  if self.filter then run(self, complete_filter, self) end
   exchanges[handle] = nil
   self.handle, self.closed = nil, true
   return self.body or self.take(), self.failure

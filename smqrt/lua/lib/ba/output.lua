@@ -25,7 +25,10 @@ function core.output(exchange)
     count = count + 1
     parts[count] = text
     size = size + #text
-    if size > LIMIT_BYTES and isyieldable() then -- else it is kept until it may cross
+    if size <= LIMIT_BYTES then return end
+    if exchange.filter then
+      exchange.filter(take())
+    elseif isyieldable() then -- else it is kept until it may cross
       exchange.closed = not py.write(exchange.handle, take()) -- closed: the client went away, nobody reads the rest
     end
   end

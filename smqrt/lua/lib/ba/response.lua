@@ -124,6 +124,13 @@ function methods:senderror(code, html)
 end
 
 -- A failed or stopped inner page ends the outer ones as well.
+-- What was written so far, to be handed over; a filter gets it instead.
+local function written(self)
+  local text = self.take()
+  if not (text and self.filter) then return text end
+  self.filter(text)
+end
+
 local function check_inner(self, ok, message)
   if self.stopped then error(nil, 0) end
   if ok == false then stop(self) end
@@ -132,7 +139,7 @@ end
 
 function methods:include(path)
   core.arg.string(path, 1, "include")
-  check_inner(self, py.include(handle_of(self), path, self.take()))
+  check_inner(self, py.include(handle_of(self), path, written(self)))
   return true
 end
 
@@ -156,7 +163,7 @@ function methods:abort()
 end
 
 function methods:flush()
-  return py.flush(handle_of(self), self.take()) or false
+  return py.flush(handle_of(self), written(self)) or false
 end
 
 -- Sends body bytes as they are; not to be mixed with write before the headers went out.
