@@ -352,8 +352,8 @@ class HttpConnection:
 
     def _discard(self) -> None:
         try:
-            while self.transport.recv_into(_buffer):
-                pass
+            if self.transport.recv_into(_buffer):
+                return  # one piece an event: a client that floods us takes no more than its turn
         except BlockingIOError:
             return
         except OSError:
