@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,8 +80,8 @@ def create(**options: Any) -> Smq:
     """
     callbacks = {name: options.pop(name, None) for name in _CALLBACKS}
     for name, function in callbacks.items():
-        if function is not None and not callable(function):
-            raise ArgumentError(f"{name}: a function is needed, not {type(function).__name__}")
+        if function is not None:
+            _function(name, function)
     return Smq(callbacks, _options(options))
 
 
@@ -97,29 +98,59 @@ def _options(given: dict[str, Any]) -> Options:
     options = Options()
     for name, value in given.items():
         if name in _NUMBERS:
-            if not isinstance(value, int) or value <= 0:
-                raise ArgumentError(f"{name}: a positive number is needed, not {value!r}")
-            setattr(options, _NUMBERS[name], value)
+            setattr(options, _NUMBERS[name], _positive(name, value))
         elif name == "rndtid":
             options.rndtid = bool(value)
         elif name == "persist":
-            options.persist = str(value)
+            options.persist = None if value is None else _path(value)
         else:
             known = ", ".join((*_CALLBACKS, *_NUMBERS, "rndtid", "persist"))
             raise ArgumentError(f"{name}: no such option of create(); there are {known}")
     return options
 
 
+def _positive(what: str, value: Any) -> int:
+    if _is_number(value) and value > 0:
+        return int(value)
+    raise ArgumentError(f"{what}: a positive whole number is needed, not {value!r}")
+
+
+def _path(value: Any) -> str:
+    if isinstance(value, str | bytes | os.PathLike) and value:
+        return os.fsdecode(value)
+    raise ArgumentError(f"persist: the path of a file is needed, not {value!r}")
+
+
 def _bytes(what: str, value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        return value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
         return value
     raise ArgumentError(f"{what}: a str or bytes is needed, not {type(value).__name__}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(what: str, value: Any) -> int:
+    if _is_number(value):
+        return int(value)
+    raise ArgumentError(f"{what}: a number is needed, not {type(value).__name__}")
+
+
 def _name(what: str, value: Any) -> bytes | int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else _bytes(what, value)
+    if _is_number(value):
+        return int(value)
+    if isinstance(value, str | bytes):
+        return _bytes(what, value)
+    raise ArgumentError(f"{what}: a name (str or bytes) or an id is needed, not {type(value).__name__}")
+
+
+def _function(what: str, value: Any) -> Callable[..., Any]:
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    raise ArgumentError(f"{what}: a function is needed, not {type(value).__name__}")
 
 
 def _text(name: Any) -> Any:
@@ -131,10 +162,17 @@ def _text(name: Any) -> Any:
 
 def _payload(data: Any) -> bytes:
     if isinstance(data, dict | list):
-        return jsonlib.dumps(data, separators=(",", ":")).encode()
+        return _json(data)
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     return _bytes("data", data)
+
+
+def _json(data: Any) -> bytes:
+    try:
+        return jsonlib.dumps(data, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"data: {error}; only what JSON knows can be sent as a dict or list") from None
 
 
 @dataclass
@@ -260,9 +298,7 @@ class Smq:
         return _guarded("onpublish", _filter, self._callbacks["onpublish"], run, _peer(session))
 
     def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
-        for frame in wire.frames(run):
-            tid, ptid, stid, data = wire.unpack_publish(frame)
-            self._call("ondrop", data, ptid, tid, stid, _peer(session))
+        _guarded("ondrop", _each, "ondrop", self._callbacks["ondrop"], run, _peer(session))
 
     # ---- connections
 
@@ -291,26 +327,28 @@ class Smq:
 
     def etid2peer(self, etid: int) -> Peer | None:
         """The peer with this ETID."""
-        session = self._broker.etid2peer(etid)
+        session = self._broker.etid2peer(_number("etid", etid))
         return _peer(session) if session else None
 
     def setkeepalive(self, idle: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
-        self._broker.setkeepalive(idle, intv)
+        self._broker.setkeepalive(_positive("idle", idle), _positive("intv", intv) if intv else 0)
 
     def shutdown(self, msg: Text | None = None, etid: int | None = None) -> None:
         """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
-        self._broker.shutdown(None if msg is None else _bytes("msg", msg), etid)
+        chosen = None if etid is None else _number("etid", etid)
+        self._broker.shutdown(None if msg is None else _bytes("msg", msg), chosen)
 
     # ---- names
 
     def create(self, topic: Text, tid: int = 0) -> int:
         """Get or create a topic and give its id; a new one gets `tid` when that is free."""
-        return self._broker.create(_bytes("topic", topic), tid)
+        return self._broker.create(_bytes("topic", topic), _number("tid", tid))
 
     def createsub(self, subtopic: Text | None, stid: int = 0) -> int:
         """Get or create a sub-topic and give its id; 0 for None."""
-        return self._broker.createsub(None if subtopic is None else _bytes("subtopic", subtopic), stid)
+        name = None if subtopic is None else _bytes("subtopic", subtopic)
+        return self._broker.createsub(name, _number("stid", stid))
 
     def gettid(self) -> int:
         """The server's own ETID."""
@@ -318,7 +356,7 @@ class Smq:
 
     def tid2topic(self, tid: int) -> Any:
         """The name of a topic id; None when there is none."""
-        return _text(self._broker.tid2topic(tid))
+        return _text(self._broker.tid2topic(_number("tid", tid)))
 
     def topic2tid(self, name: Text) -> int | None:
         """The id of a topic name; None when it does not exist."""
@@ -326,7 +364,7 @@ class Smq:
 
     def tid2subtopic(self, stid: int) -> Any:
         """The name of a sub-topic id; None when there is none."""
-        return _text(self._broker.tid2subtopic(stid))
+        return _text(self._broker.tid2subtopic(_number("stid", stid)))
 
     def subtopic2tid(self, name: Text) -> int | None:
         """The id of a sub-topic name; None when it does not exist."""
@@ -350,11 +388,13 @@ class Smq:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
         """
         sub = None if subtopic is None else _name("subtopic", subtopic)
-        return self._broker.publish(_payload(data), _name("topic", topic), sub, ptid)
+        sender = None if ptid is None else _number("ptid", ptid)
+        return self._broker.publish(_payload(data), _name("topic", topic), sub, sender)
 
     def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
         """Send to one client on behalf of another; false unless both are connected."""
-        return self._broker.pubon(_payload(data), totid, fromtid, subtid)
+        to, sender = _number("totid", totid), _number("fromtid", fromtid)
+        return self._broker.pubon(_payload(data), to, sender, _number("subtid", subtid))
 
     def subscribe(
         self,
@@ -372,7 +412,7 @@ class Smq:
             json: decode the payload; what is no JSON goes to the global handler, as bytes.
         """
         sub = None if subtopic is None else _name("subtopic", subtopic)
-        handler = self._handler("onmsg", onmsg, json) if onmsg else None
+        handler = None if onmsg is None else self._handler("onmsg", _function("onmsg", onmsg), json)
         return self._broker.subscribe(_name("topic", topic), handler, sub)
 
     def _handler(self, what: str, function: Callable[..., Any], json: bool = False) -> Callable[..., Any]:
@@ -394,10 +434,11 @@ class Smq:
 
     def onmsg(self, function: Callable[..., Any] | None) -> None:
         """Set the global handler `f(data, ptid, tid, subtid)`."""
-        self._broker.onmsg(self._handler("onmsg", function) if function else None)
+        self._broker.onmsg(None if function is None else self._handler("onmsg", _function("onmsg", function)))
 
     def observe(self, topic: Topic, function: Callable[[int, Any], Any]) -> bool | None:
         """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
+        _function("function", function)
         return self._broker.observe(
             _name("topic", topic), lambda count, name: _guarded("observe", function, count, _text(name))
         )
@@ -412,17 +453,30 @@ class Smq:
 
 
 def _verdict(answer: Any) -> tuple[int, bytes]:
-    code, text = answer if isinstance(answer, tuple) else (answer, "")
-    if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= 6:
+    code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if not _is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
+        if answer is not None:
+            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r", answer)
         return ConnackCode.ACCESS_DENIED, b""
-    return code, _bytes("reason", text or "") if code else b""
+    return code, _bytes("reason", text or b"") if code else b""
+
+
+def _each(what: str, function: Callable[..., Any], run: bytes, peer: Peer) -> list[bytes]:
+    """Call `function` for each message of `run`; gives the frames for which it answered yes. An error of its is logged
+    and counts as no for that message only.
+    """
+    kept = []
+    for frame in wire.frames(run):
+        tid, ptid, stid, data = wire.unpack_publish(frame)
+        try:
+            if function(data, ptid, tid, stid, peer):
+                kept.append(frame)
+        except Exception:
+            log.exception("error in %s", what)
+    return kept
 
 
 def _filter(allowed: Callable[..., Any], run: bytes, peer: Peer) -> bytes:
     """The frames of `run` that `allowed` lets pass."""
-    kept = []
-    for frame in wire.frames(run):
-        tid, ptid, stid, data = wire.unpack_publish(frame)
-        if allowed(data, ptid, tid, stid, peer):
-            kept.append(frame)
+    kept = _each("onpublish", allowed, run, peer)
     return run if sum(map(len, kept)) == len(run) else b"".join(kept)

@@ -23,6 +23,7 @@ from smqrt.errors import ArgumentError
 from smqrt.net import datapath, handover
 from smqrt.net.namestore import SqliteNames
 from smqrt.net.randomness import random_u32
+from smqrt.wire import smq
 
 Name = bytes | int
 SELF = b"self"
@@ -44,13 +45,16 @@ class Options:
 
 
 class _Callback:
-    """Observer that calls a function with the count and the topic."""
+    """Observer that calls a function with the count and the topic; that of an ETID is called once."""
 
-    def __init__(self, function: Callable[[int, Name], Any]) -> None:
+    def __init__(self, function: Callable[[int, Name], Any], observers: dict[int, _Callback]) -> None:
         self.function = function
+        self._observers = observers
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """See `Observer`."""
+        if topic.name is None:
+            self._observers.pop(topic.id, None)
         self.function(subscribers, topic.id if topic.name is None else topic.name)
 
 
@@ -76,7 +80,6 @@ class Broker:
 
     def __init__(self, hooks: Hooks, options: Options) -> None:
         datapath.install()
-        _brokers.add(self)
         store: NameStore | None = SqliteNames(options.persist) if options.persist else None
         self.hub = Hub(
             hooks,
@@ -91,6 +94,7 @@ class Broker:
         self.options = options
         self._observers: dict[int, _Callback] = {}
         self.setkeepalive(options.keepidle_s, options.keepintv_s)
+        _brokers.add(self)
 
     # ---- connections
 
@@ -113,7 +117,13 @@ class Broker:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.keepintv_s)
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
-        """Disconnect one client (`etid`) or all; without `text` the sockets just close."""
+        """Disconnect one client (`etid`) or all; without `text` the sockets just close.
+
+        Raises:
+            ArgumentError: `text` is longer than a packet can be.
+        """
+        if text is not None:
+            _fitting("msg", text)
         self.hub.shutdown(text, etid)
 
     def peers(self) -> Iterator[Session | ServerClient]:
@@ -128,11 +138,12 @@ class Broker:
 
     def create(self, name: bytes, tid: int = 0) -> int:
         """Get or create a topic; gives its id."""
-        return self.hub.topics.named(name, _checked_id("tid", tid)).id
+        return self.hub.topics.named(_fitting("topic", name), _checked_id("tid", tid)).id
 
     def createsub(self, name: bytes | None, stid: int = 0) -> int:
         """Get or create a sub-topic; gives its id, 0 for no name."""
-        return 0 if name is None else self.hub.subtopics.named(name, _checked_id("stid", stid))
+        number = _checked_id("stid", stid)
+        return 0 if name is None else self.hub.subtopics.named(_fitting("subtopic", name), number)
 
     def gettid(self) -> int:
         """The server's ETID."""
@@ -170,7 +181,7 @@ class Broker:
     def _topic(self, topic: Name) -> Topic | None:
         if topic == SELF:
             return self.hub.server.topic
-        return self._known(topic) if isinstance(topic, int) else self.hub.topics.named(topic)
+        return self._known(topic) if isinstance(topic, int) else self.hub.topics.named(_fitting("topic", topic))
 
     def _sub(self, subtopic: Name | None) -> int:
         return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)
@@ -194,7 +205,7 @@ class Broker:
             ArgumentError: a number that is no topic's.
         """
         found = self._topic(topic)
-        if found is None:
+        if found is None or (found.name is None and found is not self.hub.server.topic):
             raise ArgumentError(f"topic: {topic!r} is no topic's id; subscribe by name, or create the topic first")
         self.hub.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._sub(subtopic))
         return found.id
@@ -222,7 +233,7 @@ class Broker:
         if found is None or found is self.hub.server.topic:
             return None
         self.unobserve(found.id)
-        observer = self._observers[found.id] = _Callback(function)
+        observer = self._observers[found.id] = _Callback(function, self._observers)
         self.hub.observe(found, observer)
         return True
 
@@ -232,6 +243,12 @@ class Broker:
         observer = self._observers.pop(found.id, None) if found else None
         if found and observer:
             self.hub.unobserve(found, observer)
+
+
+def _fitting(what: str, text: bytes) -> bytes:
+    if len(text) > smq.MAX_NAME_BYTES:
+        raise ArgumentError(f"{what}: {len(text)} bytes; at most {smq.MAX_NAME_BYTES} fit a packet")
+    return text
 
 
 def _checked_id(what: str, number: int) -> int:
