@@ -38,9 +38,8 @@ RAW, TLS, WS, WSS = "raw", "tls", "ws", "wss"
 KINDS = (RAW, TLS, WS, WSS)
 MASK = b"\x11\x22\x33\x44"
 WS_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-WS_HEADERS = (
-    f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {WS_KEY}\r\nSec-WebSocket-Version: 13\r\n"
-)
+WS_UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+WS_HEADERS = f"{WS_UPGRADE}Sec-WebSocket-Key: {WS_KEY}\r\nSec-WebSocket-Version: 13\r\n"
 RAW_HEADERS = "SimpleMQ: 1\r\nSendSmqHttpResponse: true\r\n"
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from tests.device import KINDS, Device, connect_packet
 
 _TOKEN = re.compile(
-    r'(?:"(?P<text>(?:[^"\\]|\\.)*)"|\{(?P<name>[^}?]+)(?P<new>\??)\}|(?P<hex>(?:[0-9a-f]{2})+))(?:\*(?P<count>\d+))?'
+    r'(?:"(?P<text>(?:[^"\\]|\\.)*)"|\{(?P<name>[^}?]+)(?P<new>\??)\}|(?P<hex>(?:[0-9a-f]{2})+))'
+    r"(?:\*(?P<count>\d+))?"
 )
 
 
