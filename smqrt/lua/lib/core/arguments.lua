@@ -43,7 +43,7 @@ end
 
 --- Raises the error of a wrong argument: number, function name, what is expected, what came.
 local function bad(index, fname, expected, value)
-  raise(format("bad argument #%d to '%s' (%s expected, got %s)", index, fname, expected, name_of(value)))
+  raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, name_of(value)))
 end
 
 local arg = {}
