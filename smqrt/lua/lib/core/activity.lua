@@ -2,7 +2,7 @@
 
 local core = ...
 
-local error, format, find, sub, yield = error, string.format, string.find, string.sub, core.yield
+local error, format, find, gsub, sub, yield = error, string.format, string.find, string.gsub, string.sub, core.yield
 local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetatable, core.rawtype, select, tostring, debug.traceback, xpcall
 
 local MAX_VALUES <const> = core.max_values
@@ -37,14 +37,19 @@ end
 
 core.describe = describe
 
-local function without_bottom(trace)
+local FRAME <const> = "\n\tsmqrt/lua/lib/[^\n]*"
+
+--- A traceback without what is the library's: the bottom, by which Python came in, and the frames in between.
+local function own_frames(trace)
   local at = find(trace, BOTTOM, 1, true)
-  return at and sub(trace, 1, at - 1) or trace
+  if at then trace = sub(trace, 1, at - 1) end
+  trace = gsub(trace, "\n\t%[C%]: in function 'error'(" .. FRAME .. ")", "%1")
+  return (gsub(gsub(trace, FRAME .. "\n\t%(%.%.%.tail calls%.%.%.%)", ""), FRAME, ""))
 end
 
---- The message of an error with Lua's traceback below it, library frames of the bottom left out: for a handler of xpcall.
+--- The message of an error with Lua's traceback below it, frames of the library left out: for a handler of xpcall.
 function core.traceback(value)
-  local text = without_bottom(traceback(describe(value), 2))
+  local text = own_frames(traceback(describe(value), 2))
   if value ~= nil and value == core.inner_error then
     text = text .. "\ninside the coroutine, " .. core.inner_trace
   end
