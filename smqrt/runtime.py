@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
@@ -131,7 +131,7 @@ class Server:
             application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner)
             self.applications.append(application)
             self._tell(application, _outcome(application))
-        if len(self.applications) > 1 and all(application.name for application in self.applications):
+        if all(application.name for application in self.applications):
             self.root.insert(Listing(lambda: [(one.name, one.error is None) for one in self.applications]))
 
     def _tell(self, application: Application, outcome: str) -> None:
@@ -160,11 +160,18 @@ class Server:
         except Exception:
             log.exception("reloading %s failed", application.uri)
 
-    def run(self) -> int:
-        """Serves until SIGTERM, SIGINT or `mako.exit`, then stops; returns the exit code."""
+    def run(self, specs: Iterable[AppSpec]) -> int:
+        """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
         handlers = [gevent.signal_handler(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)]
-        self.start()
-        self._stopping.wait()
+        loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
+        either: list[Any] = [loading, self._stopping]
+        gevent.wait(either, count=1)
+        if loading.ready():
+            loading.get()
+            self.start()
+            self._stopping.wait()
+        else:
+            loading.kill()
         self.stop()
         for handler in handlers:
             handler.cancel()
@@ -185,7 +192,7 @@ class Server:
         if self._watcher:
             self._watcher.kill()
         for listener in self._listeners.values():
-            listener.stop()
+            listener.close()
         for application in self.applications:
             application.unload()
         self._loader.exit_functions.run()
@@ -193,8 +200,6 @@ class Server:
         gevent.sleep(FLUSH_S)
         self.http.drain(self.settings.drain_s)
         self.http.close()
-        for listener in self._listeners.values():
-            listener.close()
         self.vm.stop()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
-LAYERS = ["errors", "settings", "wire", "broker", "net", "http client", "hub", "pyapps", "lua", "reload", "runtime", "cli"]
+ORDER = "errors, settings, wire, broker, net, http + client, hub, pyapps, lua, reload, runtime, cli"
+LAYERS = [layer.replace(" + ", " ") for layer in ORDER.split(", ")]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 700
@@ -43,13 +44,11 @@ def test_imports_point_down(module: Path) -> None:
     here = place(module)
     if here in ("__init__", "__main__"):
         return
-    assert here in RANK, f"{module} belongs to no layer; the layers are {' → '.join(LAYERS)}"
+    assert here in RANK, f"{module} belongs to no layer; the layers are {ORDER}"
     for line, name in imported(module):
         there = layer(name)
         if name.startswith("smqrt.") and there in RANK and there != here:
-            assert RANK[there] < RANK[here], (
-                f"{module}:{line} imports {name}: imports point one way, {' → '.join(LAYERS)}"
-            )
+            assert RANK[there] < RANK[here], f"{module}:{line} imports {name}: imports point one way, {ORDER}"
 
 
 def test_wire_and_broker_are_pure(module: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,8 +84,7 @@ def serve(words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], *
     settings = _with_certificate(Settings(**values))
     specs = discover(apps, mounts, Path.cwd())
     server = Server(settings, words, report=click.echo)
-    server.load(specs)
-    server.run()
+    sys.exit(server.run(specs))
 
 
 def _with_certificate(settings: Settings) -> Settings:

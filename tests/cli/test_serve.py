@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,51 @@ def test_the_text_of_an_onunload_reaches_the_clients(serve: Serve, tmp_path: Pat
     assert served.stop() == 0
     assert packet(client) == b"\x0bback at noon"
     assert client.recv(1) == b""
+
+
+def test_a_signal_while_a_preload_blocks_stops_too(serve: Serve, tmp_path: Path) -> None:
+    served = serve(application(tmp_path / "app", "trace'asleep' ba.sleep(60000)"))
+    served.wait_for("asleep")
+    assert served.stop() == 0
+
+
+def test_who_is_asked_twice_stops_at_once(serve: Serve, tmp_path: Path) -> None:
+    served = serve(application(tmp_path / "app", "function onunload() trace'asleep' ba.sleep(60000) end"))
+    assert served.port
+    served.process.terminate()
+    served.wait_for("asleep")
+    assert served.stop() == 1
+
+
+def test_an_application_may_end_the_server(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", "function onunload() trace'bye' end", index="<?lsp mako.exit(3) ?>")
+    served = serve(app)
+    requests.get(served.url)
+    assert served.wait() == 3
+    assert "bye" in served.output
+
+
+def test_a_request_under_way_is_answered_before_the_end(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", index="<?lsp trace'asleep' ba.sleep(500) print'late' ?>")
+    served = serve(app)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(requests.get, served.url)
+        served.wait_for("asleep")
+        assert served.stop() == 0
+        assert answer.result(5).text.strip() == "late"
+
+
+def test_the_process_suits_many_connections(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app")
+    (app / ".preload.py").write_text(
+        "import gc, gevent, resource\n"
+        "def tell():\n"
+        "    print('frozen', gc.get_freeze_count() > 10000)\n"
+        "    print('files', len(set(resource.getrlimit(resource.RLIMIT_NOFILE))), flush=True)\n"
+        "gevent.spawn_later(0.2, tell)\n"
+    )
+    served = serve(app)
+    served.wait_for("^frozen True\nfiles 1$")
 
 
 def test_an_error_in_onunload_does_not_hinder_the_end(serve: Serve, tmp_path: Path) -> None:
