@@ -29,6 +29,6 @@ python_env() {
   "$python" -c 'import ensurepip' 2>/dev/null || debian ensurepip=python3-venv
   echo "Installing smqrt${extra:+ with [$extra]} into .venv"
   .venv/bin/python -c '' 2>/dev/null || "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+  .venv/bin/python -m pip install -qq --editable ".${extra:+[$extra]}"
   printf '%s' "$want" >"$stamp"
 }
