@@ -101,3 +101,23 @@ def test_raw_leaves_the_prologue_out():
 @given(st.binary(min_size=1).filter(lambda text: b"<?lsp" not in text and b"\r" not in text and text.strip()))
 def test_any_text_comes_out_as_it_was(run, text):
     assert page(run, text) == text.removeprefix(b"\n")
+
+
+TAGS = st.sampled_from(
+    [b"<?lsp ", b"<?lsp= ", b"?>", b"<?", b"--", b"[[", b"]]", b"\n", b"\r\n", b'"', b"'", b"end ", b"1", b"x "]
+)
+
+
+@given(st.lists(TAGS | st.binary(max_size=5), max_size=40))
+def test_no_text_confuses_the_translation(run, parts):
+    """Whatever is written, it is a page, or an error that names the page or its line."""
+    text = b"".join(parts)
+    try:
+        source = to_lua(text)
+    except LspError as error:
+        assert "at line# " in str(error)
+        return
+    lines = len(text.replace(b"\r\n", b"\n").replace(b"\n\r", b"\n").replace(b"\r", b"\n").split(b"\n"))
+    assert len(source.split(b"\n")) <= lines
+    answer = run(source, b"page.lsp")
+    assert isinstance(answer, bytes) or b"page.lsp:" in answer[1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import gevent
 import pytest
 from app_server import AppServer
+from gevent import socket
 
 
 def test_globals_of_a_page_live_in_its_request(server: AppServer):
@@ -325,3 +327,41 @@ def test_parselsp(server: AppServer):
       print(ba.parselsp("<" .. "?lsp "))
     ?>"""
     assert server.page(source).text == '<b>given</b>\n _emit"x";\nnil\tstart tag without end tag at line# 1\n'
+
+
+def test_pages_that_block_do_not_mix(server: AppServer):
+    server.app(
+        {"p.lsp": "<?lsp mine = request:data'n' for i = 1, 5 do print(mine) ba.sleep(1) end print(request:data'n') ?>"}
+    )
+    asked = {number: gevent.spawn(server.ask, f"/p.lsp?n={number}") for number in range(40)}
+    for number, answer in asked.items():
+        assert answer.get(timeout=10).text == f"{number}\n" * 6
+
+
+def test_a_client_that_goes_away_ends_nothing_else(server: AppServer, caplog):
+    server.app(
+        {
+            "p.lsp": """<?lsp
+              local ok, e = true
+              while ok do ok, e = response:write(("x"):rep(100000)) ba.sleep(1) end
+              print"ignored"
+              _G.told = tostring(ok) .. " " .. e
+            ?>""",
+            "q.lsp": "fine",
+        }
+    )
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.sendall(b"GET /p.lsp HTTP/1.1\r\nHost: h\r\n\r\n")
+    client.recv(1000)
+    client.close()
+    with gevent.Timeout(3):
+        while server.vm.eval("return told")[0] is None:
+            gevent.sleep(0.01)
+    assert server.vm.eval("return told") == (b"nil socketclosed",)
+    assert server.ask("/q.lsp").text == "fine"
+    assert not caplog.records
+
+
+def test_an_unreadable_preload_is_told(server: AppServer):
+    server.write("app", {".preload/x": ""})
+    assert (server.app({}, "app").error or "").startswith(".preload can't be read: ")

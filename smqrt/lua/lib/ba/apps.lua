@@ -30,7 +30,7 @@ end
 local function run_preload(application)
   local app = application.table
   local chunk, fault = app.io:loadfile(".preload", app)
-  if not chunk then return fault == "notfound", fault end
+  if not chunk then return fault == "notfound", fault:find(":", 1, true) and fault or ".preload can't be read: " .. fault end
   local outer = core.anchors
   core.anchors = application.anchors
   local done, message = xpcall(chunk, core.traceback)
