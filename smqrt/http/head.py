@@ -49,6 +49,17 @@ class Head:
         "version",
     )  # fmt: skip
 
+    method: str
+    target: str
+    path: str
+    query: str
+    version: str
+    headers: list[tuple[str, str]]
+    content_length: int | None
+    keep_alive: bool
+    expects_continue: bool
+    _index: dict[str, str]
+
     def __init__(self, data: bytes) -> None:
         """Parse `data`, a head with its closing empty line.
 
@@ -57,7 +68,7 @@ class Head:
         """
         if _HEAD.fullmatch(data) is None:
             raise BadRequest(_complaint(data))
-        self.headers: list[tuple[str, str]] = []
+        self.headers = []
         parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
@@ -65,20 +76,28 @@ class Head:
             pass  # an offer; the handler decides
         except httptools.HttpParserError as error:
             raise BadRequest(f"malformed request: {error}") from None
-        self.method: str = parser.get_method().decode("ascii")
-        self.version: str = parser.get_http_version()
+        self.method = parser.get_method().decode("ascii")
+        self.version = parser.get_http_version()
         if len(self.headers) > MAX_FIELDS:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
         self._split_target()
-        self._index: dict[str, str] = {name.lower(): value for name, value in reversed(self.headers)}
+        self._index = {name.lower(): value for name, value in reversed(self.headers)}
         if len(self._index) != len(self.headers):
             self._refuse_doubles()
         self._check_host()
-        self.keep_alive: bool = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
+        self.keep_alive = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
         self.expects_continue = False
-        self.content_length: int | None = 0
+        self.content_length = 0
         if not _FRAMING.isdisjoint(self._index):
             self._read_framing()
+
+    def adopt(self, other: Head) -> None:
+        """Take over what `other` says."""
+        self.method, self.target, self.version = other.method, other.target, other.version
+        self.path, self.query = other.path, other.query
+        self.headers, self._index = list(other.headers), other._index
+        self.content_length, self.keep_alive = other.content_length, other.keep_alive
+        self.expects_continue = other.expects_continue
 
     def on_url(self, url: bytes) -> None:
         """Take the target from httptools."""
@@ -140,6 +159,27 @@ class Head:
             raise BadRequest("both Content-Length and Transfer-Encoding")
         if coding.lower() != "chunked" or self.version == "1.0":
             raise BadRequest("Transfer-Encoding may only be chunked, in HTTP/1.1")
+
+
+_recent: dict[bytes, Head] = {}
+_MAX_RECENT = 256
+_MAX_RECENT_BYTES = 1024  # of one head
+
+
+def parse(data: bytes) -> Head:
+    """Give the `Head` for these bytes, from memory when they came before: clients repeat themselves.
+
+    Raises:
+        BadRequest: as `Head`.
+    """
+    head = _recent.get(data)
+    if head is None:
+        head = Head(data)
+        if len(data) <= _MAX_RECENT_BYTES:
+            if len(_recent) >= _MAX_RECENT:
+                _recent.clear()
+            _recent[data] = head
+    return head
 
 
 def decode_path(path: str) -> str:

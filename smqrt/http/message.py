@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from smqrt.http.body import Body
 from smqrt.http.dates import date_line
-from smqrt.http.head import Head
+from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers
 from smqrt.http.status import BadRequest, error_page, reason
 
@@ -67,7 +67,7 @@ class Request(Head):
     )
 
     def __init__(self, head: bytes, connection: HttpConnection) -> None:
-        super().__init__(head)
+        self.adopt(parse(head))
         self._connection = connection
         self._body: Body | None = None
         self.peer: tuple[str, int] = connection.peer

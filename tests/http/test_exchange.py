@@ -581,6 +581,34 @@ def test_what_a_request_tells(bench: Any) -> None:
     assert request.secure is False
 
 
+def test_requests_that_repeat_share_nothing_that_can_be_changed(bench: Any) -> None:
+    seen = []
+
+    def handler(request: Request, relpath: str) -> None:
+        seen.append((list(request.headers), dict(request.env), request.query))
+        request.headers.append(("X", "mine"))
+        request.env["x"] = 1
+
+    bench.handle(handler)
+    wire = bench.connect()
+    for _ in range(3):
+        wire.ask("/a?b")
+    wire.ask("/a?c")
+    assert seen == [([("Host", "test")], {}, query) for query in ("b", "b", "b", "c")]
+
+
+def test_memory_of_heads_is_bounded(bench: Any) -> None:
+    from smqrt.http import head
+
+    bench.handle(echo)
+    wire = bench.connect()
+    for number in range(600):
+        wire.ask(f"/{number}")
+    wire.ask("/" + "x" * 5000)
+    assert len(head._recent) <= 256
+    assert max(map(len, head._recent)) <= 1024
+
+
 @pytest.mark.parametrize(
     ("origin", "allowed", "result"),
     [
