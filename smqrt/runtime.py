@@ -26,6 +26,7 @@ from smqrt.lua.api import base, smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.lua.watchdog import Watchdog
 from smqrt.net import broker
 from smqrt.net.listener import Listener
 from smqrt.net.tls import server_context
@@ -87,6 +88,7 @@ class Server:
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
+        self._watchdog = Watchdog(self.vm)
         base.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -141,6 +143,7 @@ class Server:
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         _prepare_process()
+        self._watchdog.start()
         if self.settings.reload:
             watches = {one: reload.Watch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
@@ -200,6 +203,7 @@ class Server:
         gevent.sleep(FLUSH_S)
         self.http.drain(self.settings.drain_s)
         self.http.close()
+        self._watchdog.stop()
         self.vm.stop()
 
 
