@@ -34,6 +34,7 @@ _handshakes: dict[RawConnection, float] = {}
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
 _watchers: list[Any] = []
+_AT_ONCE = 2
 
 
 def install() -> None:
@@ -46,14 +47,18 @@ def install() -> None:
     flush.start(_flush)
     timer = loop.timer(CHECK_INTERVAL_S, CHECK_INTERVAL_S)
     timer.start(check_deadlines)
-    _watchers.extend((flush, timer))
+    _watchers.extend((flush, timer, loop.timer(0)))
     for watcher in _watchers:
         watcher.ref = False  # they alone do not keep a process alive
 
 
 def _flush() -> None:
-    if outbox.flush_dirty():
-        get_hub().loop.run_callback(bool)  # what is left must not wait for the next event
+    """Flush, and let the loop go on at once when handlers began something: its own callbacks were run before this
+    watcher, and it would not look at new ones before the next event.
+    """
+    loop: Any = get_hub().loop
+    if outbox.flush_dirty() or loop._callbacks:
+        _watchers[_AT_ONCE].start(bool)
 
 
 def check_deadlines() -> None:
@@ -85,7 +90,7 @@ def handshake_over(connection: RawConnection) -> None:
 
 def blocked_now(connection: RawConnection) -> None:
     """The client's socket takes nothing for now."""
-    _blocked[connection] = time.monotonic()
+    _blocked.setdefault(connection, time.monotonic())
 
 
 def progress(connection: RawConnection) -> None:

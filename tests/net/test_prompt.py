@@ -1,0 +1,48 @@
+"""Nothing that a handler begins waits for the next event of the loop, whenever that may come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from smqrt import hub
+from smqrt.net import workers
+
+BEGINNINGS = {
+    "spawn": gevent.spawn,
+    "worker": workers.start,
+    "callback": lambda fn: gevent.get_hub().loop.run_callback(fn),
+}
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS.values(), ids=list(BEGINNINGS))
+def test_what_a_handler_begins_runs_at_once(begin: Callable[[Callable[[], None]], object]) -> None:
+    smq = hub.create()
+    started = time.monotonic()
+    for _ in range(8):
+        done = Event()
+        smq.subscribe("self", lambda *_, done=done: begin(done.set))
+        smq.publish("go", "self")
+        assert done.wait(2)
+    assert time.monotonic() - started < 0.2
+
+
+def test_a_handler_that_publishes_to_itself_goes_on_at_once() -> None:
+    smq = hub.create()
+    done = Event()
+
+    def count_down(data: bytes, *_: int) -> None:
+        if data == b"0":
+            done.set()
+        else:
+            smq.publish(str(int(data) - 1), "self")
+
+    smq.subscribe("self", count_down)
+    started = time.monotonic()
+    smq.publish("1000", "self")
+    assert done.wait(5)
+    assert time.monotonic() - started < 0.5
