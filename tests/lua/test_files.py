@@ -102,5 +102,15 @@ def test_an_io_is_one_object_while_somebody_has_it(server: AppServer):
     server.app({".preload": "_G.mine = io"})
     server.vm.eval("collectgarbage() collectgarbage()")
     assert server.vm.eval("return mine == mine, mine:stat'' ~= nil") == (True, True)
-    for _ in range(5):
-        server.vm.eval("local a = ba.openio'disk' a = nil collectgarbage() assert(ba.openio'disk':stat'/')")
+
+
+def test_an_io_that_comes_back_while_the_old_object_is_collected_lives(server: AppServer):
+    server.vm.eval(
+        """
+        local old = ba.openio'disk'
+        setmetatable({}, {__gc = function() back = ba.openio'disk' end}) -- finalized before the older one
+        old = nil
+        collectgarbage() collectgarbage()
+        """
+    )
+    assert server.vm.eval("return back:stat'/'.isdir") == (True,)
