@@ -90,3 +90,15 @@ def test_a_device_calls(served_demos: Served, application: str) -> None:
     command = [sys.executable, script, f"{served_demos.url}/{APPLICATIONS[application]}"]
     answer = subprocess.run([*command, "add", "2", "40"], capture_output=True, text=True, timeout=20, check=True)
     assert answer.stdout == "42\n"
+
+
+def test_an_answer_does_not_wait(served_demos: Served, new_page: Callable[..., Any], application: str) -> None:
+    page = open_page(served_demos, new_page, application)
+    took_ms = page.evaluate(
+        """async () => {
+            const start = performance.now();
+            for (let i = 0; i < 40; i++) await call("add", i, 1);
+            return performance.now() - start;
+        }"""
+    )
+    assert took_ms < 4000, f"{took_ms / 40} ms for a call"
