@@ -26,7 +26,7 @@ def main() -> None:
     brokers.raise_file_limit()
     generator = Generator(options.python)
     console = Console()
-    console.width = max(console.width, 130)
+    console.width = max(console.width, 160)
     names = [name for name in brokers.available() if not options.brokers or name in options.brokers]
     console.print(
         f"load: {generator.name}; brokers: {', '.join(names)}; {options.rounds} rounds of {options.seconds} s"
@@ -107,7 +107,7 @@ def ratio_cell(peer: float, ours: float, bar: float | None) -> str:
 def messages_table(shapes: list[Shape], names: list[str], results: Results) -> Table:
     peers = [name for name in names if name != "smqrt"]
     table = Table(title="CPU µs per delivered message, median (peer / ours, beside its bar)")
-    for column in ["shape", "smqrt", *peers, "smqrt p50/p99 µs", "smqrt msg/s"]:
+    for column in ["shape", "smqrt", *peers, "p50 / p99 µs", "msg/s"]:
         table.add_column(column, justify="left" if column == "shape" else "right", no_wrap=True)
     for shape in shapes:
         mine = results[shape.key].get("smqrt", [])
