@@ -437,6 +437,7 @@ class RawConnection(Outbox):
             self._last_words(reason)
         self.closed = True
         self._count_undelivered()
+        datapath.unblocked(self)
         self.watcher.stop()
         if self.writer is not None:
             self.writer.stop()

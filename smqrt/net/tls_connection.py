@@ -71,6 +71,7 @@ class _Tls(_Base):
             if self.writer is None:
                 self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
             self.writer.start(self.on_writable)
+            datapath.blocked_now(self)
 
     def on_writable(self) -> None:
         """The socket takes bytes again: ciphertext first, then the queue."""
@@ -80,6 +81,7 @@ class _Tls(_Base):
             super().on_writable()
         elif self.writer is not None:
             self.writer.stop()
+            datapath.unblocked(self)
 
     def _flush_ciphertext(self) -> bool:
         datapath.progress(self)  # the socket is writable, so it takes some
