@@ -19,8 +19,16 @@ from urllib.request import urlopen
 import pytest
 
 from smqrt import hub
+from smqrt.broker import outbox
+from smqrt.broker.stats import Drop
 from smqrt.cli.help import manual
+from smqrt.errors import CloseReason
+from smqrt.http.head import MAX_FIELDS
+from smqrt.http.server import Limits
+from smqrt.net import datapath
+from smqrt.net.tls import HANDSHAKE_S
 from smqrt.settings import environment_name, flag, table
+from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY
 
 HELP = REPOSITORY / "smqrt" / "help"
@@ -237,6 +245,37 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
     assert sorted(set(documented("hub-api")) - methods) == ["isSMQ"]
     for entry in re.split(r"^### ", page_text("hub-api"), flags=re.MULTILINE)[1:]:
         assert re.match(r"[\w ()]+\n\n( {4}.*\n)+\n\*Context:\* ", entry), f"not in the order of the page: {entry[:60]}"
+
+
+def test_every_ending_and_every_drop_is_documented() -> None:
+    before_accepted = {CloseReason.REFUSED, CloseReason.CONNECT_TIMEOUT}
+    words = [reason.value for reason in CloseReason if reason not in {*before_accepted, CloseReason.CLIENT_DISCONNECT}]
+    text = page_text("hub-api")
+    assert [word for word in words if f"`{word}`" not in text] == []
+    assert [drop.name for drop in Drop if f"| `{drop.name}` |" not in page_text("data-path")] == []
+
+
+def test_figures_of_the_manual_are_those_of_the_code() -> None:
+    limits, shown = Limits(), " ".join(page_text("serving").split())
+    for figure in (
+        f"first byte after connecting | {limits.first_byte_s:g} s",
+        f"the whole head | {limits.header_s:g} s, {limits.head_bytes >> 10} KiB, {MAX_FIELDS} fields",
+        f"within a body | {limits.body_idle_s:g} s",
+        f"(forms) | {limits.body_bytes >> 20} MiB",
+        f"keep-alive | {limits.keep_alive_s:g} s",
+        f"of a response | {limits.send_idle_s:g} s",
+        f"TLS handshake | {HANDSHAKE_S:g} s",
+    ):
+        assert figure in shown
+    shown = " ".join(page_text("data-path").split())
+    for figure in (
+        f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
+        f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
+        f"not one byte | {datapath.STALLED_AFTER_S:g} s",
+        f"up to {datapath.LINGER_S:g} s",
+    ):
+        assert figure in shown
+    assert f"{MAX_PAYLOAD_BYTES:,} bytes" in page_text("protocol")
 
 
 PROBE = """<?lsp
