@@ -220,6 +220,8 @@ def _prepare_process() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-    # What is there now stays: the collector need not look at it again.
+    # What is there now stays: the collector need not look at it again. And ten thousand clients that connect at once
+    # need not wait for it every 700 objects: 8 % of the CPU of a connect, measured.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
