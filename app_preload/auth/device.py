@@ -1,5 +1,10 @@
 """Signs in as a device and tells what the door does: device.py URL USER PASSWORD."""
-import hashlib, sys, gevent
+
+import hashlib
+import sys
+
+import gevent
+
 from smqrt.client import SmqClient
 
 url, user, password = sys.argv[1:]

@@ -1,5 +1,10 @@
 """A device in the chat: it has a name like everybody else, and whoever asks for the time gets it."""
-import sys, time, gevent
+
+import sys
+import time
+
+import gevent
+
 from smqrt.client import SmqClient
 
 smq = SmqClient(sys.argv[1] if sys.argv[1:] else "http://127.0.0.1:9357/chat/smq.lsp")

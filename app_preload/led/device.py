@@ -1,5 +1,9 @@
 """A lamp on a real device. Where it prints, the board's own GPIO calls would stand."""
-import sys, gevent
+
+import sys
+
+import gevent
+
 from smqrt.client import SmqClient
 
 lamp = {"name": "Lamp on a device", "leds": {"red": False, "green": False, "blue": False}}

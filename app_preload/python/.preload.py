@@ -68,6 +68,7 @@ def connect(request, relpath):
     if relpath != "smq" or not hub.isSMQ(request):
         return False
     smq.connect(request)
+    return True
 
 
 dir.func = connect

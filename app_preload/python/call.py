@@ -1,6 +1,10 @@
 """Calls a function of the server from a device: call.py URL NAME [ARGUMENT]..., arguments in JSON."""
-import json, sys
+
+import json
+import sys
+
 from gevent.event import AsyncResult
+
 from smqrt.client import SmqClient
 
 url, name, *arguments = sys.argv[1:]
