@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from smqrt.cli.discover import discover
-from smqrt.cli.selfsigned import self_signed_pair
 from smqrt.errors import StartError
+from smqrt.net.selfsigned import self_signed_pair
 from smqrt.runtime import Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
 

@@ -6,6 +6,7 @@ Everything goes through `ssl.MemoryBIO`, so nothing here waits, and monkey patch
 from __future__ import annotations
 
 import _socket
+import _ssl
 import logging
 import ssl
 from collections.abc import Callable, Iterable
@@ -119,6 +120,10 @@ class TlsTransport:
                 self._push_alert()
                 raise
 
+    def feed(self, data: bytes) -> None:
+        """Take ciphertext that somebody received before the handshake."""
+        self._incoming.write(data)
+
     def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
         """Decrypt into `buffer`, at most `size_bytes` (0: its length); 0 at the end of the stream."""
         while True:
@@ -189,9 +194,27 @@ class TlsTransport:
         """Give the other side's certificate in DER form; None when it sent none."""
         return self._ssl.getpeercert(binary_form=True)
 
+    def peer_chain(self) -> list[bytes]:
+        """Give the certificates that the other side presented in DER form, its own first."""
+        chain = self._ssl._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # public from Python 3.13 on
+        return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
+
+    def resumed(self) -> bool:
+        """Tell whether the session was begun by an earlier connection."""
+        return bool(self._ssl.session_reused)
+
     def cipher(self) -> tuple[str, str, int] | None:
         """Give name, protocol and bits of the cipher."""
         return self._ssl.cipher()
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject:
+        """What the standard library knows of the connection."""
+        return self._ssl
+
+    def alpn(self) -> str | None:
+        """Give the protocol that both sides chose by ALPN."""
+        return self._ssl.selected_alpn_protocol()
 
     def version(self) -> str | None:
         """Give the protocol, such as "TLSv1.3"."""

@@ -123,7 +123,7 @@ def test_tls_with_a_pair_made_on_first_use(serve: Serve, tmp_path: Path) -> None
 
 
 def test_tls_with_a_given_pair(serve: Serve, tmp_path: Path) -> None:
-    from smqrt.cli.selfsigned import self_signed_pair
+    from smqrt.net.selfsigned import self_signed_pair
 
     cert, key = self_signed_pair("127.0.0.1", tmp_path)
     served = serve(application(tmp_path / "app"), "--tls-port", "0", "--cert", cert, "--key", key)

@@ -11,9 +11,9 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from smqrt.cli.selfsigned import self_signed_pair
 from smqrt.http.message import Request
 from smqrt.net.listener import Listener
+from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
 from tests.http.http_bench import Bench, Wire
 

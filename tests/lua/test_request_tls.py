@@ -9,8 +9,8 @@ from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from smqrt.cli.selfsigned import self_signed_pair
 from smqrt.net.listener import Listener
+from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
 
 

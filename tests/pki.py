@@ -1,0 +1,35 @@
+"""Certificates for the tests of TLS, made by trustme."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import trustme
+
+from smqrt.net.contexts import ClientTls, Identity, ServerTls
+from smqrt.net.trust import CertStore
+
+
+def store_of(*authorities: trustme.CA) -> CertStore:
+    store = CertStore()
+    for authority in authorities:
+        store.add(authority.cert_pem.bytes())
+    return store
+
+
+def identity_of(leaf: trustme.LeafCert) -> Identity:
+    chain = b"".join(blob.bytes() for blob in leaf.cert_chain_pems)
+    return Identity(chain, leaf.private_key_pem.bytes())
+
+
+def server_of(leaf: trustme.LeafCert, *client_authorities: trustme.CA) -> ServerTls:
+    return ServerTls(store_of(*client_authorities) if client_authorities else None, [identity_of(leaf)])
+
+
+def client_of(*authorities: trustme.CA) -> ClientTls:
+    return ClientTls(store_of(*authorities))
+
+
+def expired(authority: trustme.CA, *names: str) -> trustme.LeafCert:
+    now = datetime.now(UTC)
+    return authority.issue_cert(*names, not_before=now - timedelta(days=9), not_after=now - timedelta(days=2))
