@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+import click
 import pytest
 
 from smqrt import hub
@@ -231,6 +232,15 @@ def test_every_option_of_serve_is_documented() -> None:
     assert len(options) > 8
     assert [option for option in options if f"`{option}" not in text] == []
     assert [item.name for item in table() if flag(item) not in text or environment_name(item) not in text] == []
+
+
+def test_every_command_is_documented() -> None:
+    from smqrt.cli import cli
+
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    commands = cli.list_commands(click.Context(cli))
+    assert len(commands) > 5
+    assert [command for command in commands if f"smqrt {command} " not in text] == []
 
 
 def documented(page: str) -> list[str]:

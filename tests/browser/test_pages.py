@@ -51,6 +51,16 @@ def test_the_list_leads_to_every_application(served_demos: Served, new_page: Cal
     expect(page.get_by_role("heading")).to_have_text("Chat")
 
 
+def test_the_javascript_of_the_manual_runs(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    manual = (REPOSITORY / "smqrt/help/clients.md").read_text("utf-8")
+    source = manual.partition("```js\n")[2].partition("```")[0]
+    page = new_page(served_demos.url + "/led/")
+    with page.expect_console_message(lambda message: message.text == "connected"):
+        page.evaluate(f"() => {{ {source}; window.manual = smq; }}")
+    with page.expect_console_message(lambda message: message.text == "21.5"):
+        page.evaluate("manual.publish('21.5', 'temperature', 'celsius')")
+
+
 @pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python"])
 def test_every_application_has_a_readme(name: str) -> None:
     folder = REPOSITORY / "app_preload" / name
