@@ -3,6 +3,7 @@
     SmqrtError
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
+    ├── StreamError        a connection failed; `word` says how
     └── StartError         the server can't start; one sentence for the person at the terminal
 
 `CloseReason` names the endings, so that an operator reads why a client went away.
@@ -55,6 +56,19 @@ class ProtocolError(SmqrtError):
 
 class ArgumentError(SmqrtError, ValueError):
     """A caller passed a wrong argument; the message names the argument, the rule and the remedy."""
+
+
+class StreamError(SmqrtError):
+    """A connection failed or could not be made.
+
+    Args:
+        word: how, as applications see it, such as "timeout" or "socketclosed" (spec: bas-api §15).
+        detail: one sentence for the log.
+    """
+
+    def __init__(self, word: str, detail: str = "") -> None:
+        super().__init__(f"{word}: {detail}" if detail else word)
+        self.word, self.detail = word, detail
 
 
 class StartError(SmqrtError):

@@ -1,0 +1,41 @@
+"""From names to addresses, without holding up the loop."""
+
+from __future__ import annotations
+
+import _socket
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.errors import StreamError
+
+Info = tuple[int, Any]
+"""Address family and what `connect` or `bind` takes."""
+
+
+def resolve(host: str, port: int, ipv6: bool = False, kind: int = _socket.SOCK_STREAM) -> list[Info]:
+    """The addresses of `host`, those to try first in front; blocks the greenlet for a name.
+
+    ipv6: IPv6 addresses only; otherwise IPv4 comes first.
+
+    Raises:
+        StreamError: "cannotresolve".
+    """
+    family = _socket.AF_INET6 if ipv6 else _socket.AF_UNSPEC
+    found = _literal(host, port, family, kind) or _looked_up(host, port, family, kind)
+    return sorted(((entry[0], entry[4]) for entry in found), key=lambda info: info[0] != _socket.AF_INET)
+
+
+def _literal(host: str, port: int, family: int, kind: int) -> list[Any]:
+    try:
+        return _socket.getaddrinfo(host.strip("[]"), port, family, kind, 0, _socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return []
+
+
+def _looked_up(host: str, port: int, family: int, kind: int) -> list[Any]:
+    try:
+        found: list[Any] = get_hub().resolver.getaddrinfo(host, port, family, kind, 0, 0)
+    except (OSError, UnicodeError) as error:
+        raise StreamError("cannotresolve", f"{host}: {error}") from None
+    return found
