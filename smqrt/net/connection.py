@@ -8,6 +8,7 @@ blocks and nothing here knows what a topic is.
 from __future__ import annotations
 
 import logging
+from array import array
 from typing import Any
 
 from gevent import get_hub
@@ -206,9 +207,11 @@ class RawConnection(Outbox):
             return
         pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
         found = [(key, outbox) for key, outbox in pairs if outbox is not None][:MAX_LANES]
-        table = datapath.kernels.lanes(b"".join(key for key, _ in found))
+        lane_of: dict[Outbox, int] = {}
+        numbers = array("I", [lane_of.setdefault(outbox, len(lane_of)) for _, outbox in found])
+        table = datapath.kernels.lanes(b"".join(key for key, _ in found), numbers.tobytes())
         publisher = int.from_bytes(session.topic.key, "little")
-        session.lanes = len(session.routes), table, [outbox for _, outbox in found], publisher
+        session.lanes = len(session.routes), table, list(lane_of), publisher
 
     def _spread(self, size: int) -> int:
         """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""

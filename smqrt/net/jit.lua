@@ -91,11 +91,15 @@ local function encode(run)
   return ffi.string(encoded, to), at
 end
 
--- A lane is one destination's share of a chunk. `keys` are the ids of the destinations, four bytes each.
-local function lanes(keys)
-  local table = {count = #keys / 4}
-  local ids = ffi.cast(u32_in, keys)
-  for lane = 0, table.count - 1 do table[ids[lane]] = lane end
+-- A lane is one subscriber's share of a chunk. `keys` are the ids of destinations, `numbers` the lane of each: u32.
+local function lanes(keys, numbers)
+  local table = {count = 0}
+  local ids, lane_of = ffi.cast(u32_in, keys), ffi.cast(u32_in, numbers)
+  for i = 0, #keys / 4 - 1 do
+    local lane = lane_of[i]
+    table[ids[i]] = lane
+    if lane >= table.count then table.count = lane + 1 end
+  end
   return table
 end
 

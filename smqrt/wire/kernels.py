@@ -45,8 +45,12 @@ class Kernels(Protocol):
         """
         ...
 
-    def lanes(self, keys: bytes) -> Any:
-        """The route table for `spread`: lane 0 for the destination of the first four bytes of `keys`, and so on."""
+    def lanes(self, keys: bytes, numbers: bytes) -> Any:
+        """The route table for `spread`: `keys` holds destinations of four bytes each, `numbers` the lane of each, a
+        native u32 below `MAX_LANES`.
+
+        Destinations of one subscriber share a lane: what it receives is never regrouped.
+        """
         ...
 
     def spread(self, size: int, lanes: Any, publisher: int) -> tuple[int, int]:
@@ -124,9 +128,10 @@ class PureKernels:
             runs, last = runs + 1, key
         return runs, at, False
 
-    def lanes(self, keys: bytes) -> dict[bytes, int]:
+    def lanes(self, keys: bytes, numbers: bytes) -> dict[bytes, int]:
         """See `Kernels.lanes`."""
-        return {keys[at : at + 4]: at // 4 for at in range(0, len(keys), 4)}
+        lanes = memoryview(numbers).cast("I")
+        return {keys[at * 4 : at * 4 + 4]: lane for at, lane in enumerate(lanes)}
 
     def spread(self, size: int, lanes: dict[bytes, int], publisher: int) -> tuple[int, int]:
         """See `Kernels.spread`."""

@@ -1,0 +1,139 @@
+"""The LuaJIT kernels and their twins in Python give the same bytes for the same input."""
+
+from __future__ import annotations
+
+import os
+import random
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smqrt.net import jit
+from smqrt.wire import smq, websocket
+from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_frame, encode_run
+from tests.device import masked, publish
+
+JIT, PURE = jit.JitKernels(), PureKernels()
+SETTINGS = settings(max_examples=300, deadline=None)
+
+PACKETS = st.one_of(
+    st.binary(min_size=1, max_size=40),
+    st.builds(publish, st.integers(1, 3), st.integers(1, 2), st.binary(max_size=40)),
+    st.builds(lambda size: publish(1, 1, b"x" * size), st.integers(100, 300)),
+)
+SPOILED = st.one_of(
+    st.just(b""), st.binary(max_size=20), st.sampled_from([b"\0\2\0", b"\0\0\0", b"\0\x0e\x08" + b"\0" * 11])
+)
+FRAMES = st.builds(lambda packet, key: masked(packet, key=key), PACKETS, st.binary(min_size=4, max_size=4))
+
+
+def fill(data: bytes) -> None:
+    for kernels in (JIT, PURE):
+        kernels.view[: len(data)] = data
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=30), SPOILED, st.integers(0, 50))
+def test_scan(packets: list[bytes], tail: bytes, cut: int) -> None:
+    data = b"".join(map(smq.frame, packets)) + tail
+    data = data[: max(len(data) - cut, 0)]
+    fill(data)
+    found = JIT.scan(len(data), 0)
+    assert found == PURE.scan(len(data), 0)
+    ends = JIT.ends[: found[0]].tolist()
+    assert ends == PURE.ends[: found[0]].tolist()
+    assert (ends[-1] if ends else 0) == found[1]
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=30))
+def test_scan_gives_every_frame_once(packets: list[bytes]) -> None:
+    packets = [packet for packet in packets if packet[0] != smq.Type.PUBLISH or len(packet) >= 13]
+    data = b"".join(map(smq.frame, packets))
+    fill(data)
+    runs, used, bad = JIT.scan(len(data), 0)
+    assert (used, bad) == (len(data), False)
+    starts = [0, *JIT.ends[:runs].tolist()]
+    run_list = [data[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+    assert [frame[2:] for run in run_list for frame in smq.frames(run)] == packets
+    for run in run_list:
+        keys = {frame[2:11] for frame in smq.frames(run)}
+        assert len(keys) == 1
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=30), SPOILED, st.lists(st.integers(1, 3), unique=True), st.integers(1, 2), st.data())
+def test_spread(packets: list[bytes], tail: bytes, tids: list[int], publisher: int, data: st.DataObject) -> None:
+    stream = b"".join(map(smq.frame, packets)) + tail
+    fill(stream)
+    keys = b"".join(tid.to_bytes(4, "big") for tid in tids)
+    reader = int.from_bytes(publisher.to_bytes(4, "big"), "little")
+    numbers = array("I", [data.draw(st.integers(0, 1)) for _ in tids]).tobytes()
+    found = [kernels.spread(len(stream), kernels.lanes(keys, numbers), reader) for kernels in (JIT, PURE)]
+    assert found[0] == found[1]
+    (count, used), ends = found[0], JIT.share_ends[: found[0][0]].tolist()
+    assert JIT.share_lanes[:count].tolist() == PURE.share_lanes[:count].tolist()
+    assert ends == PURE.share_ends[:count].tolist()
+    size = ends[-1] if ends else 0
+    assert size == used
+    assert bytes(JIT.shares[:size]) == bytes(PURE.shares[:size])
+
+
+@SETTINGS
+@given(st.lists(FRAMES, max_size=20), SPOILED, st.integers(0, 20))
+def test_unmask(frames: list[bytes], tail: bytes, cut: int) -> None:
+    data = b"".join(frames) + tail
+    data = data[: max(len(data) - cut, 0)]
+    fill(data)
+    written, used = JIT.unmask(len(data))
+    assert (written, used) == PURE.unmask(len(data))
+    assert bytes(JIT.view[:written]) == bytes(PURE.view[:written])
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=20), st.lists(st.sampled_from([0x82, 0x81, 0x02, 0x89, 0xC2]), max_size=3))
+def test_unmask_stops_at_what_is_not_plain(packets: list[bytes], firsts: list[int]) -> None:
+    data = b"".join(map(masked, packets)) + b"".join(bytes((first, 0x81)) + b"\0\0\0\0x" for first in firsts)
+    fill(data)
+    written, used = JIT.unmask(len(data))
+    assert (written, used) == PURE.unmask(len(data))
+    plain = b"".join(map(smq.frame, packets))
+    assert bytes(JIT.view[: len(plain)]) == plain
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=40), st.integers(0, 30))
+def test_encode(packets: list[bytes], cut: int) -> None:
+    run = b"".join(map(smq.frame, packets))
+    run = run[: max(len(run) - cut, 0)]
+    assert JIT.encode(run) == PURE.encode(run)
+
+
+@pytest.mark.parametrize("size", [0, 1, 108, 109, 110, 111, 112, 113, 114, 4096, 32750, 32760, 60000, 65520])
+def test_encode_run_of_every_size(size: int) -> None:
+    run = smq.publish_frame(1, 2, 3, os.urandom(size)) * 5
+    expected = b"".join(map(encode_frame, smq.frames(run)))
+    assert encode_run(JIT, run) == encode_run(PURE, run) == expected
+    assert expected.startswith(websocket.header(websocket.BINARY, size + 13))
+
+
+def test_long_runs() -> None:
+    """More than one piece of the encoder, and a full receive buffer."""
+    rng = random.Random(1)
+    run = b"".join(smq.publish_frame(1, 2, 0, b"y" * rng.choice((0, 3, 200, 2000, 33000))) for _ in range(60))
+    assert len(run) > 5 * ENCODE_BYTES
+    assert encode_run(JIT, run) == encode_run(PURE, run)
+    data = (smq.frame(smq.PING) * BUFFER_BYTES)[:BUFFER_BYTES]
+    fill(data)
+    assert JIT.scan(BUFFER_BYTES, 0) == PURE.scan(BUFFER_BYTES, 0) == (BUFFER_BYTES // 3, BUFFER_BYTES // 3 * 3, False)
+
+
+def test_the_pure_kernels_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMQRT_KERNELS", "pure")
+    assert isinstance(jit.load(), PureKernels)
+    monkeypatch.delenv("SMQRT_KERNELS")
+    assert isinstance(jit.load(), jit.JitKernels)
+    monkeypatch.setattr(jit, "JitKernels", lambda: 1 / 0)
+    assert isinstance(jit.load(), PureKernels)
