@@ -329,12 +329,12 @@ class Session:
 
     def leave(self) -> None:
         """Take the client out of every table; observers of its topics and of its ETID are told."""
-        topics, self.topics = self.topics, None
-        for topic in (topics or {}).values():
-            self.hub.unsubscribed(topic, self.outbox)
         observed, self._observed = self._observed, None
         for topic in observed or ():
             topic.observers = tuple(one for one in topic.observers if one is not self)
+        topics, self.topics = self.topics, None
+        for topic in (topics or {}).values():
+            self.hub.unsubscribed(topic, self.outbox)
         self._fragments = None
         self.forget_routes()
 
