@@ -12,11 +12,12 @@ debian() {
   local todo="apt-get install --no-install-recommends ${missing[*]}"
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "Missing on this machine: ${missing[*]}. As root, type: $todo"
   echo "Installing Debian packages: ${missing[*]}"
-  local policy=/usr/sbin/policy-rc.d ours=
-  # Servers among them are only for tests that start their own: Debian must not start one on its usual port.
-  if [ ! -e $policy ]; then ours=1; printf '#!/bin/sh\nexit 101\n' >$policy; chmod +x $policy; fi
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive $todo -y -qq; } >/dev/null || { [ -z "$ours" ] || rm -f $policy; die "That failed. By hand: apt-get update && $todo"; }
+  # The servers among them are for tests, which start their own: Debian must not start one on its usual port.
+  local policy=/usr/sbin/policy-rc.d ours= failed=
+  [ -e $policy ] || { ours=1; printf '#!/bin/sh\nexit 101\n' >$policy; chmod +x $policy; }
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive $todo -y -qq; } >/dev/null || failed=1
   [ -z "$ours" ] || rm -f $policy
+  [ -z "$failed" ] || die "That failed. By hand: apt-get update && $todo"
 }
 
 # python_env [EXTRA]: makes .venv hold the project and EXTRA; at once when setup.cfg has not changed since.
