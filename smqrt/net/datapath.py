@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gevent import get_hub
 
-from smqrt.broker import outbox
+from smqrt.broker.outbox import dirty, flush_dirty
 from smqrt.errors import CloseReason
 from smqrt.net import jit
 from smqrt.wire.kernels import encode_run
@@ -34,6 +34,7 @@ _handshakes: dict[RawConnection, float] = {}
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
 _watchers: list[Any] = []
+_loop: Any = None
 _AT_ONCE = 2
 
 
@@ -41,7 +42,8 @@ def install() -> None:
     """Start the flush and the deadlines on this thread's loop; later calls do nothing."""
     if _watchers:
         return
-    loop = get_hub().loop
+    global _loop
+    loop = _loop = get_hub().loop
     # Before the default priority: otherwise what greenlets write waits for the next event.
     flush = loop.prepare(priority=-2)
     flush.start(_flush)
@@ -56,8 +58,7 @@ def _flush() -> None:
     """Flush, and let the loop go on at once when handlers began something: its own callbacks were run before this
     watcher, and it would not look at new ones before the next event.
     """
-    loop: Any = get_hub().loop
-    if outbox.flush_dirty() or loop._callbacks:
+    if (dirty and flush_dirty()) or _loop._callbacks:
         _watchers[_AT_ONCE].start(bool)
 
 

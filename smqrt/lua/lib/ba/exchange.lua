@@ -8,7 +8,6 @@ local methods = {}
 local class = core.class("request", methods)
 local environment = {__index = _G}
 local exchanges = {} -- handle -> exchange, while its request lives
-local error_handler -- set by ba.seterrh
 
 local exchange = {methods = methods, class = class}
 core.exchange = exchange
@@ -74,7 +73,7 @@ local function begin(handle)
 end
 
 local function fail(self, message)
-  if error_handler then pcall(error_handler, message, self.environment) end
+  core.report_error(message, self.environment)
   self.failure = message
   self.stopped, self.closed = true, true
 end
@@ -131,10 +130,4 @@ local function drop(handle)
 end
 
 exchange.stop, exchange.handle_of, exchange.seal = stop, handle_of, seal
-
--- syntax: ba.seterrh(f | nil)      f(message, env) is called for every error of a page or directory function
-function ba.seterrh(handler)
-  error_handler = core.arg.optional(core.arg["function"], handler, nil, 1, "seterrh")
-end
-
 py.attach(core.ref(page), core.ref(call), core.ref(drop))
