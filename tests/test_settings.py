@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,9 @@ def test_spellings() -> None:
     assert Settings().port == 9357
 
 
-def test_every_setting_stands_in_the_manual() -> None:
-    page = manual()
-    for setting in table():
-        assert f"| `{setting.name}` | `{flag(setting)}` | `{environment_name(setting)}` |" in page
-        assert setting.metadata["help"] in page
+def test_the_manual_shows_the_table() -> None:
+    page = resources.files("smqrt") / "help" / "serving.md"
+    assert manual() in page.read_text("utf-8")
 
 
 def test_a_file_gives_values(tmp_path: Path) -> None:

@@ -116,3 +116,10 @@ def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], optio
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="holds no application; give it a .preload"):
         discover([], [], tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(StartError, match="loop can't be read: Too many levels of symbolic links."):
+        discover(["loop"], [], tmp_path)
