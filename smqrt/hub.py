@@ -241,7 +241,7 @@ class Smq:
         self._callbacks = callbacks
         self._broker = Broker(self._hooks(callbacks), options)
         self._global: Callable[..., Any] | None = None
-        if callbacks["onmsg"]:
+        if callbacks["onmsg"] is not None:
             self.onmsg(callbacks["onmsg"])
 
     # ---- hooks
@@ -256,7 +256,7 @@ class Smq:
             "onpublish": self._onpublish,
             "ondrop": self._ondrop,
         }
-        hooks = Hooks(**{name: adapter for name, adapter in adapters.items() if callbacks[name]})
+        hooks = Hooks(**{name: adapter for name, adapter in adapters.items() if callbacks[name] is not None})
         hooks.log = self._log
         return hooks
 
@@ -264,7 +264,7 @@ class Smq:
         return _guarded(name, self._callbacks[name], *arguments)
 
     def _log(self, session: Session | None, text: str) -> None:
-        if self._callbacks["log"]:
+        if self._callbacks["log"] is not None:
             self._call("log", getattr(session.outbox, "sock", None) if session else None, text)
         else:
             log.debug("%s", text)

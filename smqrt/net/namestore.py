@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterable
 
 from smqrt.errors import ArgumentError
 
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, PRIMARY KEY (kind, name)) WITHOUT ROWID"
+    "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, checksum INTEGER,"
+    " PRIMARY KEY (kind, name), UNIQUE (kind, number)) WITHOUT ROWID"
 )
 
 
@@ -37,17 +39,30 @@ class SqliteNames:
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """See `NameStore`."""
         try:
-            return [(bytes(name), number) for name, number in self._rows(kind)]
+            rows = self._connection.execute(
+                "SELECT name, number, checksum FROM names WHERE kind = ?", (kind,)
+            ).fetchall()
         except sqlite3.Error as error:
-            raise ArgumentError(f"persist: {self._path}: {error}; restore it from a backup or remove it") from error
+            raise self._unusable(str(error)) from error
+        for name, number, checksum in rows:
+            if not (isinstance(name, bytes) and isinstance(number, int) and 0 < number < 1 << 32):
+                raise self._unusable(f"{name!r} has the number {number!r}")
+            if checksum != _checksum(kind, name, number):
+                raise self._unusable(f"{name!r} was changed")
+        return [(name, number) for name, number, _ in rows]
 
-    def _rows(self, kind: str) -> list[tuple[bytes, int]]:
-        return self._connection.execute("SELECT name, number FROM names WHERE kind = ?", (kind,)).fetchall()
+    def _unusable(self, fault: str) -> ArgumentError:
+        return ArgumentError(f"persist: {self._path}: {fault}; restore it from a backup or remove it")
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """See `NameStore`."""
-        self._connection.execute("INSERT INTO names VALUES (?, ?, ?)", (kind, name, number))
+        row = kind, name, number, _checksum(kind, name, number)
+        self._connection.execute("INSERT INTO names VALUES (?, ?, ?, ?)", row)
 
     def close(self) -> None:
         """See `NameStore`."""
         self._connection.close()
+
+
+def _checksum(kind: str, name: bytes, number: int) -> int:
+    return zlib.crc32(b"%b %d %b" % (kind.encode(), number, name))
