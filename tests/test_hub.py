@@ -1,0 +1,860 @@
+"""The Python API of the broker, method by method (specification: smq.md §2)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from gevent import socket
+
+from smqrt import hub
+from smqrt.broker.stats import Drop
+from smqrt.errors import ArgumentError
+from smqrt.net.namestore import SqliteNames
+from smqrt.wire import smq as wire
+from smqrt.wire.smq import Type
+from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, publish, wait_until
+from tests.sites import authority, make_site, patience, site
+
+__all__ = ["authority", "make_site", "patience", "site"]
+
+
+class Calls(list[tuple[Any, ...]]):
+    """Records what it is called with."""
+
+    def __init__(self, answer: Any = None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.append(arguments)
+        return self.answer
+
+    def come(self, count: int = 1) -> Calls:
+        wait_until(lambda: len(self) >= count, f"{count} calls")
+        assert len(self) == count
+        return self
+
+
+# ---- wrong options and arguments are named
+
+WRONG_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish"), 5),
+    **dict.fromkeys(("ondrop", "onmsg", "log"), "text"),
+    **dict.fromkeys(("keepidle", "keepintv"), 0),
+    **dict.fromkeys(("readtmo", "queuesize"), -1),
+    "budget": 1.5,
+    "persist": 5,
+    "unknown": 1,
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_wrong_options_are_named(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: "):
+        hub.create(**{name: WRONG_OPTIONS[name]})
+
+
+@pytest.mark.parametrize("name", ["keepidle", "keepintv", "readtmo", "queuesize", "budget"])
+def test_a_bool_or_text_is_no_number(name: str) -> None:
+    for value in (True, "5", None):
+        with pytest.raises(ArgumentError, match=f"^{name}: "):
+            hub.create(**{name: value})
+
+
+def f(*_: Any) -> None:
+    pass
+
+
+WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
+    ("topic", lambda smq: smq.create(5)),
+    ("topic", lambda smq: smq.create("n" * 65528)),
+    ("tid", lambda smq: smq.create("a", "b")),
+    ("tid", lambda smq: smq.create("a", -1)),
+    ("tid", lambda smq: smq.create("a", 1 << 32)),
+    ("subtopic", lambda smq: smq.createsub(5)),
+    ("stid", lambda smq: smq.createsub("a", "b")),
+    ("stid", lambda smq: smq.createsub("a", 1 << 32)),
+    ("tid", lambda smq: smq.tid2topic("a")),
+    ("stid", lambda smq: smq.tid2subtopic(None)),
+    ("name", lambda smq: smq.topic2tid(1)),
+    ("name", lambda smq: smq.subtopic2tid(1)),
+    ("data", lambda smq: smq.publish(5, "a")),
+    ("data", lambda smq: smq.publish(None, "a")),
+    ("data", lambda smq: smq.publish({"a": object()}, "a")),
+    ("data", lambda smq: smq.publish(b"x" * 65521, "a")),
+    ("topic", lambda smq: smq.publish("x", None)),
+    ("topic", lambda smq: smq.publish("x", 1 << 32)),
+    ("topic", lambda smq: smq.publish("x", -1)),
+    ("topic", lambda smq: smq.publish("x", True)),
+    ("subtopic", lambda smq: smq.publish("x", "a", 1.5)),
+    ("subtopic", lambda smq: smq.publish("x", "a", -1)),
+    ("ptid", lambda smq: smq.publish("x", "a", None, "b")),
+    ("ptid", lambda smq: smq.publish("x", "a", None, -1)),
+    ("data", lambda smq: smq.pubon(5, 1, 2)),
+    ("totid", lambda smq: smq.pubon("x", "a", 2)),
+    ("fromtid", lambda smq: smq.pubon("x", 1, None)),
+    ("subtid", lambda smq: smq.pubon("x", 1, 2, "a")),
+    ("topic", lambda smq: smq.subscribe(None)),
+    ("topic", lambda smq: smq.subscribe(12345)),
+    ("onmsg", lambda smq: smq.subscribe("a", 5)),
+    ("subtopic", lambda smq: smq.subscribe("a", f, [])),
+    ("topic", lambda smq: smq.unsubscribe(None)),
+    ("topic", lambda smq: smq.observe(None, f)),
+    ("function", lambda smq: smq.observe("a", None)),
+    ("topic", lambda smq: smq.unobserve(1.5)),
+    ("onmsg", lambda smq: smq.onmsg(5)),
+    ("etid", lambda smq: smq.etid2peer("a")),
+    ("idle", lambda smq: smq.setkeepalive("a")),
+    ("idle", lambda smq: smq.setkeepalive(0)),
+    ("intv", lambda smq: smq.setkeepalive(10, -1)),
+    ("msg", lambda smq: smq.shutdown(5)),
+    ("msg", lambda smq: smq.shutdown("x" * 65528)),
+    ("etid", lambda smq: smq.shutdown("x", "a")),
+    ("request", lambda smq: smq.connect("a")),
+    ("environ", lambda smq: smq.connect({})),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), WRONG_ARGUMENTS)
+def test_weak_spot_wrong_arguments_are_named(name: str, call: Callable[[hub.Smq], Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: "):
+        call(hub.create())
+
+
+# ---- names and numbers
+
+
+def test_create_gives_stable_random_numbers() -> None:
+    smq = hub.create()
+    tids = [smq.create(f"topic {number}") for number in range(200)]
+    assert len(set(tids)) == 200
+    assert all(1 < tid < 1 << 32 for tid in tids)
+    assert tids == [smq.create(f"topic {number}") for number in range(200)]
+    assert tids != [hub.create().create(f"topic {number}") for number in range(200)]
+    assert dict(smq.topics()) == {tid: f"topic {number}" for number, tid in enumerate(tids)}
+
+
+def test_fixed_numbers_as_the_c_examples_want_them() -> None:
+    smq = hub.create()
+    assert [smq.create(f"/cputemp/{tid}", tid) for tid in (2, 3, 4, 5)] == [2, 3, 4, 5]
+    assert smq.create("/cputemp/2", 9) == 2, "a topic that exists keeps its number"
+    taken = smq.create("another", 2)
+    assert taken not in (0, 2), "a number that is taken is not given again"
+    assert smq.create("zero", 0) > 1
+    assert smq.create("server's", 1) > 1, "the server's own ETID is taken"
+    assert smq.createsub("sub", 2) == 2, "sub-topics have numbers of their own"
+    assert smq.createsub("sub", 7) == 2
+    assert smq.createsub(None) == 0
+
+
+def test_translations_never_create() -> None:
+    smq = hub.create()
+    assert smq.topic2tid("a") is smq.subtopic2tid("a") is None
+    assert smq.tid2topic(77) is smq.tid2subtopic(77) is smq.tid2topic(1) is smq.tid2topic(1 << 40) is None
+    assert list(smq.topics()) == list(smq.subtopics()) == []
+    tid, stid = smq.create("ä"), smq.createsub(b"\xff")
+    assert smq.topic2tid("ä") == smq.topic2tid("ä".encode()) == tid
+    assert smq.tid2topic(tid) == "ä"
+    assert smq.tid2subtopic(stid) == b"\xff", "what is no UTF-8 stays bytes"
+    assert list(smq.subtopics()) == [(stid, b"\xff")]
+
+
+def test_tid2topic_of_an_etid_is_none(site: Site) -> None:
+    device = site.device(b"uid-a1")
+    assert site.smq.tid2topic(device.etid) is None
+    assert list(site.smq.topics()) == []
+
+
+def test_gettid() -> None:
+    assert hub.create().gettid() == 1
+    assert len({hub.create(rndtid=True).gettid() for _ in range(5)}) == 5
+
+
+def test_isSMQ() -> None:
+    assert hub.isSMQ({"HTTP_SIMPLEMQ": ""})
+    assert hub.isSMQ({"HTTP_SEC_WEBSOCKET_KEY": "x"})
+    assert not hub.isSMQ({"HTTP_HOST": "x"})
+
+
+# ---- publish and subscribe
+
+PAYLOADS = [
+    (b"\xff\0", b"\xff\0"), ("ä", "ä".encode()), ({"a": [1, None]}, b'{"a":[1,null]}'), ([1, 2], b"[1,2]"),
+    (bytearray(b"x"), b"x"), (memoryview(b"y"), b"y"), ("", b""), (b"x" * 65520, b"x" * 65520),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_publish_to_clients(site: Site, kind: str) -> None:
+    device = site.device(b"uid-a1", kind)
+    tid, stid = device.subscribe(b"news"), site.smq.createsub("sub")
+    for given, sent in PAYLOADS:
+        assert site.smq.publish(given, "news") == 0
+        device.expect(publish(tid, 1, sent))
+    site.smq.publish("1", tid, "sub")
+    site.smq.publish("2", b"news", stid)
+    site.smq.publish("3", device.etid, 77)
+    site.smq.publish("4", "news", None, 4711)
+    site.smq.publish("5", "news", "new sub")
+    created = site.smq.subtopic2tid("new sub")
+    assert created
+    device.expect(
+        publish(tid, 1, b"1", stid), publish(tid, 1, b"2", stid), publish(device.etid, 1, b"3", 77),
+        publish(tid, 4711, b"4"), publish(tid, 1, b"5", created),
+    )  # fmt: skip
+    device.expect_nothing()
+
+
+def test_publish_creates_the_topic_and_counts_what_nobody_gets(make_site: Callable[..., Site]) -> None:
+    dropped = Calls()
+    site = make_site(ondrop=dropped)
+    site.smq.publish("x", "new")
+    tid = site.smq.topic2tid("new")
+    site.smq.publish("y", 4711, 5)
+    (first, second) = dropped.come(2)
+    assert first[:4] == (b"x", 1, tid, 0)
+    assert second[:4] == (b"y", 1, 4711, 5)
+    assert first[4].uid == b"SMQ server client"
+    assert site.state.stats.drops[Drop.UNROUTED] == 2
+
+
+def test_pubon(site: Site) -> None:
+    one, two = site.device(b"one-11"), site.device(b"two-22", WS)
+    assert site.smq.pubon("x", two.etid, one.etid, 5) is True
+    two.expect(publish(two.etid, one.etid, b"x", 5))
+    assert site.smq.pubon("x", two.etid, 1) is False, "the server is no remote peer"
+    assert site.smq.pubon("x", 1, two.etid) is False
+    assert site.smq.pubon("x", site.smq.create("news"), one.etid) is False
+    one.disconnect()
+    wait_until(lambda: not site.smq.etid2peer(one.etid), "the end of one")
+    assert site.smq.pubon("x", two.etid, one.etid) is False
+    two.expect_nothing()
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_subscribe_and_the_order_of_handlers(site: Site, kind: str) -> None:
+    """Sub-topic handler, then the topic's catch-all, then the global one."""
+    smq = site.smq
+    everything, catch_all, special, replaced = Calls(), Calls(), Calls(), Calls()
+    smq.onmsg(everything)
+    tid = smq.subscribe("news", onmsg=catch_all)
+    assert smq.subscribe("news", onmsg=replaced, subtopic="sub") == tid
+    assert smq.subscribe(tid, onmsg=special, subtopic="sub") == tid, "the last registration wins"
+    other = smq.subscribe("other")
+    stid = smq.subtopic2tid("sub")
+    device = site.device(b"uid-a1", kind)
+    device.publish(tid, b"1", stid or 0).publish(tid, b"2").publish(tid, b"3", 99).publish(other, b"4", stid or 0)
+    device.publish(1, b"5")
+    assert special.come() == [(b"1", device.etid, tid, stid)]
+    assert catch_all.come(2) == [(b"2", device.etid, tid, 0), (b"3", device.etid, tid, 99)]
+    assert everything.come(2) == [(b"4", device.etid, other, stid), (b"5", device.etid, 1, 0)]
+    assert not replaced
+
+
+def test_subscribe_self(site: Site) -> None:
+    mine, sub = Calls(), Calls()
+    assert site.smq.subscribe("self", onmsg=mine) == 1
+    assert site.smq.subscribe(1, onmsg=sub, subtopic="s") == 1
+    site.smq.publish("a", "self")
+    site.smq.publish("b", 1, "s")
+    assert mine.come() == [(b"a", 1, 1, 0)]
+    assert sub.come()[0][0] == b"b"
+
+
+def test_subscribe_to_a_clients_etid_is_refused(site: Site) -> None:
+    device = site.device(b"uid-a1")
+    with pytest.raises(ArgumentError, match="^topic: "):
+        site.smq.subscribe(device.etid, onmsg=f)
+
+
+def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    decoded, rest = Calls(), Calls()
+    site.smq.onmsg(rest)
+    tid = site.smq.subscribe("news", onmsg=decoded, json=True)
+    device = site.device(b"uid-a1")
+    for payload in (b'{"a":1}', b"[null]", b"5", b"no json", b"\xff", b""):
+        device.publish(tid, payload)
+    assert [call[0] for call in decoded.come(3)] == [{"a": 1}, [None], 5]
+    assert [call[0] for call in rest.come(3)] == [b"no json", b"\xff", b""]
+    assert caplog.text.count("is no JSON") == 3
+
+
+def test_unsubscribe(site: Site) -> None:
+    got, rest = Calls(), Calls()
+    site.smq.onmsg(rest)
+    tid = site.smq.subscribe("news", onmsg=got)
+    device = site.device(b"uid-a1")
+    site.smq.unsubscribe("news")
+    site.smq.unsubscribe(tid)
+    site.smq.unsubscribe("unknown")
+    site.smq.unsubscribe(4711)
+    assert site.smq.topic2tid("unknown") is None
+    device.publish(tid, b"1").expect_nothing()
+    site.smq.subscribe("news")
+    device.publish(tid, b"2").expect_nothing()
+    assert not got, "its handlers are forgotten"
+    assert rest.come()[0][0] == b"2"
+
+
+def test_a_message_to_oneself_while_subscribed(site: Site) -> None:
+    got = Calls()
+    site.smq.subscribe("news", onmsg=got)
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    site.smq.publish("x", "news")
+    device.expect(publish(tid, 1, b"x"))
+    assert got.come()[0][:2] == (b"x", 1)
+
+
+# ---- observe
+
+
+def test_observe_a_topic(site: Site) -> None:
+    seen = Calls()
+    assert site.smq.observe("news", seen) is True
+    assert not seen, "the server gets no first call"
+    tid = site.smq.subscribe("news", onmsg=f)
+    one, two = site.device(b"one-11"), site.device(b"two-22", WS)
+    one.subscribe(b"news")
+    two.subscribe(b"news")
+    one.disconnect()
+    two.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
+    site.smq.unsubscribe("news")
+    assert seen.come(6) == [(1, "news"), (2, "news"), (3, "news"), (2, "news"), (1, "news"), (0, "news")]
+    site.smq.unobserve(tid)
+    two.subscribe(b"news")
+    assert len(seen) == 6
+
+
+def test_observe_replaces(site: Site) -> None:
+    first, second = Calls(), Calls()
+    site.smq.observe("news", first)
+    site.smq.observe("news", second)
+    site.device(b"uid-a1").subscribe(b"news")
+    assert second.come() == [(1, "news")]
+    assert not first
+
+
+def test_observe_an_etid(site: Site) -> None:
+    seen = Calls()
+    device = site.device(b"uid-a1")
+    assert site.smq.observe(device.etid, seen) is True
+    device.disconnect()
+    assert seen.come() == [(0, device.etid)]
+    assert not site.smq._broker._observers, "the observer went with the client"
+    assert site.smq.observe(device.etid, seen) is None, "an unknown id"
+    assert site.smq.observe("self", seen) is site.smq.observe(1, seen) is None, "one's own"
+    site.smq.unobserve(device.etid)
+    site.smq.unobserve("unknown")
+    assert site.smq.topic2tid("unknown") is None
+
+
+# ---- peers
+
+
+def test_peers_and_their_tables(site: Site) -> None:
+    device = site.device(b"uid-a1", info=b"a device")
+    tid = device.subscribe(b"news")
+    peers = {peer.uid: (sock, peer) for sock, peer in site.smq.peers()}
+    assert set(peers) == {b"SMQ server client", b"uid-a1"}
+    sock, peer = peers[b"uid-a1"]
+    assert (peer.tid, peer.info, peer.sock) == (device.etid, "a device", sock)
+    assert peer.topics == {tid: "news"}
+    assert sock.getpeername() == device.sock.getsockname()
+    assert site.smq.etid2peer(device.etid) is site.smq.sock2peer(sock) is peer
+    peer.data["mine"] = 1
+    assert site.smq.etid2peer(device.etid).data == {"mine": 1}  # type: ignore[union-attr]
+    assert site.smq.etid2peer(1).uid == b"SMQ server client"  # type: ignore[union-attr]
+    assert site.smq.etid2peer(4711) is site.smq.sock2peer(object()) is None
+    device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
+    assert peer.topics is None
+
+
+def test_keep_alive(make_site: Callable[..., Site]) -> None:
+    site = make_site(keepidle=100)
+
+    def settings(uid: bytes) -> tuple[int, ...]:
+        sock = site.device(uid).sock
+        assert sock
+        ours = site.state.uids[uid].outbox.sock
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        return ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), *(
+            ours.getsockopt(socket.IPPROTO_TCP, name) for name in names
+        )
+
+    assert settings(b"first-1") == (1, 100, 10)
+    site.smq.setkeepalive(20)
+    assert settings(b"second") == (1, 20, 3)
+    site.smq.setkeepalive(50, 7)
+    assert settings(b"third-1") == (1, 50, 7)
+
+
+# ---- shutdown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("msg", ["bye", b"\xff", "", None])
+def test_shutdown_all(site: Site, kind: str, msg: Any) -> None:
+    devices = [site.device(b"uid-a%d" % number, kind) for number in range(3)]
+    site.smq.shutdown(msg)
+    text = msg.encode() if isinstance(msg, str) else msg
+    for device in devices:
+        device.expect_end(*([] if msg is None else [wire.disconnect(text)]))
+    expect_clean(site)
+
+
+def test_weak_spot_shutdown_of_one_client(site: Site) -> None:
+    first, second, third = (site.device(b"uid-a%d" % number) for number in range(3))
+    site.smq.shutdown("you", first.etid)
+    first.expect_end(wire.disconnect(b"you"))
+    site.smq.shutdown(None, second.etid)
+    second.expect_end()
+    site.smq.shutdown("nobody", 4711)
+    site.smq.shutdown(None, 1)
+    third.expect_nothing()
+
+
+# ---- hooks
+
+
+def test_order_of_callbacks_at_take_over(make_site: Callable[..., Site]) -> None:
+    events: list[Any] = []
+    site = make_site(
+        authenticate=lambda credentials, info: events.append(("authenticate", credentials)) or 0,
+        onconnect=lambda etid, info, peer: events.append(("onconnect", etid, peer.uid)),
+        onclose=lambda etid, sock, peer, err: events.append(("onclose", etid, peer.uid, err)),
+    )
+    old = site.device(b"uid-a1", credentials=b"1")
+    new = site.device(b"uid-a1", credentials=b"2")
+    assert old.etid == new.etid
+    assert events == [
+        ("authenticate", b"1"), ("onconnect", old.etid, b"uid-a1"),
+        ("authenticate", b"2"), ("onclose", old.etid, b"uid-a1", "reconnect"), ("onconnect", new.etid, b"uid-a1"),
+    ]  # fmt: skip
+    old.expect_end(wire.disconnect(b"reconnect"))
+    new.expect_nothing()
+
+
+def test_a_refused_newcomer_leaves_the_old_session_alone(make_site: Callable[..., Site]) -> None:
+    closed = Calls()
+    site = make_site(authenticate=lambda credentials, info: 3 if credentials else 0, onclose=closed)
+    old = site.device(b"uid-a1")
+    tid = old.subscribe(b"news")
+    site.open().start().send(connect_packet(b"uid-a1", b"wrong")).expect_end(wire.connack(3, 0))
+    old.publish(tid, b"still").expect(publish(tid, old.etid, b"still"))
+    assert not closed
+
+
+ENDINGS: dict[str, tuple[Callable[[Site, Any], Any], Any]] = {
+    "disconnect": (lambda site, device: device.send(wire.disconnect()), 0),
+    "close": (lambda site, device: device.close(), "socketclosed"),
+    "reset": (lambda site, device: device.reset(), "socketreadfailed"),
+    "forged": (lambda site, device: device.send(publish(5, 5, b"")), "corrupt frame"),
+    "unknown packet": (lambda site, device: device.send(b"\xff"), "unknown packet"),
+    "shutdown": (lambda site, device: site.smq.shutdown("bye"), "sysshutdown"),
+    "take-over": (lambda site, device: site.device(b"uid-a1"), "reconnect"),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_onclose_tells_why(make_site: Callable[..., Site], name: str) -> None:
+    end, reason = ENDINGS[name]
+    closed = Calls()
+    site = make_site(onclose=closed)
+    device = site.device(b"uid-a1")
+    end(site, device)
+    (etid, sock, peer, err) = closed.come()[0]
+    assert (etid, peer.uid, err) == (device.etid, b"uid-a1", reason)
+    assert sock is peer.sock
+
+
+def test_onclose_is_for_accepted_clients(make_site: Callable[..., Site]) -> None:
+    closed = Calls()
+    site = make_site(onclose=closed, authenticate=lambda credentials, info: 3)
+    site.open().start().send(connect_packet(b"uid-a1")).expect_end(wire.connack(3, 0))
+    site.open().start().close()
+    expect_clean(site)
+    assert not closed
+
+
+def test_permittop(make_site: Callable[..., Site]) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def permittop(topic: Any, issub: bool, peer: hub.Peer) -> bool:
+        asked.append((topic, issub, peer.uid))
+        return topic != "forbidden"
+
+    site = make_site(permittop=permittop)
+    site.smq.create("forbidden")
+    site.smq.subscribe("forbidden", onmsg=f)
+    assert asked == [], "not for the server"
+    device = site.device(b"uid-a1")
+    for kind in (Type.SUBSCRIBE, Type.CREATE):
+        assert device.ask(kind, b"forbidden").denied
+        assert not device.ask(kind, b"news").denied
+        assert not device.ask(kind, b"news").denied
+    assert asked == [
+        ("forbidden", True, b"uid-a1"), ("news", True, b"uid-a1"),
+        ("forbidden", False, b"uid-a1"), ("news", False, b"uid-a1"), ("news", False, b"uid-a1"),
+    ]  # fmt: skip  # a duplicate Subscribe is not asked about
+    assert site.smq.topic2tid("never") is None
+    device.ask(Type.CREATE, b"\xff")
+    assert asked[-1][0] == b"\xff"
+
+
+def test_a_denied_name_is_not_created(make_site: Callable[..., Site]) -> None:
+    site = make_site(permittop=lambda *_: False, permitsubtop=lambda *_: None)
+    device = site.device(b"uid-a1")
+    for kind in (Type.SUBSCRIBE, Type.CREATE, Type.CREATESUB):
+        ack = device.ask(kind, b"name")
+        assert (ack.denied, ack.number, ack.name) == (True, 0, b"name")
+    assert list(site.smq.topics()) == list(site.smq.subtopics()) == []
+
+
+def test_permitsubtop_is_asked_while_the_name_is_unknown(make_site: Callable[..., Site]) -> None:
+    asked = Calls(answer=True)
+    site = make_site(permitsubtop=asked)
+    site.smq.createsub("known")
+    device = site.device(b"uid-a1")
+    for name in (b"known", b"new", b"new"):
+        assert not device.ask(Type.CREATESUB, name).denied
+    assert [(name, peer.uid) for name, peer in asked] == [("new", b"uid-a1")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onpublish_sees_every_message_and_decides(make_site: Callable[..., Site], kind: str) -> None:
+    seen, dropped = [], Calls()
+
+    def onpublish(data: bytes, ptid: int, tid: int, subtid: int, peer: hub.Peer) -> bool:
+        seen.append((data, ptid, tid, subtid, peer.uid))
+        return data != b"no"
+
+    site = make_site(onpublish=onpublish, ondrop=dropped)
+    device, got = site.device(b"uid-a1", kind), Calls()
+    tid = device.subscribe(b"news")
+    server = site.smq.subscribe("ask", onmsg=got)
+    for payload in (b"yes", b"no", b"yes", b"yes", b"no"):
+        device.publish(tid, payload, 5)
+    assert [packet[13:] for packet in device.sync()] == [b"yes"] * 3
+    assert seen == [(payload, device.etid, tid, 5, b"uid-a1") for payload in (b"yes", b"no", b"yes", b"yes", b"no")]
+    assert not dropped, "what onpublish swallows is not dropped"
+    assert site.state.stats.drops[Drop.SWALLOWED] == 2
+    site.smq.publish("no", "news")
+    site.smq.publish("yes", "news")
+    device.expect(publish(tid, 1, b"yes"))
+    assert seen[-2:] == [(b"no", 1, tid, 0, b"SMQ server client"), (b"yes", 1, tid, 0, b"SMQ server client")]
+    device.publish(4711, b"yes").publish(4711, b"no").publish(server, b"no").publish(server, b"yes").expect_nothing()
+    assert [call[:3] for call in dropped] == [(b"yes", device.etid, 4711)], "ondrop comes after onpublish"
+    assert [call[0] for call in got] == [b"yes"]
+
+
+def test_the_recipe_against_messages_between_clients(make_site: Callable[..., Site]) -> None:
+    """specification: smq.md §3: `1 ~= ptid and 1 ~= tid -> false`."""
+    site = make_site(onpublish=lambda data, ptid, tid, subtid, peer: ptid == 1 or tid == 1)
+    one, two, got = site.device(b"one-11"), site.device(b"two-22"), Calls()
+    site.smq.subscribe("self", onmsg=got)
+    one.publish(two.etid, b"x").publish(1, b"y").expect_nothing()
+    two.expect_nothing()
+    site.smq.publish("z", two.etid)
+    two.expect(publish(two.etid, 1, b"z"))
+    assert got.come()[0][0] == b"y"
+
+
+def test_onpublish_is_called_once_for_an_assembled_message(make_site: Callable[..., Site]) -> None:
+    seen = Calls(answer=True)
+    site = make_site(onpublish=seen)
+    device = site.device(b"uid-a1")
+    device.send(
+        publish(0, device.etid, b"a, ", kind=Type.PUBFRAG), publish(device.etid, device.etid, b"b", kind=Type.PUBFRAG)
+    )
+    device.expect(publish(device.etid, device.etid, b"a, b"))
+    assert [call[0] for call in seen] == [b"a, b"]
+
+
+@pytest.mark.parametrize(
+    "hook", ["permittop", "permitsubtop", "onpublish", "ondrop", "onconnect", "onclose", "log", "onmsg", "observe"]
+)
+def test_an_error_in_a_hook_is_logged_and_ends_nothing(
+    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def broken(*arguments: Any) -> Any:
+        raise ValueError(f"on purpose in {hook}")
+
+    site = make_site(**({} if hook == "observe" else {hook: broken}))
+    if hook == "observe":
+        site.smq.observe("news", broken)
+    site.smq.subscribe("server's", onmsg=None)
+    device, other = site.device(b"uid-a1"), site.device(b"other-1")
+    assert device.ask(Type.SUBSCRIBE, b"news").denied == (hook == "permittop")
+    assert device.ask(Type.CREATESUB, b"sub").denied == (hook == "permitsubtop")
+    device.publish(device.etid, b"1").publish(4711, b"2").publish(site.smq.create("server's"), b"3")
+    assert [packet[13:] for packet in device.sync()] == ([] if hook == "onpublish" else [b"1"])
+    other.send(b"\xff").expect_end()
+    device.expect_nothing()
+    assert f"on purpose in {hook}" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_an_error_in_onpublish_costs_that_message_only(make_site: Callable[..., Site]) -> None:
+    site = make_site(onpublish=lambda data, *_: {b"yes": True, b"no": False}[data])
+    device = site.device(b"uid-a1")
+    device.send(*(publish(device.etid, device.etid, data) for data in (b"yes", b"?", b"no", b"yes")))
+    assert [packet[13:] for packet in device.sync()] == [b"yes", b"yes"]
+
+
+# ---- hooks that block in gevent's way
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blocking_permission_keeps_the_order_and_holds_up_nobody_else(
+    make_site: Callable[..., Site], kind: str
+) -> None:
+    def slowly(name: Any, *_: Any) -> bool:
+        gevent.sleep(0.05 if name in ("slow", "news") else 0)
+        return name != "slow"
+
+    site = make_site(permittop=slowly, permitsubtop=slowly)
+    device, other = site.device(b"uid-a1", kind), site.device(b"other-1")
+    device.send(b"\x04slow", b"\x06news", b"\x11slow", b"\x04quick", wire.PING)
+    other.expect_nothing()
+    assert [(ack.kind, ack.denied, ack.name) for ack in (device.ack() for _ in range(4))] == [
+        (Type.SUBACK, True, b"slow"), (Type.CREATEACK, False, b"news"),
+        (Type.CREATESUBACK, True, b"slow"), (Type.SUBACK, False, b"quick"),
+    ]  # fmt: skip
+    device.expect(wire.PONG)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blocking_onpublish_keeps_the_order(make_site: Callable[..., Site], kind: str) -> None:
+    def onpublish(data: bytes, *_: Any) -> bool:
+        gevent.sleep(0.01 if data.endswith(b"0") else 0)
+        return data != b"5"
+
+    site = make_site(onpublish=onpublish)
+    device, other = site.device(b"uid-a1", kind), site.device(b"other-1")
+    tids = [device.subscribe(name) for name in (b"a", b"b")]
+    device.send(*(publish(tids[number // 3 % 2], device.etid, b"%d" % number) for number in range(40)))
+    other.expect_nothing()
+    assert [packet[13:] for packet in device.sync()] == [b"%d" % number for number in range(40) if number != 5]
+
+
+def test_the_servers_publishes_wait_in_its_queue(make_site: Callable[..., Site]) -> None:
+    logged: list[str] = []
+
+    def onpublish(data: bytes, *_: Any) -> bool:
+        gevent.sleep(0.02)
+        return True
+
+    site = make_site(onpublish=onpublish, queuesize=3, log=lambda sock, text: logged.append(text))
+    device = site.device(b"uid-a1")
+    assert site.smq.queuesize() == (3, 0)
+
+    def publisher() -> list[int]:
+        return [site.smq.publish(str(number), device.etid) for number in range(6)]
+
+    waiting: list[int] = []
+    gevent.get_hub().loop.run_callback(lambda: waiting.extend(publisher()))
+    wait_until(lambda: waiting, "the publisher")
+    assert waiting == [0, 1, 2, 3, 3, 3]
+    assert site.smq.queuesize() == (0, 3)
+    device.expect(*(publish(device.etid, 1, b"%d" % number) for number in range(4)))
+    wait_until(lambda: site.smq.queuesize() == (3, 0), "room in the queue")
+    assert site.state.stats.drops[Drop.QUEUE_FULL] == 2
+    assert any("queue full" in text for text in logged)
+
+
+def test_a_blocking_onmsg_gets_its_messages_in_order(site: Site) -> None:
+    got = []
+
+    def onmsg(data: bytes, *_: Any) -> None:
+        if int(data) % 5 == 0:
+            gevent.sleep(0.005)
+        got.append(int(data))
+
+    tid = site.smq.subscribe("ask", onmsg=onmsg)
+    device = site.device(b"uid-a1")
+    device.send(*(publish(tid, device.etid, b"%d" % number) for number in range(60)))
+    device.expect_nothing()
+    wait_until(lambda: len(got) == 60, "all messages")
+    assert got == list(range(60))
+
+
+def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_site: Callable[..., Site]) -> None:
+    dropped = Calls()
+
+    def onpublish(data: bytes, *_: Any) -> bool:
+        gevent.sleep(0.05)
+        return True
+
+    site = make_site(onpublish=onpublish, ondrop=dropped)
+    publisher, reader = site.device(b"publisher"), site.device(b"reader")
+    tid = reader.subscribe(b"news")
+    publisher.publish(tid, b"x")
+    gevent.sleep(0.01)
+    reader.disconnect()
+    assert dropped.come()[0][:3] == (b"x", publisher.etid, tid)
+    assert site.state.stats.drops[Drop.UNROUTED] == 1
+
+
+def test_a_hook_that_ends_the_client_it_is_asked_about(make_site: Callable[..., Site]) -> None:
+    def permittop(topic: Any, issub: bool, peer: hub.Peer) -> bool:
+        if topic == "blocks":
+            gevent.sleep(0.01)
+        site.smq.shutdown("no", peer.tid)
+        return True
+
+    site = make_site(permittop=permittop)
+    for name in (b"news", b"blocks"):
+        device = site.device(b"uid-a1")
+        device.send(b"\x04" + name).expect_end(wire.disconnect(b"no"))
+    expect_clean(site)
+    assert site.smq.publish("x", "news") == 0
+
+
+def test_hooks_may_use_the_broker(make_site: Callable[..., Site]) -> None:
+    """Publish from onconnect, onclose and onmsg; nested calls come out in order."""
+    site = make_site(
+        onconnect=lambda etid, info, peer: site.smq.publish({"joined": etid}, "room"),
+        onclose=lambda etid, sock, peer, err: site.smq.publish({"left": etid}, "room"),
+    )
+    first = site.device(b"first-1")
+    room = first.subscribe(b"room")
+    second = site.device(b"second")
+    first.expect(publish(room, 1, b'{"joined":%d}' % second.etid))
+    second.close()
+    first.expect(publish(room, 1, b'{"left":%d}' % second.etid))
+
+
+# ---- persist
+
+
+def test_names_keep_their_numbers_over_restarts(tmp_path: Path, make_site: Callable[..., Site]) -> None:
+    file = tmp_path / "names.db"
+    site = make_site(persist=file)
+    device = site.device(b"uid-a1")
+    names = {name: device.create(name) for name in (b"a", b"", b"\xff\0", b"self")}
+    subs = {name: device.createsub(name) for name in (b"a", b"s")}
+    fixed = site.smq.create("fixed", 5)
+    again = hub.create(persist=str(file))
+    for name, tid in names.items():
+        assert again.topic2tid(name) == again.create(name) == tid
+    assert {name: again.createsub(name) for name in subs} == subs
+    assert again.topic2tid("fixed") == fixed == 5
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert again.create("new") not in names.values()
+
+
+def test_persist_none_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub.create(persist=None).create("a")
+    assert os.listdir(tmp_path) == []
+
+
+KILLED = """
+import os, signal, sys
+from smqrt import hub
+from tests.device import Site, publish
+site = Site(hub.create(persist=sys.argv[1]), None)
+device = site.device(b"uid-a1")
+for number in range(int(sys.argv[2])):
+    print(device.create(b"topic %d" % number), device.createsub(b"sub %d" % number), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_name_is_safe_when_its_ack_is_sent(tmp_path: Path) -> None:
+    """The process is killed right behind the ack."""
+    file = tmp_path / "names.db"
+    command = [sys.executable, "-c", KILLED, str(file), "7"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent.parent, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    smq = hub.create(persist=file)
+    for number, line in enumerate(done.stdout.splitlines()):
+        assert [smq.topic2tid(f"topic {number}"), smq.subtopic2tid(f"sub {number}")] == [
+            int(word) for word in line.split()
+        ]
+    assert len(list(smq.topics())) == len(list(smq.subtopics())) == 7
+
+
+def _garbage(file: Path) -> None:
+    file.write_bytes(b"this is no database, but it is long enough to look like a file of one" * 100)
+
+
+def _half(file: Path) -> None:
+    whole = file.with_suffix(".whole")
+    smq = hub.create(persist=whole)
+    for number in range(500):
+        smq.create(f"topic {number}")
+    sqlite3.connect(whole).execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    file.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+
+
+def _changed(statement: str) -> Callable[[Path], None]:
+    """One entry, changed by `statement`."""
+
+    def change(file: Path) -> None:
+        hub.create(persist=file).create("name", 7)
+        with sqlite3.connect(file) as connection:
+            connection.execute(statement)
+
+    return change
+
+
+def _entry(kind: str, name: Any, number: Any) -> Callable[[Path], None]:
+    return lambda file: SqliteNames(str(file)).add(kind, name, number)
+
+
+CORRUPT: dict[str, Callable[[Path], None]] = {
+    "garbage": _garbage,
+    "half a file": _half,
+    "a folder": lambda file: file.mkdir(),
+    "another database": lambda file: sqlite3.connect(file).execute("CREATE TABLE names (x)"),  # type: ignore[dict-item]
+    "a changed number": _changed("UPDATE names SET number = 8"),
+    "a changed name": _changed("UPDATE names SET name = x'6e616d66'"),
+    "a changed kind": _changed("UPDATE names SET kind = 'subtopic'"),
+    "a number that is text": _changed("UPDATE names SET number = 'seven'"),
+    "a name that is text": _changed("UPDATE names SET name = 'name'"),
+    "number 0": _entry("topic", b"a", 0),
+    "a number too large": _entry("subtopic", b"a", 1 << 32),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_a_corrupt_file_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "names.db"
+    CORRUPT[name](file)
+    with pytest.raises(ArgumentError, match="^persist: .*names.db: "):
+        hub.create(persist=file)
+
+
+def test_a_file_that_fails_later_denies_and_is_logged(
+    tmp_path: Path, make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full or gone: the client is closed, others go on, nothing is acknowledged that is not safe."""
+    site = make_site(
+        persist=tmp_path / "names.db", permittop=lambda topic, *_: gevent.sleep(0.01 if topic == "2" else 0) or True
+    )
+    device, other = site.device(b"uid-a1"), site.device(b"other-1")
+    known = device.create(b"known")
+    site.state.store.close()
+    assert device.create(b"known") == known
+    device.send(b"\x06" + b"1").expect_end()
+    other.send(b"\x04" + b"2").expect_end()
+    assert site.smq.topic2tid("1") is site.smq.topic2tid("2") is None
+    site.device(b"third-1").expect_nothing()
+    assert "Traceback" in caplog.text
