@@ -19,6 +19,7 @@ from gevent.event import Event
 from smqrt import reload
 from smqrt.errors import CloseReason
 from smqrt.http.listing import Listing
+from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
@@ -115,7 +116,7 @@ class Server:
     def _make_services(self, words: Sequence[str]) -> Services:
         return Services(
             root=self.root,
-            ios={"disk": DiskIo("/"), "home": DiskIo(os.getcwd())},
+            ios={"disk": DiskIo("/"), "home": DiskIo(os.getcwd()), "vm": server_io()},
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),

@@ -17,6 +17,8 @@ class Services:
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     argv: all words of the command line, in order.
     log: where `trace` writes.
+    tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
+    http_clients: the HTTP clients of Lua by their numbers.
     http_port, https_port: the ports listened on, 0 when there is none.
     stop: asks the server to stop, with the exit status.
     """
@@ -25,6 +27,8 @@ class Services:
     ios: dict[str, Any] = field(default_factory=dict)
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
+    tls: dict[int, Any] = field(default_factory=dict)
+    http_clients: dict[int, Any] = field(default_factory=dict)
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None

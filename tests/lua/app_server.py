@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gevent import socket
 
+from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Root
@@ -42,7 +43,7 @@ class AppServer:
         self.vm = Vm()
         self.root = Root()
         self.stops: list[int] = []
-        ios = {"disk": DiskIo("/"), "home": DiskIo(folder)}
+        ios = {"disk": DiskIo("/"), "home": DiskIo(folder), "vm": server_io()}
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
         base.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
