@@ -1,12 +1,13 @@
 """Activities: Lua functions that run in pooled coroutines and may block (design: lua.md, "blocking calls are yields").
 
 An activity is started inline. As long as it doesn't block it costs about a microsecond and no greenlet. When it
-blocks, it has yielded an `Op`: the Lua frames are off the C stack, a greenlet runs the op and resumes the activity
-with what it returned.
+blocks, it has yielded an `Op`: the Lua frames are off the C stack, and the op's answer resumes the activity.
 
     call, start ──> send ──> ended: result, coroutine back to the pool
-                      └────> yielded an Op: a worker greenlet runs it, sends the answer, and so on until the end
-    run          the same, with the calling greenlet as the worker
+                      ├────> yielded an op that parks: performed in place; while it waits (a `Pending`) the activity
+                      │      has no greenlet, and the Hub greenlet resumes it
+                      └────> yielded another op: a worker greenlet runs it and resumes the activity
+    run          the same, with the calling greenlet in place of the others
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gevent import get_hub
+from gevent.hub import Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.hooks import Pending
 from smqrt.lua.bridge import LuaError, Op, error_text
+from smqrt.lua.parking import Parking
 from smqrt.net import workers
 
 log = logging.getLogger("smqrt.lua")
@@ -27,7 +30,18 @@ log = logging.getLogger("smqrt.lua")
 MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
 MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
 
+OPS_PER_TURN = 64  # that an activity may do without waiting before others have a turn
+
 Values = tuple[Any, ...]
+
+
+class _Parked:
+    """An activity that waits without a greenlet."""
+
+    __slots__ = ("co", "outcome", "parking")
+
+    def __init__(self, co: Any, parking: Parking, outcome: Pending) -> None:
+        self.co, self.parking, self.outcome = co, parking, outcome
 
 
 class Activities:
@@ -45,12 +59,13 @@ class Activities:
         self._failure = failure
         self._idle: list[Any] = []
         self._drivers: set[greenlet] = set()
+        self._parked: set[_Parked] = set()
         self._depth = 0
 
     @property
     def blocked(self) -> int:
         """How many activities wait in an op at the moment."""
-        return len(self._drivers)
+        return len(self._drivers) + len(self._parked)
 
     @property
     def idle(self) -> int:
@@ -76,9 +91,12 @@ class Activities:
             return ()
         if type(answer) is tuple and type(answer[0]) is bool:
             return self._ended(co, answer)
-        pending = Pending()
-        get_hub().loop.run_callback(workers.start, self._drive_later, co, answer, pending)
-        return pending
+        outcome = Pending()
+        self._go_on(co, answer, outcome)
+        if not outcome.done:
+            return outcome
+        values: Values = outcome.result()
+        return values
 
     def start(self, ref: int, *args: Any) -> None:
         """Run the Lua function `ref` like `call`; an error is logged ("smqrt.lua") with the author's file, line and
@@ -108,12 +126,22 @@ class Activities:
 
     def stop(self) -> None:
         """End all activities that wait in an op: their `<close>` variables are closed, Lua's pcall can't hold them."""
+        run_callback = get_hub().loop.run_callback
         for driver in list(self._drivers):
-            get_hub().loop.run_callback(self._kill, driver)
+            run_callback(self._kill, driver)
+        for parked in list(self._parked):
+            run_callback(self._abandon, parked)
 
     def _kill(self, driver: greenlet) -> None:
         if driver in self._drivers:  # otherwise it ended meanwhile and does something else
             driver.throw(GreenletExit)
+
+    def _abandon(self, parked: _Parked) -> None:
+        if parked in self._parked:
+            self._parked.discard(parked)
+            parked.parking.cancel()
+            self.call(self._close_ref, parked.co)
+            parked.outcome.reject(GreenletExit())
 
     def _send(self, co: Any, values: Values) -> Any:
         if self._depth >= MAX_DEPTH:
@@ -134,34 +162,115 @@ class Activities:
             return answer[1:]
         raise LuaError(answer[1])
 
-    def _drive_later(self, co: Any, answer: Any, pending: Pending) -> None:
+    def _advance(self, co: Any, answer: Any) -> Any:
+        """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
+        or waits (a `Parking`)."""
+        for turn in range(OPS_PER_TURN):
+            if type(answer) is not tuple:
+                answer = (answer,)
+            op = answer[0]
+            if type(op) is bool or not op.parks:
+                return answer
+            values = self._perform(*answer)
+            if values and type(values[0]) is Parking:
+                if not values[0].done:
+                    return values[0]
+                values = self._answer_of(values[0])
+            if turn == OPS_PER_TURN - 1:
+                return _in_next_turn(values)
+            answer = self._send(co, values)
+
+    def _go_on(self, co: Any, answer: Any, outcome: Pending) -> None:
+        """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
         try:
-            result = self._drive(co, answer)
+            answer = self._advance(co, answer)
+            if type(answer) is Parking:
+                self._park(_Parked(co, answer, outcome))
+            elif type(answer[0]) is bool:
+                outcome.resolve(self._ended(co, answer))
+            else:
+                get_hub().loop.run_callback(workers.start, self._drive_later, co, answer, outcome)
+        except LuaError as error:
+            outcome.reject(error)
+
+    def _park(self, parked: _Parked) -> None:
+        self._parked.add(parked)
+        parked.parking.then(lambda value, error: self._in_hub(self._unpark, parked))
+
+    def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call `fn` where greenlets may be switched: at once in the Hub greenlet, unless Lua is on the C stack."""
+        hub = get_hub()
+        if self._depth or getcurrent() is not hub:
+            hub.loop.run_callback(fn, *args)
+        else:
+            fn(*args)
+
+    def _unpark(self, parked: _Parked) -> None:
+        if parked not in self._parked:
+            return  # ended meanwhile
+        self._parked.discard(parked)
+        try:
+            answer = self._send(parked.co, self._answer_of(parked.parking))
+        except LuaError as error:
+            parked.outcome.reject(error)
+        else:
+            self._go_on(parked.co, answer, parked.outcome)
+
+    def _drive_later(self, co: Any, answer: Any, outcome: Pending) -> None:
+        """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
+        try:
+            answer = self._driven(co, lambda: self._send(co, self._perform(*answer)))
         except Exception as error:
-            pending.reject(error)
+            outcome.reject(error)
         except BaseException as error:
-            pending.reject(error)
+            outcome.reject(error)
             raise
         else:
-            pending.resolve(result)
+            self._go_on(co, answer, outcome)
 
     def _drive(self, co: Any, answer: Any) -> Values:
-        """Run the ops that `co` yields until it ends. A greenlet that is killed meanwhile closes the coroutine."""
+        """Run the ops that `co` yields in this greenlet until it ends."""
+        return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
+
+    def _to_the_end(self, co: Any, answer: Any) -> Any:
+        while True:
+            answer = self._advance(co, answer)
+            if type(answer) is Parking:
+                answer = self._send(co, self._await(answer))
+            elif type(answer[0]) is bool:
+                return answer
+            else:
+                answer = self._send(co, self._perform(*answer))
+
+    def _driven(self, co: Any, work: Callable[[], Any]) -> Any:
+        """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
         me = getcurrent()
         self._drivers.add(me)
         try:
-            while True:
-                if type(answer) is not tuple:
-                    answer = (answer,)
-                if type(answer[0]) is bool:
-                    break
-                answer = self._send(co, self._perform(*answer))
+            return work()
         except BaseException:
             self.call(self._close_ref, co)
             raise
         finally:
             self._drivers.discard(me)
-        return self._ended(co, answer)
+
+    def _await(self, parking: Parking) -> Values:
+        hub = get_hub()
+        waiter: Waiter[None] = Waiter(hub)
+        parking.then(lambda value, error: self._in_hub(waiter.switch, None))
+        try:
+            waiter.get()
+        except BaseException:
+            parking.cancel()
+            raise
+        return self._answer_of(parking)
+
+    def _answer_of(self, parking: Parking) -> Values:
+        try:
+            result = parking.result()
+        except Exception as error:
+            return (self._failure, error_text(error, parking.resolve))
+        return result if type(result) is tuple else (result,)
 
     def _perform(self, op: Op, *args: Any) -> Values:
         try:
@@ -169,6 +278,13 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
+
+
+def _in_next_turn(values: Values) -> Parking:
+    """An activity that never has to wait lets others have a turn."""
+    parking = Parking()
+    get_hub().loop.run_callback(parking.resolve, values)
+    return parking
 
 
 def _text_of(error: Exception) -> bytes | str:

@@ -48,12 +48,15 @@ class Op:
     """A Python function that Lua reaches by yielding it: it runs with no Lua on the C stack, so it may block.
 
     Not callable on purpose: Lua code that gets hold of one can do nothing with it but yield it.
+
+    parks: `fn` never blocks; it may answer a `Parking`, and the activity needs no greenlet while it waits.
     """
 
-    __slots__ = ("fn",)
+    __slots__ = ("fn", "parks")
 
-    def __init__(self, fn: Function) -> None:
+    def __init__(self, fn: Function, parks: bool = False) -> None:
         self.fn = fn
+        self.parks = parks
 
 
 def encoded(value: Any) -> Any:

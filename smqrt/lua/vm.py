@@ -80,11 +80,13 @@ class Vm:
         functions: Mapping[str, Function],
         blocking: Mapping[str, Function] | None = None,
         source: bytes | None = None,
+        parking: Mapping[str, Function] | None = None,
     ) -> None:
         """Give Lua the Python half of a part of the API and run its Lua half as `chunk(core, py)`.
 
         functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
         blocking: become `py.<key>` as well; they run with no Lua on the C stack and may block.
+        parking: the same, but they do not block and may answer a `Parking`: what waits in one needs no greenlet.
         source: the Lua half; without it the shipped file `lib/<name>.lua`, dots standing for slashes.
         What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
         ValueError when there is none.
@@ -97,6 +99,8 @@ class Vm:
             halves += (key.encode(), guarded(fn, self._failure))
         for key, fn in (blocking or {}).items():
             halves += (key.encode(), Op(fn))
+        for key, fn in (parking or {}).items():
+            halves += (key.encode(), Op(fn, parks=True))
         self.run(self._refs[b"install"], name.encode(), source, library.chunk_name(name), len(functions), *halves)
 
     def compile(self, source: str | bytes, name: str = "=compile") -> int:
