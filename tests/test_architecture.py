@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
-ORDER = "errors, settings, wire, broker, net, http + client, hub, pyapps, lua, reload, runtime, cli"
+ORDER = "errors, settings, wire, broker, net, http + client + mqtt, hub, pyapps, lua, reload, runtime, cli"
 LAYERS = [layer.replace(" + ", " ") for layer in ORDER.split(", ")]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 MODULES = sorted(PACKAGE.rglob("*.py"))
