@@ -192,6 +192,9 @@ class Device:
         while True:
             while (packet := self.stream.take()) is not None:
                 packets.append(packet)
+                if packet.startswith(b"ws:8:"):
+                    with contextlib.suppress(OSError):
+                        self.send_bytes(masked(packet[5:7], websocket.CLOSE))
             if not self.more():
                 assert torn or not self.stream.data, f"half a packet at the end: {self.stream.data!r}"
                 return packets

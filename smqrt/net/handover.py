@@ -97,5 +97,6 @@ class _Chunked:
 
 def limit_chunks(session: Session, size_bytes: int) -> None:
     """Respect the largest frame that a version 2 client takes at once (257 to 8192 bytes)."""
-    size_bytes = min(max(size_bytes, 257), 8192)
-    session.outbox.sock = _Chunked(session.outbox.sock, size_bytes)  # type: ignore[attr-defined]
+    connection = session.outbox
+    if isinstance(connection, RawConnection):  # gevent-websocket sends as it likes
+        connection.sock = _Chunked(connection.sock, min(max(size_bytes, 257), 8192))

@@ -6,11 +6,14 @@ like any other.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Outbox
@@ -24,23 +27,27 @@ from smqrt.wire import smq
 if TYPE_CHECKING:
     from smqrt.net.broker import Broker
 
-SEND_TIMEOUT_S = datapath.STALLED_AFTER_S
+log = logging.getLogger("smqrt")
+
+_GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))
 
 
 class WsgiConnection(Outbox):
     """A client behind gevent-websocket: takes raw frames, sends their packets as binary messages."""
 
-    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "handshake", "session", "socket")
+    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "handshake", "session", "sock")
+    takes_fragments = False
     session: Session
 
-    def __init__(self, socket: Any) -> None:
+    def __init__(self, sock: Any) -> None:
         super().__init__()
-        self.socket = socket
+        self.sock = sock
         self.closed = False
         self.handshake: Pending | None = Pending()
         self._more = Event()
         self._resumed = Event()
         self._outgoing: deque[bytes] = deque()
+        sock.raw_write = _one_at_a_time(sock.raw_write)  # it answers pings in the middle of a message otherwise
 
     # ---- the broker's side
 
@@ -52,7 +59,7 @@ class WsgiConnection(Outbox):
             if dropped:
                 self.dropped += dropped
                 self.overflowed(Drop.OVER_BUDGET, dropped)
-            self._outgoing.append(kept)
+            self._outgoing.extend(frame[2:] for frame in smq.frames(kept))
             self.queued_bytes += len(kept)
         self._more.set()
 
@@ -74,32 +81,47 @@ class WsgiConnection(Outbox):
         self.session.hub.overflowed(self.session, reason, messages)
 
     def finish(self, reason: CloseReason) -> None:
-        """Let the writer send what is queued, then close."""
+        """Let the writer send what is queued, then close; to a client that is gone nothing is sent."""
         self.settled()
         self.flush()
         self.closed = True
+        if reason in _GONE:
+            self._count_undelivered()
+        self._more.set()
         self._resumed.set()
+
+    def _count_undelivered(self) -> None:
+        lost = sum(packet[0] == smq.Type.PUBLISH for packet in self._outgoing)
+        self.session.hub.stats.drop(Drop.CLOSED, lost)
+        self._outgoing.clear()
 
     # ---- the greenlets
 
     def run(self) -> None:
         """Serve the connection until it ends."""
-        writer = gevent.spawn(self._write)
+        reader, writer = gevent.spawn(self._read), gevent.spawn(self._write)
         try:
-            self._read()
+            gevent.wait([reader, writer], count=1)
+            self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
+            writer.join(datapath.STALLED_AFTER_S)
+            reader.join(datapath.LINGER_S)
         finally:
             self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
-            writer.join(SEND_TIMEOUT_S)
-            writer.kill()
+            gevent.killall([reader, writer])
+            self._count_undelivered()
 
     def _read(self) -> None:
         while not self.closed:
-            message = self.socket.receive()
+            try:
+                message = self.sock.receive()
+            except Exception as error:
+                log.debug("the WebSocket ended: %s", error)
+                return
             if message is None:
                 return
+            self._resumed.clear()
             if self._packet(message.encode() if isinstance(message, str) else bytes(message)):
                 self._resumed.wait()
-                self._resumed.clear()
 
     def _packet(self, packet: bytes) -> bool:
         session = self.session
@@ -113,25 +135,43 @@ class WsgiConnection(Outbox):
             return session.publish(smq.frame(packet))
         except ProtocolError as error:
             session.fail(error)
-            return False
+        except Exception:
+            log.exception("error while routing; the connection is closed")
+            session.hub.disconnect(session, CloseReason.HOOK_FAILED)
+        return False
 
     def _write(self) -> None:
+        reason = CloseReason.WRITE_FAILED
         try:
             while self._outgoing or not self.closed:
                 self._more.wait()
                 self._more.clear()
                 self._send_outgoing()
-            self.socket.close()
-        except Exception:
-            self.session.hub.disconnect(self.session, CloseReason.WRITE_FAILED)
+            self.sock.close()
+        except gevent.Timeout:
+            reason = CloseReason.SLOW_CONSUMER
+        except Exception as error:
+            log.debug("the WebSocket takes nothing any more: %s", error)
+        self.session.hub.disconnect(self.session, reason)
 
     def _send_outgoing(self) -> None:
         while self._outgoing:
-            run = self._outgoing.popleft()
-            self.queued_bytes -= len(run)
-            with gevent.Timeout(SEND_TIMEOUT_S):
-                for frame in smq.frames(run):
-                    self.socket.send(frame[2:], binary=True)
+            packet = self._outgoing[0]
+            with gevent.Timeout(datapath.STALLED_AFTER_S):
+                self.sock.send(packet, binary=True)
+            if self._outgoing:  # else it was counted as lost meanwhile
+                self._outgoing.popleft()
+            self.queued_bytes -= len(packet) + 2
+
+
+def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    lock = BoundedSemaphore()
+
+    def locked(data: bytes) -> Any:
+        with lock:
+            return write(data)
+
+    return locked
 
 
 def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
@@ -140,10 +180,10 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
     Raises:
         ArgumentError: the environ has no WebSocket.
     """
-    socket = environ.get("wsgi.websocket")
-    if socket is None:
+    sock = environ.get("wsgi.websocket")
+    if sock is None:
         raise ArgumentError("environ: no wsgi.websocket in it; serve with geventwebsocket.handler.WebSocketHandler")
-    connection = WsgiConnection(socket)
+    connection = WsgiConnection(sock)
     session = open_session(broker, connection, origin)
     connection.reply(init(session, str(environ.get("REMOTE_ADDR", ""))))
     connection.run()

@@ -1,0 +1,196 @@
+"""A hub inside a real gevent application: pywsgi and gevent-websocket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+import pytest
+from gevent import pywsgi, socket
+from geventwebsocket.handler import WebSocketHandler
+
+from smqrt import hub
+from smqrt.broker.stats import Drop
+from smqrt.net import datapath
+from smqrt.wire import smq as wire
+from smqrt.wire import websocket
+from smqrt.wire.smq import Type
+from tests.device import WS, Device, connect_packet, masked, publish, wait_until
+
+
+class Mounted:
+    """An application with a page and a hub."""
+
+    def __init__(self, **options: Any) -> None:
+        self.smq = hub.create(**options)
+        self.returned = 0
+        self._server = pywsgi.WSGIServer(("127.0.0.1", 0), self._answer, handler_class=WebSocketHandler, log=None)
+        self._server.start()
+        self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+        self._devices: list[Device] = []
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        if environ["PATH_INFO"] == "/smq" and hub.isSMQ(environ):
+            self.smq.connect(environ, "the argument")
+            self.returned += 1
+            return []
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"a page"]
+
+    def open(self) -> Device:
+        self._devices.append(Device(self._server.address, WS))
+        return self._devices[-1]
+
+    def device(self, uid: bytes = b"uid-a1", **more: Any) -> Device:
+        return self.open().start().connect(uid, **more)
+
+    @property
+    def state(self) -> Any:
+        return self.smq._broker.hub
+
+    def close(self) -> None:
+        for device in self._devices:
+            device.close()
+        wait_until(lambda: not (self.state.sessions or datapath._handshakes), "the ends of all clients")
+        self._server.stop(1)
+
+
+@pytest.fixture
+def mount() -> Iterator[Callable[..., Mounted]]:
+    mounted: list[Mounted] = []
+
+    def make(**options: Any) -> Mounted:
+        mounted.append(Mounted(**options))
+        return mounted[-1]
+
+    yield make
+    for one in mounted:
+        one.close()
+
+
+def test_a_whole_session(mount: Callable[..., Mounted]) -> None:
+    told: list[Any] = []
+    site = mount(onconnect=lambda etid, info, peer: told.append((info["arg"], info["request"]["PATH_INFO"], peer.uid)))
+    device, other = site.device(b"uid-a1"), site.device(b"other-1")
+    assert device.ip == b"127.0.0.1"
+    tid, stid = device.subscribe(b"news"), device.createsub(b"sub")
+    other.publish(tid, b"hello", stid)
+    device.expect(publish(tid, other.etid, b"hello", stid))
+    device.send(wire.with_id(Type.OBSERVE, other.etid)).expect_nothing()
+    other.close()
+    device.expect(wire.change(other.etid, 0)).expect_nothing()
+    site.smq.publish({"to": "all"}, "news")
+    device.expect(publish(tid, 1, b'{"to":"all"}'))
+    assert told == [("the argument", "/smq", b"uid-a1"), ("the argument", "/smq", b"other-1")]
+    wait_until(lambda: site.returned == 1, "connect() returns when the connection ends")
+
+
+def test_pages_beside_it(mount: Callable[..., Mounted]) -> None:
+    device = mount().open()
+    device.send_bytes(b"GET / HTTP/1.0\r\nHost: x\r\n\r\n").read_head()
+    while device.more():
+        pass
+    assert device.stream.data == b"a page"
+
+
+@pytest.mark.parametrize("size", [0, 1, 112, 113, 4096, 65000, 65520])
+def test_sizes(mount: Callable[..., Mounted], size: int) -> None:
+    device = mount().device()
+    packet = publish(device.etid, device.etid, b"x" * size)
+    device.send(packet, packet).expect(packet, packet)
+
+
+ENDINGS: dict[str, tuple[Callable[[Mounted, Device], Any], list[bytes]]] = {
+    "forged": (lambda site, device: device.send(publish(5, 5, b"")), [wire.disconnect(b"corrupt frame")]),
+    "unknown": (lambda site, device: device.send(b"\xff"), []),
+    "short": (lambda site, device: device.send(b"\x08\0"), []),
+    "empty": (lambda site, device: device.send(b""), []),
+    "second Connect": (lambda site, device: device.send(connect_packet()), []),
+    "PubFrag": (lambda site, device: device.send(publish(5, device.etid, b"", kind=Type.PUBFRAG)), []),
+    "too large": (lambda site, device: device.send(b"\x04" + b"n" * 65533), []),
+    "disconnect": (lambda site, device: device.send(wire.disconnect()), []),
+    "shutdown": (lambda site, device: site.smq.shutdown("bye"), [wire.disconnect(b"bye")]),
+    "shutdown without a word": (lambda site, device: site.smq.shutdown(), []),
+    "take-over": (lambda site, device: site.device(b"uid-a1"), [wire.disconnect(b"reconnect")]),
+    "no mask": (lambda site, device: device.send_bytes(b"\x82\x01\x0c"), []),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_endings(mount: Callable[..., Mounted], name: str) -> None:
+    end, packets = ENDINGS[name]
+    closed: list[Any] = []
+    site = mount(onclose=lambda etid, sock, peer, err: closed.append(peer.uid))
+    device = site.device()
+    end(site, device)
+    if name != "no mask":  # gevent-websocket lets it pass
+        device.expect_end(*packets)
+        assert closed == [b"uid-a1"]
+
+
+def test_refusals(mount: Callable[..., Mounted]) -> None:
+    site = mount(authenticate=lambda credentials, info: (3, "no"), readtmo=100)
+    site.open().start().send(connect_packet()).expect_end(wire.connack(3, 0, b"no"))
+    site.open().start().send(b"\x04news").expect_end(wire.connack(1, 0))
+    site.open().start().expect_end(wire.connack(2, 0))
+
+
+def test_version_2_with_a_frame_size(mount: Callable[..., Mounted]) -> None:
+    device = mount().device(max_frame=300)
+    packet = publish(device.etid, device.etid, b"x" * 5000)
+    device.send(packet).expect(packet)
+
+
+def test_hooks_that_block(mount: Callable[..., Mounted]) -> None:
+    def slowly(*arguments: Any) -> bool:
+        gevent.sleep(0.02)
+        return True
+
+    site = mount(authenticate=lambda *_: 0 if slowly() else 6, permittop=slowly, onpublish=slowly)
+    device, got = site.device(), []
+    site.smq.subscribe("ask", onmsg=lambda data, *_: (slowly(), got.append(data)))
+    device.send(b"\x04news", *(publish(device.etid, device.etid, b"%d" % number) for number in range(3)), b"\x06ask")
+    assert device.ack().name == b"news"
+    assert [device.receive()[13:] for _ in range(3)] == [b"0", b"1", b"2"]
+    ask = device.ack().number
+    for number in range(3):
+        device.publish(ask, b"%d" % number)
+    wait_until(lambda: got == [b"0", b"1", b"2"], "all messages, in order")
+
+
+def test_pings(mount: Callable[..., Mounted]) -> None:
+    device = mount().device()
+    device.send_bytes(masked(b"hello", websocket.PING)).expect(b"ws:10:hello").expect_nothing()
+
+
+def test_the_ledger_of_a_subscriber_that_does_not_read(
+    mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.3)
+    closed: list[Any] = []
+    site = mount(budget=100_000, onclose=lambda etid, sock, peer, err: closed.append((peer.uid, err)))
+    lazy = site.open()
+    lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+    lazy.start().connect(b"lazy-1")
+    publisher = site.device(b"publisher")
+    tid = lazy.subscribe(b"news")
+    for number in range(1000):
+        publisher.publish(tid, number.to_bytes(4, "big") + b"x" * 9000)
+    publisher.expect_nothing()
+    wait_until(lambda: closed, "the end of the stalled client")
+    assert closed == [(b"lazy-1", "slow consumer")]
+    got = [int.from_bytes(packet[13:17], "big") for packet in lazy.until_end(torn=True)]
+    drops = site.state.stats.drops
+    assert got == sorted(set(got))
+    assert len(got) + drops[Drop.OVER_BUDGET] + drops[Drop.CLOSED] == 1000
+    publisher.expect_nothing()
+
+
+def test_without_a_websocket(caplog: pytest.LogCaptureFixture, mount: Callable[..., Mounted]) -> None:
+    """A raw SMQ request cannot be served by WSGI: the error names what is missing."""
+    caplog.set_level(logging.DEBUG)
+    device = mount().open()
+    device.send_bytes(b"GET /smq HTTP/1.1\r\nHost: x\r\nSimpleMQ: 1\r\n\r\n").read_head()
+    assert device.head.startswith(b"HTTP/1.1 500")
