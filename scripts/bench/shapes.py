@@ -40,7 +40,7 @@ SHAPES = [
     Shape("bulk", "1 to 1, 16 B, bulk", "--batch 64", _bars(40, 4, 4, 0.8)),
     Shape("single", "1 to 1, 16 B, one write per message", "--batch 1", _bars(6, 8, 1, 0.8)),
     Shape("1k", "1 to 1, 1 KB", "--size 1024 --batch 64", _bars(14, 4, 2.8, 0.65)),
-    Shape("60k", "1 to 1, 60 KB", "--size 60000 --batch 8 --window 64", _bars(2, 7, 1.6, 0.8)),
+    Shape("60k", "1 to 1, 60 KB", "--size 60000 --batch 4 --window 16", _bars(2, 7, 1.6, 0.8)),
     Shape("fan100", "1 to 100, 16 B", "--subs 100 --batch 1 --window 100", _bars(18, 2.5, 1.4, 0.7)),
     Shape("fan1000", "1 to 1000, 128 B", "--subs 1000 --size 128 --batch 1 --window 100", _bars(18, 2.5, 1.4, 0.7)),
     Shape("pairs", "100 pairs, one write per message", f"{_PAIRS} --batch 1 --window 1", _bars(1.8, 3, 1, 0.8)),
