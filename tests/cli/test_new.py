@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import Served
 
 
@@ -15,6 +17,7 @@ def new(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "smqrt", "new", str(folder)], capture_output=True, text=True)
 
 
+@pytest.mark.servers
 def test_it_makes_every_file_and_touches_no_folder_in_use(tmp_path: Path) -> None:
     made = new(tmp_path / "app")
     assert made.returncode == 0

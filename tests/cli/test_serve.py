@@ -21,6 +21,8 @@ from tests.conftest import Served
 
 Serve = Callable[..., Served]
 
+pytestmark = pytest.mark.servers
+
 HUB = """
 smq = require"smq.hub".create()
 function onunload() trace"onunload ran" end
@@ -304,7 +306,6 @@ def test_an_unknown_host_gets_one_sentence(tmp_path: Path) -> None:
     assert "--host" in refused(application(tmp_path / "app"), "--host", "192.0.2.1")
 
 
-@pytest.mark.servers
 def test_help_shows_every_option() -> None:
     text = subprocess.run([sys.executable, "-m", "smqrt", "serve", "--help"], capture_output=True, text=True).stdout
     for option in ("-l NAME:PRIORITY:PATH", "--host", "--port", "--tls-port", "--cert", "--key", "--reload", "9357"):
