@@ -219,10 +219,10 @@ class Device:
 
     # ---- steps of a session
 
-    def start(self, headers: str | None = None) -> Device:
+    def start(self, headers: str | None = None, target: str = "/smq") -> Device:
         """Send the bootstrap request and read the reply and Init."""
         own = WS_HEADERS if self.on_websocket else RAW_HEADERS
-        self.send_bytes(request(own if headers is None else headers))
+        self.send_bytes(request(own if headers is None else headers, target=target))
         return self.read_head().hello()
 
     def read_head(self) -> Device:

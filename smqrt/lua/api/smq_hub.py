@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 from gevent import get_hub
 
 from smqrt.broker.hooks import Hooks, Pending
-from smqrt.broker.session import Session
+from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import LuaError
+from smqrt.lua.bridge import LuaError, encoded
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import Broker, Options
@@ -97,7 +99,7 @@ class LuaBroker:
 
     def _verdict(self, session: Session) -> Callable[[Any], Any]:
         def verdict(answer: Any) -> Any:
-            if answer[0] != wire.ConnackCode.ACCEPTED:
+            if answer[0] != wire.ConnackCode.ACCEPTED or session.state is State.CLOSED:
                 self._half.forget(session)
             return answer
 
@@ -129,7 +131,8 @@ class LuaBroker:
         self._ask("ondrop", (), run, tid, ptid, self._half.handle(session))
 
     def _log(self, session: Session | None, text: str) -> None:
-        self._ask("log", (), self._half.handle(session) if session else None, text.encode())
+        known = session is not None and (session.extra is not None or session.state is State.CONNECTED)
+        self._ask("log", (), self._half.handle(session) if known else None, text.encode())
 
 
 class HubHalf:
@@ -166,10 +169,10 @@ class HubHalf:
     def _session(self, number: int) -> Any:
         return self._sessions.get(number)
 
-    def peer(self, number: int) -> tuple[Any, ...]:
-        """`(etid, uid, info)` of a client."""
-        session = self._sessions[number]
-        return session.etid, session.uid, session.info
+    def peer(self, number: int) -> tuple[Any, ...] | None:
+        """`(etid, uid, info)` of a client; None when it is gone."""
+        session = self._session(number)
+        return (session.etid, session.uid, session.info) if session else None
 
     def peer_topics(self, number: int) -> tuple[Any, ...] | None:
         """`tid, name, ...` of the topics a client subscribes to."""
@@ -206,8 +209,8 @@ class HubHalf:
         certificate = sock.peer_certificate() if hasattr(sock, "peer_certificate") else None
         if not certificate:
             return None
-        names = [value for pair in certificate.get("subject", ()) for key, value in pair if key == "commonName"]
-        return (names[0].encode() if names else b""), True
+        names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return encoded(names[0].value if names else ""), True
 
     def _sock(self, number: int) -> Any:
         session = self._session(number)

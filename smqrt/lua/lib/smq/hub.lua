@@ -2,8 +2,8 @@
 local core, py = ...
 
 local arg, ref, exchange = core.arg, core.ref, core.exchange
-local pairs, rawget, select, setmetatable, sub, tostring, type, unpack =
-  pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack
+local pairs, rawget, select, setmetatable, sub, tostring, type, unpack, xpcall =
+  pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack, xpcall
 
 local PUBLISH <const> = ">I2BI4I4I4" -- length, type, tid, ptid, subtid
 local HEADER <const> = 15
@@ -33,7 +33,7 @@ function sock.trusted(self)
 end
 
 local function fold(names, ...)
-  for at = 1, select("#", ...), 2 do
+  for at = 1, select("#", ...) - 1, 2 do
     local key, value = select(at, ...)
     names[key] = value
   end
@@ -48,10 +48,11 @@ local peer_meta = {
   end,
 }
 
--- The peer table of a client; the same one every time while it is connected.
+-- The peer table of a client; the same one every time while it is connected. nil for one that has gone meanwhile.
 local function peer_of(number)
   local peer = peers[number]
   if not peer then
+    if not py.peer(number) then return nil end
     local socket = setmetatable({}, sock_class)
     number_of[socket] = number
     peer = setmetatable({sock = socket}, peer_meta)
@@ -89,27 +90,33 @@ end
 
 -- ---- callbacks: how each is called from Python
 
+-- Calls f for each message of a run. An error is logged, and does not keep f from the messages behind it.
 local function each_frame(run, f)
   local at, size = 1, #run
+  local function walk()
+    while at < size do
+      local from = at
+      local length, _, tid, ptid, subtid = unpack(PUBLISH, run, from)
+      at = from + length
+      f(sub(run, from + HEADER, at - 1), ptid, tid, subtid, from, at - 1)
+    end
+  end
   while at < size do
-    local length, _, tid, ptid, subtid = unpack(PUBLISH, run, at)
-    f(sub(run, at + HEADER, at + length - 1), ptid, tid, subtid, at, at + length - 1)
-    at = at + length
+    local ok, message = xpcall(walk, core.traceback)
+    if not ok then core.log_error(message) end
   end
 end
 
 -- The frames of a run that f lets pass: true for all of them, else a string.
 local function passing(f, run, peer)
-  local kept_frames, count, all = {}, 0, true
+  local kept_frames, count, bytes = {}, 0, 0
   each_frame(run, function(data, ptid, tid, subtid, from, to)
     if f(data, ptid, tid, subtid, peer) then
-      count = count + 1
+      count, bytes = count + 1, bytes + to - from + 1
       kept_frames[count] = sub(run, from, to)
-    else
-      all = false
     end
   end)
-  return all or table.concat(kept_frames)
+  return bytes == #run or table.concat(kept_frames)
 end
 
 local adapters = {}
@@ -156,7 +163,10 @@ function adapters.ondrop(f)
 end
 
 function adapters.log(f)
-  return function(number, text) f(number and peer_of(number).sock, text) end
+  return function(number, text)
+    local peer = number and peer_of(number)
+    f(peer and peer.sock, text)
+  end
 end
 
 -- ---- arguments
@@ -194,6 +204,7 @@ end
 -- syntax: smq:connect(request [,arg])      blocks until the handshake ended
 function smq.connect(self, request, value)
   local number = handle(self)
+  if type(request) ~= "userdata" then core.bad_argument(1, "connect", "request", request) end
   local anchor = value ~= nil and ref(value) or nil
   local cmd = exchange.handle_of(request)
   py.connect(number, cmd, anchor)
@@ -204,9 +215,11 @@ end
 function smq.peers(self)
   local numbers, at = {py.peers(handle(self))}, 0
   return function()
-    at = at + 1
-    local peer = numbers[at] and peer_of(numbers[at])
-    if peer then return peer.sock, peer end
+    while numbers[at + 1] do
+      at = at + 1
+      local peer = peer_of(numbers[at])
+      if peer then return peer.sock, peer end
+    end
   end
 end
 
@@ -331,7 +344,10 @@ local function options(op)
   end
   for key, field in pairs(numbers) do
     local value = arg.optional(arg.integer, op[key], nil, "1." .. key, "create")
-    if value then add(list, field, value) end
+    if value then
+      if value < 1 then core.raise("bad argument #1." .. key .. " to 'create' (positive number expected, got " .. value .. ")") end
+      add(list, field, value)
+    end
   end
   if op.rndtid then add(list, "rndtid", true) end
   if op.persist then add(list, "persist", arg.string(op.persist, "1.persist", "create")) end
