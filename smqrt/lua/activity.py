@@ -165,18 +165,20 @@ class Activities:
     def _advance(self, co: Any, answer: Any) -> Any:
         """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
         or waits (a `Parking`)."""
-        for turn in range(OPS_PER_TURN):
+        left = OPS_PER_TURN
+        while True:
             if type(answer) is not tuple:
                 answer = (answer,)
             op = answer[0]
             if type(op) is bool or not op.parks:
                 return answer
             values = self._perform(*answer)
-            if values and type(values[0]) is Parking:
+            if values and isinstance(values[0], Parking):
                 if not values[0].done:
                     return values[0]
                 values = self._answer_of(values[0])
-            if turn == OPS_PER_TURN - 1:
+            left -= 1
+            if not left:
                 return _in_next_turn(values)
             answer = self._send(co, values)
 
@@ -184,7 +186,7 @@ class Activities:
         """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
         try:
             answer = self._advance(co, answer)
-            if type(answer) is Parking:
+            if isinstance(answer, Parking):
                 self._park(_Parked(co, answer, outcome))
             elif type(answer[0]) is bool:
                 outcome.resolve(self._ended(co, answer))
@@ -235,7 +237,7 @@ class Activities:
     def _to_the_end(self, co: Any, answer: Any) -> Any:
         while True:
             answer = self._advance(co, answer)
-            if type(answer) is Parking:
+            if isinstance(answer, Parking):
                 answer = self._send(co, self._await(answer))
             elif type(answer[0]) is bool:
                 return answer

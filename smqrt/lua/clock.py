@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-import gevent
+from gevent import get_hub
+
+from smqrt.lua.parking import Parking
 
 
 def clock_ms() -> int:
@@ -12,6 +15,26 @@ def clock_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def sleep_ms(ms: float) -> None:
-    """Wait in the current greenlet; others run meanwhile."""
-    gevent.sleep(max(ms, 0) / 1000)
+class Sleep(Parking):
+    """Answered when the time is over."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._timer: Any = get_hub().loop.timer(seconds)
+        self._timer.start(self._over, update=True)
+        self.on_cancel = self._end
+
+    def _over(self) -> None:
+        self._end()
+        self.resolve()
+
+    def _end(self) -> None:
+        self._timer.stop()
+        self._timer.close()
+
+
+def sleep_ms(ms: float) -> Sleep:
+    """Park the activity for that time; others run meanwhile."""
+    return Sleep(max(ms, 0) / 1000)

@@ -57,7 +57,7 @@ class Vm:
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
         _live.add(self)
         halves: dict[str, Function] = {"module_source": _module_source, "log_error": _log_error, "clock": clock_ms}
-        self.namespace("core.python", halves, {"sleep": sleep_ms})
+        self.namespace("core.python", halves, parking={"sleep": sleep_ms})
 
     def finish(self) -> None:
         """Cut Lua off from Python, for good. The finalizers that run when the Lua state is freed must not call into

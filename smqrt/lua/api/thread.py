@@ -40,4 +40,4 @@ def install(vm: Vm, services: Services) -> None:
     def soon(ref: int, handle: int) -> None:
         get_hub().loop.run_callback(vm.start, ref, handle)
 
-    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"sleep": sleep_ms, "exec": execute})
+    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"exec": execute}, parking={"sleep": sleep_ms})
