@@ -1,0 +1,183 @@
+-- A running broker: its listeners, its sessions, and the calls into the application.
+
+local client = require "mqttbroker.client"
+local listener = require "mqttbroker.listener"
+local refusal = require "mqttbroker.refusal"
+local router = require "mqttbroker.router"
+local session = require "mqttbroker.session"
+
+local clock, pcall = ba.clock, pcall
+
+local CHECK_MS <const> = 250 -- how exact deadlines are
+
+local Broker = {}
+Broker.__index = Broker
+
+-- ---- calls into the application
+
+--- Tells onerror what happened: etype "mqtt" with a reason code, "sock" with a socket error, "callback" with the text of an error.
+function Broker:report(about, etype, status, text)
+  local onerror = self.settings.onerror
+  local ok, fault = true, nil
+  if onerror then ok, fault = pcall(onerror, about, etype, status, text) end
+  if not ok then trace("mqttbroker: onerror failed: " .. tostring(fault)) end
+  if not onerror and etype == "callback" then trace("mqttbroker: " .. status) end
+end
+
+--- Calls a function of the application: whether it returned, and what.
+function Broker:ask(about, f, ...)
+  local ok, answer = pcall(f, ...)
+  if not ok then self:report(about, "callback", tostring(answer)) end
+  return ok, answer
+end
+
+-- ---- what clients are told
+
+--- An identifier for a client that has none.
+function Broker.random_identifier()
+  return "auto-" .. ba.rndbs(8):gsub(".", function(c) return ("%02x"):format(c:byte()) end)
+end
+
+--- The properties of a CONNACK that are the same for all clients.
+function Broker:capabilities()
+  return {
+    maximumpacketsize = self.settings.max_packet_bytes,
+    maximumqos = 0,
+    retainavailable = 0,
+    sharedsubscriptionavailable = 0,
+    wildcardsubscriptionavailable = not self.settings.allow_wildcards and 0 or nil,
+  }
+end
+
+-- ---- clients of the network
+
+local function describe(sock, secure)
+  local address, port = sock:peername()
+  return {sock = sock, address = address, port = port, secure = secure}
+end
+
+local function read_all(self, sock)
+  while true do
+    local data, word = sock:read()
+    if not data then return self:ended(word) end
+    self:receive(data)
+  end
+end
+
+local Entry = {__close = function(entry) -- also when the reader is killed
+  entry.broker.sessions[entry.session] = nil
+  entry.session:ended("socketclosed")
+end}
+
+local function serve(self, sock, secure)
+  if not self.running then return end
+  sock:setoption("tcp-nodelay", true)
+  sock:setoption("keepalive", true)
+  local box = listener.outbox(sock, self.totals)
+  local conversation = session.new(self, box, describe(sock, secure))
+  local entry <close> = setmetatable({broker = self, session = conversation}, Entry)
+  self.sessions[conversation] = sock
+  read_all(conversation, sock)
+end
+
+local function snapshot(set)
+  local list = {}
+  for key in pairs(set) do list[#list + 1] = key end
+  return list
+end
+
+local function check_all(self)
+  local now_ms = clock()
+  for _, conversation in ipairs(snapshot(self.sessions)) do
+    local sock = self.sessions[conversation]
+    if sock and conversation:check(now_ms) then sock:close() end
+  end
+  return self.running or next(self.sessions) ~= nil
+end
+
+-- ---- begin and end
+
+local function listen(self)
+  for i, entry in ipairs(self.settings.listeners) do
+    local sock, fault = listener.open(self.settings.address, entry.port, entry.shark, function(sock)
+      return serve(self, sock, entry.shark ~= nil)
+    end)
+    if not sock then return nil, fault end
+    self.sockets[i] = sock
+    local _, port = sock:sockname()
+    self.ports[i] = port
+  end
+  return true
+end
+
+local function stop_listening(self)
+  for _, sock in ipairs(self.sockets) do sock:close() end
+  self.sockets = {}
+end
+
+--- A broker that does not listen yet. settings: see options.lua.
+local function make(settings)
+  return setmetatable({
+    settings = settings, router = router.new(settings.allow_wildcards), totals = {dropped = 0},
+    sessions = {}, locals = {}, sockets = {}, ports = {}, running = true,
+  }, Broker)
+end
+
+--- Starts a broker. Returns it, or nil and the error of the socket.
+local function start(settings)
+  local self = make(settings)
+  local ok, fault = listen(self)
+  if not ok then
+    stop_listening(self)
+    return nil, fault
+  end
+  self.timer = ba.timer(function() return check_all(self) end)
+  self.timer:set(CHECK_MS, true)
+  return self
+end
+
+local function stop_locals(self)
+  for _, here in ipairs(snapshot(self.locals)) do here:stop(refusal.SHUTTING_DOWN) end
+end
+
+--- Ends the broker in order: clients of MQTT 5 are told, what waits for clients is written. False when it has ended already.
+function Broker:shutdown()
+  if not self.running then return false end
+  self.running = false
+  stop_listening(self)
+  for _, conversation in ipairs(snapshot(self.sessions)) do conversation:stop(refusal.SHUTTING_DOWN, "the broker is shutting down") end
+  stop_locals(self)
+  return true
+end
+
+--- Ends the broker at once. False when it has ended already, and nobody is left.
+function Broker:close()
+  local was_running = self.running
+  self.running = false
+  stop_listening(self)
+  for _, sock in pairs(self.sessions) do sock:close() end
+  stop_locals(self)
+  return was_running
+end
+
+function Broker:status()
+  return {
+    running = self.running,
+    clients = self.router.count,
+    port = self.ports[1],
+    ports = {table.unpack(self.ports)},
+    listeners = #self.sockets,
+    maxPacketSize = self.settings.max_packet_bytes,
+    dropped = self.totals.dropped,
+  }
+end
+
+--- A client inside this process, with the methods of mqttc: createClient([onstatus] [,onpub] [,opt]).
+function Broker:createClient(onstatus, onpub, options)
+  if type(onpub) == "table" then onpub, options = nil, onpub end
+  local here, fault = client.new(self, onstatus, onpub, options or {})
+  if not here then error(fault, 2) end
+  return here
+end
+
+return {make = make, start = start}

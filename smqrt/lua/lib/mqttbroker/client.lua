@@ -1,0 +1,198 @@
+-- A client inside the process of the broker, with the methods of mqttc (spec: smq §8). Its callbacks run one after the other in a
+-- cosocket of its own, so they may wait without holding up who published.
+
+local inbox = require "mqttbroker.inbox"
+local message = require "mqttbroker.message"
+local properties = require "mqttbroker.properties"
+local refusal = require "mqttbroker.refusal"
+local topics = require "mqttbroker.topics"
+
+local PUBLISH <const>, RETAIN <const> = 0x30, 0x01
+
+local Client = {}
+Client.__index = Client
+
+local function ignore() end
+
+local function trace_message(topic, payload)
+  trace(topic, #payload)
+end
+
+-- ---- arguments
+
+local function check(accepted, index, name, expected, value)
+  if not accepted then error(("bad argument #%d to '%s' (%s expected, got %s)"):format(index, name, expected, type(value)), 3) end
+end
+
+local function optional(value, kind, index, name)
+  check(value == nil or type(value) == kind, index, name, kind, value)
+end
+
+local function fault_of_will(will)
+  if type(will) ~= "table" then return "a will is a table {topic=, payload=}" end
+  if type(will.topic) ~= "string" or not topics.is_name(will.topic) then return "will.topic is a topic without wildcards" end
+end
+
+local function new_message(topic, payload, options, values)
+  values = values or {}
+  return message.new(topic, tostring(payload), options.retain == true, properties.pack_message(values), function() return values end)
+end
+
+-- ---- what comes to it
+
+local function convert(self, payload)
+  return self.bytearrays and ba.bytearray.create(payload) or payload
+end
+
+-- The callbacks for a message: one for each subscription that has its own, the general one at most once.
+local function receivers(self, subscription)
+  local list, general = {}, false
+  for _, part in ipairs(subscription.parts or {subscription}) do
+    if part.onpub then list[#list + 1] = part.onpub else general = true end
+  end
+  if general then list[#list + 1] = self.onpub end
+  return list
+end
+
+local function hand_over(self, incoming, subscription)
+  local kept = subscription.retainaspublished and incoming.retain
+  for _, onpub in ipairs(receivers(self, subscription)) do
+    local first = kept and PUBLISH | RETAIN or PUBLISH
+    self.broker:ask(nil, onpub, incoming.topic, convert(self, incoming.payload), incoming.plain(), first)
+  end
+end
+
+--- For the router.
+function Client:deliver(incoming, subscription)
+  local size = #incoming.topic + #incoming.payload
+  self.inbox:put(size, function() hand_over(self, incoming, subscription) end)
+end
+
+function Client:flush()
+  self.inbox:wake()
+end
+
+-- ---- begin and end
+
+local function publish_will(self)
+  local will = self.will
+  if will then self.broker.router:publish(new_message(will.topic, will.payload or "", will, will.properties), self) end
+end
+
+local function leave(self, with_will)
+  self.connected, self.ended = false, true
+  self.broker.locals[self] = nil
+  self.broker.router:leave(self)
+  if with_will then publish_will(self) end
+  self.broker.router:flush()
+end
+
+--- Ends it from the side of the broker; it does not come back.
+function Client:stop(code)
+  if self.ended then return end
+  leave(self, true)
+  local state = {reasoncode = code, properties = {}}
+  self.inbox:finish(function() self.broker:ask(nil, self.onstatus, "mqtt", "disconnect", state) end)
+end
+
+local function connect(self)
+  if self.ended then return end
+  self.broker.router:enter(self)
+  self.connected = true
+  local state = {sessionpresent = false, reasoncode = refusal.NORMAL, properties = self.broker:capabilities()}
+  local asked, keep = self.broker:ask(nil, self.onstatus, "mqtt", "connect", state)
+  if not (asked and keep) then return self:disconnect() end
+  for _, action in ipairs(self.waiting) do action() end
+  self.waiting = {}
+end
+
+-- Does something now, or as soon as the client is connected. Answers whether it is.
+local function when_connected(self, action)
+  if self.ended then return false end
+  if self.connected then action() else self.waiting[#self.waiting + 1] = action end
+  return self.connected
+end
+
+--- A client of `broker`, or nil and what is wrong. onstatus(type, code, status): says by a true value that it wants to stay.
+local function new(broker, onstatus, onpub, options)
+  local fault = options.will and fault_of_will(options.will)
+  if fault then return nil, "bad argument #3 to 'createClient' (" .. fault .. ")" end
+  local self = setmetatable({
+    broker = broker, id = options.clientidentifier or broker.random_identifier(), will = options.will,
+    onstatus = onstatus or function() return true end, onpub = onpub or trace_message, bytearrays = options.recbta ~= false,
+    filters = {}, filter_count = 0, waiting = {}, connected = false, ended = not broker.running,
+  }, Client)
+  self.inbox = inbox.new(broker.totals)
+  broker.locals[self] = true
+  self.inbox:put(0, function() connect(self) end)
+  self.inbox:start()
+  return self
+end
+
+-- ---- the methods
+
+--- Publishes: publish(topic, msg [,{retain}] [,prop]). Returns whether it is connected; otherwise it is done on connection.
+function Client:publish(topic, payload, options, values)
+  check(type(topic) == "string" and topics.is_name(topic), 1, "publish", "topic without wildcards", topic)
+  optional(options, "table", 3, "publish")
+  optional(values, "table", 4, "publish")
+  local outgoing = new_message(topic, payload, options or {}, values)
+  return when_connected(self, function()
+    self.broker.router:publish(outgoing, self)
+    self.broker.router:flush()
+  end)
+end
+
+--- Subscribes: subscribe(topic [,onsuback(topic, reason, prop)] [,{nolocal, retainaspublished, onpub}] [,prop]).
+function Client:subscribe(filter, onsuback, options)
+  check(type(filter) == "string", 1, "subscribe", "string", filter)
+  if type(onsuback) == "table" then onsuback, options = nil, onsuback end
+  optional(onsuback, "function", 2, "subscribe")
+  optional(options, "table", 3, "subscribe")
+  options, onsuback = options or {}, onsuback or ignore
+  local wanted = {filter = filter, nolocal = options.nolocal, retainaspublished = options.retainaspublished, onpub = options.onpub}
+  return when_connected(self, function()
+    local code = self.broker.router:subscribe(self, wanted)
+    self.inbox:put(0, function() self.broker:ask(nil, onsuback, filter, code, {}) end)
+    self.inbox:wake()
+  end)
+end
+
+--- Unsubscribes: unsubscribe(topic [,onunsuback(topic, reason, prop)] [,prop]).
+function Client:unsubscribe(filter, onunsuback)
+  check(type(filter) == "string", 1, "unsubscribe", "string", filter)
+  if type(onunsuback) == "table" then onunsuback = nil end
+  optional(onunsuback, "function", 2, "unsubscribe")
+  return when_connected(self, function()
+    local code = self.broker.router:unsubscribe(self, filter)
+    self.inbox:put(0, function() self.broker:ask(nil, onunsuback or ignore, filter, code, {}) end)
+    self.inbox:wake()
+  end)
+end
+
+--- Ends the client for good. reason 4: its will is published. Returns whether it was connected.
+function Client:disconnect(reason)
+  if self.ended then return false end
+  local was_connected = self.connected
+  leave(self, was_connected and reason == refusal.WITH_WILL)
+  self.inbox:finish()
+  return was_connected
+end
+
+function Client:close()
+  self:disconnect()
+end
+
+--- The will; a wrong one raises an error.
+function Client:setwill(will)
+  local fault = fault_of_will(will)
+  if fault then error("bad argument #1 to 'setwill' (" .. fault .. ")", 2) end
+  self.will = will
+end
+
+--- How many calls wait for the connection, whether it is connected, whether it has ended.
+function Client:status()
+  return #self.waiting, self.connected, self.ended
+end
+
+return {new = new}

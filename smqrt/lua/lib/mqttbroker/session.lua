@@ -1,0 +1,238 @@
+-- The conversation with one client of the network, without its socket: bytes come in by `receive`, go out through an outbox.
+
+local decode = require "mqttbroker.decode"
+local encode = require "mqttbroker.encode"
+local framer = require "mqttbroker.framer"
+local refusal = require "mqttbroker.refusal"
+
+local byte, clock, pcall = string.byte, ba.clock, pcall
+
+local CONNECT <const>, PUBLISH <const> = 1, 3
+local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
+local FAREWELL_MS <const> = 5000  -- for the last bytes
+local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
+
+local Session = {}
+Session.__index = Session
+
+--- broker: see broker.lua. outbox: see outbox.lua. client: what callbacks get.
+local function new(broker, outbox, client)
+  return setmetatable({
+    broker = broker, router = broker.router, outbox = outbox, client = client,
+    framer = framer.new(broker.settings.max_packet_bytes), filters = {}, filter_count = 0,
+    max_bytes = math.maxinteger, deadline_ms = clock() + CONNECT_MS,
+  }, Session)
+end
+
+-- ---- the end
+
+local function farewell(self, code, text)
+  if self.connected then return self.version >= 5 and encode.disconnect(code, text) or "" end
+  if not self.version then return "" end
+  if self.version >= 5 then return encode.connack(5, code, {reasonstring = text}) end
+  local returned = refusal.CONNACK_3[code]
+  return returned and encode.connack(4, returned) or ""
+end
+
+-- The reason string is left out where the client could not take it (MQTT 5 §3.1.2.11.4).
+local function fitting(self, code, text)
+  local bytes = farewell(self, code, text)
+  return #bytes <= self.max_bytes and bytes or farewell(self, code)
+end
+
+local function leave(self)
+  self.left = true
+  self.router:leave(self)
+  if self.will then self.router:publish(self.will, self) end
+  self.will = nil
+  self.router:flush()
+end
+
+--- Ends the session from the side of the broker: the client is told why (in MQTT 5), its will is published.
+function Session:stop(code, text)
+  if self.left then return end
+  self.deadline_ms = clock() + FAREWELL_MS
+  self.outbox:finish(fitting(self, code, text))
+  leave(self)
+end
+
+--- The connection is gone. word: the error of the socket.
+function Session:ended(word)
+  if not self.left then
+    self.broker:report(self.client, "sock", word)
+    leave(self)
+  end
+  self.outbox:finish("")
+end
+
+local function refuse(self, code, text)
+  if self.left then return end
+  self.broker:report(self.client, "mqtt", code, text)
+  self:stop(code, text)
+end
+
+--- Ends what is overdue: a CONNECT, a sign of life. Answers true when the connection itself is to be closed at once.
+function Session:check(now_ms)
+  if self.outbox:is_stuck(now_ms) then
+    self:ended("timeout")
+    return true
+  end
+  if not self.deadline_ms or now_ms < self.deadline_ms then return false end
+  if self.left then return true end
+  refuse(self, refusal.KEEP_ALIVE, "nothing was heard of the client for longer than the keep-alive allows")
+  return false
+end
+
+-- ---- CONNECT
+
+local function check_connect(request)
+  if request.properties.authenticationmethod then
+    refusal.raise(refusal.AUTHENTICATION_METHOD, "this broker knows user name and password only")
+  end
+  if request.id == "" and request.version < 5 and not request.clean then
+    refusal.raise(refusal.CLIENT_IDENTIFIER, "a client without identifier must ask for a clean session")
+  end
+end
+
+local function authenticate(self, request)
+  local auth = self.broker.settings.auth
+  if not auth then return end
+  local asked, accepted = self.broker:ask(self.client, auth, self.client, request.username, request.password)
+  if not asked then refusal.raise(refusal.UNAVAILABLE, "the broker can't tell whether the client may connect") end
+  if accepted then return end
+  if request.username then refusal.raise(refusal.CREDENTIALS, "user name or password is wrong") end
+  refusal.raise(refusal.NOT_AUTHORIZED, "the client must give user name and password")
+end
+
+local function capabilities(self, request)
+  local values, expiry = self.broker:capabilities(), request.properties.sessionexpiryinterval
+  values.assignedclientidentifier = request.id == "" and self.id or nil
+  values.sessionexpiryinterval = expiry and expiry > 0 and 0 or nil
+  return values
+end
+
+local function describe(self, request)
+  local client = self.client
+  client.clientidentifier, client.username, client.version = self.id, request.username, request.version
+end
+
+local function welcome(self, request)
+  self.connected, self.will = true, request.will
+  self.max_bytes = request.properties.maximumpacketsize or self.max_bytes
+  self.limit_ms = request.keepalive_s > 0 and request.keepalive_s * KEEPALIVE_MS or nil
+  self.session_expiry = request.properties.sessionexpiryinterval or 0
+  self.outbox:put(encode.connack(self.version, refusal.NORMAL, capabilities(self, request)))
+end
+
+local function connect(self, body)
+  self.version = decode.version(body)
+  local request = decode.connect(body)
+  check_connect(request)
+  self.id = request.id ~= "" and request.id or self.broker.random_identifier()
+  describe(self, request)
+  authenticate(self, request)
+  if self.left then return end -- it was the time of the application
+  self.router:enter(self)
+  welcome(self, request)
+end
+
+-- ---- the other packets
+
+local handlers = {}
+
+handlers[CONNECT] = {0, function() refusal.protocol_error("a second CONNECT") end}
+
+handlers[PUBLISH] = {nil, function(self, body, header)
+  local message, onpublish = decode.publish(header, body, self.version), self.broker.settings.onpublish
+  if onpublish then
+    local asked, answer = self.broker:ask(self.client, onpublish, self.client, message.topic, message.payload, message.retain)
+    if not asked or answer == false then return end
+  end
+  self.router:publish(message, self)
+end}
+
+handlers[8] = {2, function(self, body) -- SUBSCRIBE
+  local id, wanted = decode.subscribe(body, self.version)
+  local codes = {}
+  for i, entry in ipairs(wanted) do codes[i] = self.router:subscribe(self, entry) end
+  self.outbox:put(encode.suback(self.version, id, codes))
+end}
+
+handlers[10] = {2, function(self, body) -- UNSUBSCRIBE
+  local id, filters = decode.unsubscribe(body, self.version)
+  local codes = {}
+  for i, filter in ipairs(filters) do codes[i] = self.router:unsubscribe(self, filter) end
+  self.outbox:put(encode.unsuback(self.version, id, codes))
+end}
+
+handlers[12] = {0, function(self, body) -- PINGREQ
+  if body ~= "" then refusal.malformed("PINGREQ has a body") end
+  self.outbox:put(encode.PINGRESP)
+end}
+
+handlers[14] = {0, function(self, body) -- DISCONNECT
+  local code, found = decode.disconnect(body, self.version)
+  if self.session_expiry == 0 and (found.sessionexpiryinterval or 0) > 0 then
+    refusal.protocol_error("DISCONNECT asks for a session that CONNECT did not ask for")
+  end
+  if code == refusal.NORMAL then self.will = nil end
+  self.outbox:finish("")
+  self.deadline_ms = clock() + FAREWELL_MS
+  leave(self)
+end}
+
+local function handle(self, header, body)
+  local kind = header >> 4
+  local entry = handlers[kind]
+  if not entry then refusal.protocol_error("a client of this broker sends no packets of type " .. kind) end
+  if entry[1] and header & 0x0F ~= entry[1] then refusal.malformed("wrong flags in the first byte of a packet") end
+  if not self.connected then return connect(self, body) end
+  self.deadline_ms = nil -- counted anew from when the packet is done: a callback may take its time
+  return entry[2](self, body, header)
+end
+
+-- Refused at its first byte: the length that a web browser's "GET" seems to have would never be complete.
+local function check_first(self, data)
+  if self.begun or data == "" then return end
+  self.begun = true
+  if byte(data) ~= CONNECT << 4 then refusal.protocol_error("the first packet is no CONNECT") end
+end
+
+local function take_packets(self, data)
+  check_first(self, data)
+  self.framer:add(data)
+  local heard, header, body = false, self.framer:next()
+  while header and not self.left do
+    handle(self, header, body)
+    heard, header, body = true, self.framer:next()
+  end
+  if heard and not self.left then self.deadline_ms = self.limit_ms and clock() + self.limit_ms end
+end
+
+local function fail(self, fault)
+  local code, text, refused = refusal.of(fault)
+  if not refused then trace("mqttbroker: " .. tostring(fault)) end
+  refuse(self, code, text)
+end
+
+--- What was read. Whatever it is, it can end this session only.
+function Session:receive(data)
+  if self.left then return end
+  local ok, fault = pcall(take_packets, self, data)
+  if not ok then fail(self, fault) end
+  self.outbox:flush()
+  self.router:flush()
+end
+
+-- ---- what others send to it
+
+function Session:deliver(message, subscription)
+  local bytes = message:packet(self.version, subscription.identifiers, subscription.retainaspublished)
+  if #bytes <= self.max_bytes then self.outbox:put(bytes) end
+end
+
+function Session:flush()
+  self.outbox:flush()
+end
+
+return {new = new}

@@ -1,0 +1,44 @@
+-- Topic names and topic filters (MQTT 5 §4.7).
+
+local byte, find, gmatch, sub = string.byte, string.find, string.gmatch, string.sub
+
+local MAX_LEVELS <const> = 128 -- a filter of 65,535 slashes would cost megabytes
+
+local topics = {}
+
+--- Whether a topic name is one: not empty, no wildcards.
+function topics.is_name(topic)
+  return topic ~= "" and not find(topic, "[+#]")
+end
+
+local function hash_is_last_level(filter)
+  local at = find(filter, "#", 1, true)
+  return not at or at == #filter and (at == 1 or sub(filter, at - 1, at - 1) == "/")
+end
+
+--- Whether a topic filter is well formed, and has at most 128 levels.
+function topics.is_filter(filter)
+  if filter == "" or not hash_is_last_level(filter) then return false end
+  local levels = 0
+  for level in gmatch(filter, "[^/]*") do
+    if level ~= "+" and find(level, "+", 1, true) then return false end
+    levels = levels + 1
+  end
+  return levels <= MAX_LEVELS
+end
+
+function topics.has_wildcard(filter)
+  return find(filter, "[+#]") ~= nil
+end
+
+--- Whether a filter is that of a shared subscription.
+function topics.is_shared(filter)
+  return sub(filter, 1, 7) == "$share/" or filter == "$share"
+end
+
+--- Whether wildcards at the first level leave the topic out.
+function topics.is_internal(topic)
+  return byte(topic) == 0x24
+end
+
+return topics
