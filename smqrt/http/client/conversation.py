@@ -1,0 +1,300 @@
+"""A client's conversation with a server: connect, ask, send a body, read the answer, perhaps ask again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import smqrt
+from smqrt.errors import StreamError
+from smqrt.http.client.request import Request
+from smqrt.http.client.response import Response
+from smqrt.http.client.url import Url
+from smqrt.net.contexts import ClientTls
+from smqrt.net.proxy import Proxy, open_through
+from smqrt.net.stream import Stream
+from smqrt.net.trust import Trust
+from smqrt.wire import websocket, wsclient
+
+READ_BYTES = 65536
+TIMEOUT_S = 20.0
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
+_GONE = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
+
+
+@dataclass(slots=True)
+class Options:
+    """How a client goes about it.
+
+    Attributes:
+        tls: for https and wss.
+        persistent: whether a connection is kept for the next request to the same server.
+        proxy: to go through, None for none.
+        tunnel: only make the connection through the proxy; what is spoken over it is the caller's business.
+        host: the Host field and the name for TLS, when they are not what the URL says.
+        source: the local address to connect from.
+        ipv6: use IPv6 only.
+        timeout_s: for connecting, for the handshake, and for each wait for the server.
+    """
+
+    tls: ClientTls = field(default_factory=ClientTls)
+    persistent: bool = True
+    proxy: Proxy | None = None
+    tunnel: bool = False
+    host: str | None = None
+    source: str | None = None
+    ipv6: bool = False
+    timeout_s: float = TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A connection that is not HTTP's any more.
+
+    Attributes:
+        stream: bytes that were received already are read first.
+        websocket: whether the server agreed to speak WebSocket.
+        tls: whom to ask about the server, None without TLS.
+        host: whom the connection is to.
+    """
+
+    stream: Stream
+    websocket: bool
+    tls: ClientTls | None
+    host: str
+
+
+class Conversation:
+    """A client for one request at a time. All calls that wait block the greenlet; `close` may come from any.
+
+    Every call raises StreamError (words: spec bas-api §15): what `Stream` raises, "invalidresponse", "sslnottrusted",
+    "incorrectuse" (nothing was asked), and what `open_through` raises.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.request: Request | None = None
+        self._stream: Stream | None = None
+        self._origin: tuple[bool, str, int] | None = None
+        self._host = ""
+        self._response = Response()
+        self._key = ""
+        self._left: int | None = 0  # of the body, None when it is sent in chunks
+        self._repeatable = False
+        self._number = 0  # of the last connection
+
+    # ---- asking
+
+    def ask(self, request: Request) -> None:
+        """Send the head of a request.
+
+        Raises:
+            StreamError: also "prxready", when only the tunnel was wanted, which is there now.
+        """
+        if request.url.websocket:
+            self._key = wsclient.new_key()
+            request = request.as_websocket(self._key)
+        self.request = request
+        stream = self._kept_for(request.url)
+        self._repeatable = stream is not None and request.method in _REPEATABLE and request.length == 0
+        if stream is None:
+            stream = self._connected(request)
+        self._begin(stream, request)
+
+    def _begin(self, stream: Stream, request: Request) -> None:
+        self._response = Response(request.method == "HEAD")
+        self._left = request.length
+        self._check_trust(request)
+        agent = f"smqrt/{smqrt.__version__}"
+        head = request.head(agent, self.options.persistent, self.options.host, self._forwarding(request.url))
+        try:
+            stream.write(head, self.options.timeout_s)
+        except StreamError as error:
+            if not (self._repeatable and error.word in _GONE):
+                raise  # otherwise the wait for the answer notices, and repeats
+
+    def _kept_for(self, url: Url) -> Stream | None:
+        """The open connection, when another request can be sent over it."""
+        stream = self._stream
+        if stream is None:
+            return None
+        usable = self._response.persistent and self._origin == url.origin
+        if usable and _is_silent(stream):
+            return stream
+        self.close()
+        return None
+
+    def _connected(self, request: Request) -> Stream:
+        self._number += 1
+        number, url = self._number, request.url
+        stream = self._opened(url)
+        if number != self._number:
+            stream.close()
+            raise StreamError("socketclosed")
+        self._stream, self._origin, self._host = stream, url.origin, self.options.host or url.host
+        if self.options.tunnel:
+            raise StreamError("prxready")
+        if url.secure:
+            stream.starttls(self.options.tls.context(), self._host, timeout_s=self.options.timeout_s)
+        return stream
+
+    def _opened(self, url: Url) -> Stream:
+        options, proxy = self.options, self.options.proxy
+        if proxy is None:
+            return Stream.connect(url.host, url.port, options.timeout_s, options.source, options.ipv6)
+        if self._forwarding(url) is not None:
+            return Stream.connect(proxy.host, proxy.port, options.timeout_s, options.source, options.ipv6)
+        return open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
+
+    def _forwarding(self, url: Url) -> str | None:
+        """What a proxy wants to know that forwards requests, "" when it asks nobody; None when it makes a tunnel."""
+        proxy = self.options.proxy
+        if proxy is None or proxy.socks or self.options.tunnel or url.secure or url.websocket:
+            return None
+        return proxy.authorization or ""
+
+    def _check_trust(self, request: Request) -> None:
+        if not (request.trusted and request.url.secure):
+            return
+        trust = self.trust()
+        if trust is not Trust.TRUSTED:
+            self.close()
+            raise StreamError("sslnottrusted", trust.value if trust else "")
+
+    # ---- the body of the request
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body.
+
+        Raises:
+            StreamError: also "toomuchdata": more than was announced.
+        """
+        stream = self._live()
+        self._repeatable = False
+        if self._left is None:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        elif len(data) > self._left:
+            raise StreamError("toomuchdata", f"{len(data)} bytes, where {self._left} are still announced")
+        else:
+            self._left -= len(data)
+        stream.write(data, self.options.timeout_s)
+
+    def _end_body(self) -> None:
+        if self._left is None:
+            self._left = 0
+            self._live().write(b"0\r\n\r\n", self.options.timeout_s)
+
+    # ---- the answer
+
+    def status(self) -> int:
+        """Wait for the head of the response and give its code."""
+        stream, response = self._live(), self._response
+        if response.status is None:
+            self._send_end(stream)
+            while response.status is None:
+                response = self._receive_head(response)
+            self._check_upgrade(response)
+        return response.status
+
+    def _send_end(self, stream: Stream) -> None:
+        try:
+            self._end_body()
+        except StreamError:
+            if stream.closed:
+                raise  # otherwise the server may have answered before it stopped to read
+
+    def _receive_head(self, response: Response) -> Response:
+        try:
+            self._receive(response)
+        except StreamError as error:
+            request = self.request
+            if not (self._repeatable and error.word in _GONE and request and not response.started):
+                raise
+            self._repeatable = False
+            self.close()
+            self._begin(self._connected(request), request)
+        return self._response
+
+    def _check_upgrade(self, response: Response) -> None:
+        if not (response.switches and self.request and self.request.url.websocket):
+            return
+        if response.get("sec-websocket-accept") != websocket.accept_key(self._key):
+            self.close()
+            raise StreamError("invalidresponse", "the server answered the WebSocket upgrade with a wrong key")
+
+    def read(self, size_bytes: int = READ_BYTES) -> bytes | None:
+        """The next bytes of the body, at most `size_bytes`; None at its end."""
+        self.status()
+        response = self._response
+        while not response.has_data:
+            if response.complete:
+                return None
+            self._receive(response)
+        return response.take(size_bytes)
+
+    def _receive(self, response: Response) -> None:
+        stream = self._live()
+        data = stream.read(READ_BYTES, self.options.timeout_s)
+        if data:
+            try:
+                response.feed(data)
+            except StreamError:
+                self.close()
+                raise
+        else:
+            response.end()
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The fields of the response."""
+        return self._response.headers
+
+    def get(self, name: str) -> str | None:
+        """The first field of this name in the response."""
+        return self._response.get(name)
+
+    # ---- the connection
+
+    def trust(self) -> Trust | None:
+        """What is to be thought of the server; None without TLS."""
+        stream = self._live()
+        if stream.tls is None:
+            return None
+        return self.options.tls.store.judge(stream.tls.peer_chain(), self._host)
+
+    @property
+    def stream(self) -> Stream:
+        """The connection."""
+        return self._live()
+
+    def release(self) -> Released:
+        """Give the connection away.
+
+        Raises:
+            StreamError: "invalidresponse", when WebSocket was wanted and refused.
+        """
+        stream, response, request = self._live(), self._response, self.request
+        wanted = request is not None and request.url.websocket and not self.options.tunnel
+        if wanted and self.status() != 101:
+            raise StreamError("invalidresponse", f"the server answered {self.status()} instead of WebSocket")
+        rest = b"".join(iter(lambda: response.take(READ_BYTES), b""))
+        stream.unread(rest + response.tail)
+        self._stream = None
+        return Released(stream, wanted, self.options.tls if stream.tls else None, self._host)
+
+    def close(self) -> bool:
+        """Close the connection; false when there is none. The next request makes a new one."""
+        self._number += 1
+        stream, self._stream = self._stream, None
+        return stream is not None and stream.close()
+
+    def _live(self) -> Stream:
+        if self._stream is None:
+            raise StreamError("socketclosed" if self.request else "incorrectuse")
+        return self._stream
+
+
+def _is_silent(stream: Stream) -> bool:
+    try:
+        return stream.try_read() is None
+    except StreamError:
+        return False

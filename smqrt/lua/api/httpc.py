@@ -1,0 +1,234 @@
+"""`require"httpc"`, `require"http"`: HTTP clients for Lua (spec: bas-api §9). The other half is lib/httpc.lua.
+
+`services.http_clients` holds them by the number by which Lua knows them; `ba.socket.http2sock` looks there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from smqrt.errors import StreamError
+from smqrt.http.client import cookies, url
+from smqrt.http.client.conversation import Conversation, Options
+from smqrt.http.client.follower import Follower
+from smqrt.http.client.request import Request
+from smqrt.lua.api.certificates import describe
+from smqrt.lua.api.text import from_latin1, from_utf8, latin1, utf8
+from smqrt.lua.bridge import fail
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.net.contexts import ClientTls
+from smqrt.net.proxy import Proxy
+from smqrt.net.trust import Trust
+
+_PROXY_PORT, _SOCKS_PORT = 8080, 1080
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+class HttpHalf:
+    """The clients by their numbers."""
+
+    def __init__(self, services: Services) -> None:
+        self._clients: dict[int, Conversation] = services.http_clients
+        self._tls: dict[int, ClientTls] = services.tls
+        self._next = itertools.count(1).__next__
+
+    def create(self, follow: bool, *options: Any) -> int:
+        """Make a client. options: names and values in turn."""
+        given = {name.decode(): value for name, value in zip(options[::2], options[1::2], strict=True)}
+        chosen = Options(
+            persistent=given.get("persistent", True),
+            proxy=_proxy(given),
+            tunnel=given.get("proxycon", False),
+            host=_text(given.get("host")),
+            source=_text(given.get("intf")),
+            ipv6=given.get("ipv6", False),
+        )
+        if "shark" in given:
+            chosen.tls = self._tls[given["shark"]]
+        number = self._next()
+        self._clients[number] = (Follower if follow else Conversation)(chosen)
+        return number
+
+    def drop(self, number: int) -> None:
+        """Lua's object is gone."""
+        client = self._clients.pop(number, None)
+        if client is not None:
+            client.close()
+
+    def request(
+        self,
+        number: int,
+        method: bytes,
+        target: bytes,
+        query: bytes,
+        headers: bytes,
+        size_bytes: int | None,
+        user: bytes | None,
+        password: bytes | None,
+        trusted: bool,
+    ) -> bool:
+        """Send the head of a request. query, headers: names and values as `pairs_of` reads them."""
+        request = Request(
+            from_latin1(method),
+            url.parse(from_utf8(target), pairs_of(query)),
+            [(from_latin1(name), from_latin1(value)) for name, value in pairs_of(headers)],
+            size_bytes,
+            _text(user),
+            _text(password),
+            trusted,
+        )
+        self._clients[number].ask(request)
+        return True
+
+    def write(self, number: int, data: bytes) -> bool:
+        """Send a piece of the body."""
+        self._clients[number].write(data)
+        return True
+
+    def status(self, number: int) -> int:
+        """Wait for the code of the response."""
+        return self._clients[number].status()
+
+    def read(self, number: int) -> bytes | None:
+        """What of the body comes next, None at its end."""
+        return self._clients[number].read()
+
+    def read_bytes(self, number: int, size_bytes: int) -> bytes | None:
+        """So many bytes of the body, or what is left of it; None at its end."""
+        client = self._clients[number]
+        pieces: list[bytes] = []
+        while size_bytes and (data := client.read(size_bytes)) is not None:
+            pieces.append(data)
+            size_bytes -= len(data)
+        return b"".join(pieces) if pieces else None
+
+    def read_all(self, number: int) -> bytes | None:
+        """All that is left of the body; None when the end was read before."""
+        client = self._clients[number]
+        pieces = list(iter(client.read, None))
+        return b"".join(pieces)
+
+    def drain(self, number: int) -> bool:
+        """Read what is left, for the sake of the connection."""
+        client = self._clients[number]
+        while client.read() is not None:
+            pass
+        return True
+
+    def header(self, number: int, name: bytes) -> bytes | None:
+        """A field of the response, by its name in any letter case."""
+        value = self._clients[number].get(from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def headers(self, number: int) -> tuple[bytes, ...]:
+        """Names and values of all fields."""
+        return tuple(latin1(part) for pair in self._clients[number].headers for part in pair)
+
+    def cookies(self, number: int) -> tuple[bytes, ...]:
+        """Names and values of the cookies that the response sets."""
+        found = cookies.parse(self._clients[number].headers)
+        return tuple(latin1(part) for cookie in found for part in (cookie.name, cookie.value))
+
+    def url(self, number: int) -> bytes | None:
+        """Where the last request went, behind redirects."""
+        request = self._clients[number].request
+        return str(request.url).encode() if request else None
+
+    def set_timeout(self, number: int, timeout_ms: float) -> None:
+        """How long each wait may take from now on."""
+        self._clients[number].options.timeout_s = timeout_ms / 1000
+
+    def trusted(self, number: int) -> Any:
+        """True, or nil and what is wrong with the server."""
+        trust = self._clients[number].trust()
+        if trust is Trust.TRUSTED:
+            return True
+        return fail("sslnotenabled" if trust is None else trust.value)
+
+    def certificate(self, number: int) -> bytes | None:
+        """The server's certificate as JSON text, None without TLS."""
+        tls = self._clients[number].stream.tls
+        return describe(tls.peer_certificate()) if tls else None
+
+    def cipher(self, number: int) -> Any:
+        """Name of the cipher and version of TLS, None without TLS."""
+        tls = self._clients[number].stream.tls
+        cipher = tls.cipher() if tls else None
+        return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
+
+    def peername(self, number: int) -> tuple[bytes, int, bool]:
+        """Address and port of the server (or of the proxy), and whether it is IPv6."""
+        return _address(self._clients[number].stream.peername())
+
+    def sockname(self, number: int) -> tuple[bytes, int, bool]:
+        """The same of this end."""
+        return _address(self._clients[number].stream.sockname())
+
+    def close(self, number: int) -> bool:
+        """Close the connection; whether there was one."""
+        return self._clients[number].close()
+
+
+def pairs_of(packed: bytes) -> Pairs:
+    """Names and values that Lua packed as strings with their size in front ("s4")."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(packed):
+        (size,) = struct.unpack_from("=I", packed, at)
+        parts.append(packed[at + 4 : at + 4 + size])
+        at += 4 + size
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def parsequery(text: bytes) -> tuple[bytes, ...]:
+    """Names and values of a query, decoded."""
+    found = parse_qsl(from_utf8(text.lstrip(b"?")), keep_blank_values=True, errors="surrogateescape")
+    return tuple(utf8(part) for pair in found for part in pair)
+
+
+def _proxy(given: dict[str, Any]) -> Proxy | None:
+    if "proxy" not in given:
+        return None
+    socks = given.get("socks", False)
+    port = given.get("proxyport", _SOCKS_PORT if socks else _PROXY_PORT)
+    return Proxy(from_utf8(given["proxy"]), port, socks, _text(given.get("proxyuser")), _text(given.get("proxypass")))
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else from_utf8(value)
+
+
+def _address(address: tuple[str, int]) -> tuple[bytes, int, bool]:
+    return address[0].encode(), address[1], ":" in address[0]
+
+
+def _with_words(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` with failures as Lua expects them: nil, an error word and the details."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return method(*args)
+        except StreamError as error:
+            return fail(error.word, error.detail) if error.detail else fail(error.word)
+
+    return call
+
+
+_PLAIN = "create drop header headers cookies url set_timeout close"
+_FALLIBLE = "trusted certificate cipher peername sockname"
+_BLOCKING = "request write status read read_bytes read_all drain"
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `httpc`."""
+    half = HttpHalf(services)
+    functions = {name: getattr(half, name) for name in _PLAIN.split()}
+    functions |= {name: _with_words(getattr(half, name)) for name in _FALLIBLE.split()}
+    functions["parsequery"] = parsequery
+    vm.namespace("httpc", functions, {name: _with_words(getattr(half, name)) for name in _BLOCKING.split()})

@@ -1,0 +1,221 @@
+-- require "httpc": HTTP clients (spec: bas-api 9). A client is an object with an integer; its calls block the caller only.
+local core, py = ...
+
+local arg, concat, ipairs, pack, pairs = core.arg, table.concat, ipairs, string.pack, pairs
+local rawtype, select, setmetatable, tostring = core.rawtype, select, setmetatable, tostring
+
+local methods = {}
+local class = core.class("httpc", methods)
+
+function class.__gc(self) py.drop(self.handle) end
+
+core.http = {}
+
+--- The number of a client made by httpc, http or httpm, for the other parts of the API; raises when `value` is none.
+function core.http.check(value, index, fname)
+  return arg.instance(value, class, index, fname).handle
+end
+
+local function handle_of(self, fname)
+  return arg.instance(self, class, 0, fname).handle
+end
+
+-- ---- arguments
+
+local function text(value, index, fname)
+  local meta = core.getmetatable(value)
+  if rawtype(value) == "table" and meta and meta.__tostring then return tostring(value) end
+  if rawtype(value) == "boolean" then return tostring(value) end
+  return arg.string(value, index, fname)
+end
+
+--- Names and values packed for Python, `values` being {name = value or array of values}, or an array of {name, value}.
+local function packed(values, fname)
+  local list = {}
+  local function add(name, value)
+    list[#list + 1] = pack("s4s4", text(name, 1, fname), text(value, 1, fname))
+  end
+  for name, value in pairs(arg.optional(arg.table, values, {}, 1, fname)) do
+    if rawtype(name) == "number" then
+      add(arg.table(value, 1, fname)[1], value[2])
+    elseif rawtype(value) == "table" and not (core.getmetatable(value) or {}).__tostring then
+      for _, one in ipairs(value) do add(name, one) end
+    else
+      add(name, value)
+    end
+  end
+  return concat(list)
+end
+
+core.http.packed = packed
+
+local OPTIONS <const> = {
+  persistent = "boolean", proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string",
+  proxypass = "string", proxycon = "boolean", intf = "string", ipv6 = "boolean", host = "string",
+}
+
+local function options(op)
+  local list = {}
+  for name, kind in pairs(OPTIONS) do
+    local value = arg.optional(arg[kind], op[name], nil, 1, "create{" .. name .. "}")
+    if value ~= nil then list[#list + 1] = name list[#list + 1] = value end
+  end
+  if op.shark ~= nil then
+    list[#list + 1] = "shark"
+    list[#list + 1] = core.tls.check(op.shark, 1, "create{shark}", "client")
+  end
+  return table.unpack(list)
+end
+
+--- Makes a client. follow: whether it follows redirects and keeps cookies. defaults: for its requests.
+function core.http.create(op, follow, defaults)
+  op = arg.optional(arg.table, op, {}, 1, "create")
+  return setmetatable({handle = py.create(follow, options(op)), defaults = defaults or {}}, class)
+end
+
+-- ---- asking
+
+local function optional(op, name, kind)
+  return arg.optional(arg[kind], op[name], nil, 1, "request{" .. name .. "}")
+end
+
+local function merged(op, defaults)
+  return setmetatable({}, {__index = function(_, name)
+    local value = op[name]
+    if value == nil then return defaults[name] end
+    return value
+  end})
+end
+
+-- syntax: http:request{url [, method="GET"] [, header={}] [, query={}] [, size] [, user, password] [, trusted]}
+--         -> true | nil, error, details
+function methods:request(op)
+  local handle = handle_of(self, "request")
+  op = merged(arg.table(op, 1, "request"), self.defaults)
+  local url = arg.string(op.url, 1, "request{url}")
+  self.ended = false
+  return py.request(handle, optional(op, "method", "string") or "GET", url, packed(op.query, "request{query}"),
+    packed(op.header, "request{header}"), optional(op, "size", "integer"), optional(op, "user", "string"),
+    optional(op, "password", "string"), optional(op, "trusted", "boolean") or false)
+end
+
+-- syntax: http:write(data) -> true | nil, error
+function methods:write(data)
+  return py.write(handle_of(self, "write"), text(data, 1, "write"))
+end
+
+-- ---- the answer
+
+-- syntax: http:status() -> code | nil, error
+function methods:status()
+  return py.status(handle_of(self, "status"))
+end
+
+local function piece(self, data, ...)
+  if data == nil and ... == nil then self.ended = true end
+  return data, ...
+end
+
+-- syntax: http:read([size | "a"]) -> data | nil at the end | nil, error
+-- Without a size: what comes next. 0 reads the rest and drops it.
+function methods:read(size)
+  local handle = handle_of(self, "read")
+  if self.ended then return nil end
+  if size == "a" or size == "*a" then
+    local data, message, details = py.read_all(handle)
+    if not data then return nil, message, details end
+    self.ended = true
+    return data
+  end
+  size = arg.optional(arg.integer, size, nil, 1, "read")
+  if size == nil then return piece(self, py.read(handle)) end
+  if size <= 0 then return py.drain(handle) end
+  return piece(self, py.read_bytes(handle, size))
+end
+
+local function fold(...)
+  local fields = {}
+  for at = 1, select("#", ...), 2 do
+    local name, value = select(at, ...)
+    if fields[name] == nil then fields[name] = value end
+  end
+  return fields
+end
+
+-- syntax: http:header(name) -> value | nil         http:header() -> table
+function methods:header(name)
+  local handle = handle_of(self, "header")
+  local status, message = py.status(handle)
+  if not status then return nil, message end
+  if name == nil then return fold(py.headers(handle)) end
+  return py.header(handle, arg.string(name, 1, "header"))
+end
+
+-- syntax: for name, value in http:headerpairs() do ... end
+function methods:headerpairs()
+  local handle = handle_of(self, "headerpairs")
+  local list = py.status(handle) and {py.headers(handle)} or {}
+  local at = -1
+  return function()
+    at = at + 2
+    return list[at], list[at + 1]
+  end
+end
+
+local cookies_class = {
+  __tostring = function(self)
+    local list = {}
+    for name, value in pairs(self) do list[#list + 1] = name .. "=" .. value end
+    table.sort(list)
+    return concat(list, "; ")
+  end,
+}
+
+-- syntax: http:cookie() -> table of the cookies that the response sets | nil, error
+-- As a header of the next request it is what a server expects: header = {Cookie = http:cookie()}.
+function methods:cookie()
+  local handle = handle_of(self, "cookie")
+  local status, message = py.status(handle)
+  if not status then return nil, message end
+  return setmetatable(fold(py.cookies(handle)), cookies_class)
+end
+
+-- ---- the connection
+
+-- syntax: http:url() -> where the last request went, behind redirects
+function methods:url() return py.url(handle_of(self, "url")) end
+
+-- syntax: http:timeout(ms) -> true       how long each wait for the server may take from now on (default 20000)
+function methods:timeout(ms)
+  ms = arg.number(ms, 1, "timeout")
+  if ms <= 0 then core.raise("bad argument #1 to 'timeout' (milliseconds above 0 expected)") end
+  py.set_timeout(handle_of(self, "timeout"), ms)
+  return true
+end
+
+-- syntax: http:trusted() -> true | nil, "cn" | "cert" | "certcn" | "none"
+-- syntax: http:cipher() -> name, version         http:peername(), http:sockname() -> address, port, isipv6
+for _, name in ipairs{"trusted", "cipher", "peername", "sockname", "close"} do
+  methods[name] = function(self) return py[name](handle_of(self, name)) end
+end
+
+-- syntax: http:certificate() -> table | nil
+function methods:certificate()
+  local described, message = py.certificate(handle_of(self, "certificate"))
+  if not described then return nil, message end
+  return core.certificate(described)
+end
+
+class.__close = methods.close
+
+-- syntax: httpc.create([{shark, persistent=true, proxy, proxyport, socks, proxyuser, proxypass, proxycon, intf, ipv6, host}]) -> http
+local function create(op)
+  return core.http.create(op, false)
+end
+
+-- syntax: httpc.parsequery("a=1&b=2") -> {a = "1", b = "2"}
+local function parsequery(query)
+  return fold(py.parsequery(arg.string(query, 1, "parsequery")))
+end
+
+return {create = create, parsequery = parsequery}
