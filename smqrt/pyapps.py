@@ -6,7 +6,7 @@
         request.response.write(b"Hello " + relpath.encode())
 
     greeter = Directory("hello")
-    greeter.func = hello
+    greeter.setfunc(hello)
     dir.insert(greeter)
 
     def onunload():

@@ -71,7 +71,7 @@ def connect(request, relpath):
     return True
 
 
-dir.func = connect
+dir.setfunc(connect)
 
 
 def onunload():

@@ -92,6 +92,16 @@ class Directory(Branch):
         self._prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
 
+    def setfunc(self, func: Func | None) -> None:
+        """Set `func`; None removes it (spec: bas-api §4). The name is that of the Lua method.
+
+        Raises:
+            ArgumentError: it can't be called.
+        """
+        if func is not None and not callable(func):
+            raise ArgumentError(f"func: a function is needed, not {type(func).__name__}")
+        self.func = func
+
     def link(self, parent: Branch, siblings: list[Directory]) -> None:
         """Used by `insert`: take a place among `siblings`."""
         if self.parent is not None:

@@ -17,7 +17,7 @@ def hello(request, relpath):
     request.response.write(f"hello {relpath} {app.count} {app['count']}".encode())
 
 greeter = Directory("hello")
-greeter.func = hello
+greeter.setfunc(hello)
 dir.insert(greeter)
 assert app["dir"] is dir and app.io is io
 assert io.read(".preload.py")
