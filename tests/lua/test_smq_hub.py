@@ -248,14 +248,16 @@ METHODS = {
         smq:tid2subtopic(78), smq:topic2tid "x", smq:tid2topic(5), name, other, smq:gettid())""",
         (77, 78, 77, 0, 77, b"a", 78, b"s", None, None, 77, b"a", 1)),
     "a name with NUL": ("""record(smq:tid2topic(smq:create "a\\0\\xff"))""", (b"a\0\xff",)),
-    "publish": ("""record(smq:publish("x", "nobody"), smq:publish({a = 1}, 5, "sub", 7), smq:publish("x", "self"))""", (0, 0, 0)),
+    "publish": ("record(smq:publish('x', 'nobody'), smq:publish({1}, 5, 's', 7), smq:publish('x', 'self'))", (0, 0, 0)),
     "pubon without clients": ("""record(smq:pubon("x", 5, 6, 0))""", (False,)),
     "queuesize": ("record(smq:queuesize())", (200, 0)),
-    "unsubscribe and unobserve of nothing": ("smq:unsubscribe 'a' smq:unobserve 'a' record(smq:topic2tid 'a')", (None,)),
-    "observe": ("record(smq:observe('a', print), smq:observe(4711, print), smq:observe('self', print))", (True, None, None)),
+    "unsubscribe": ("smq:unsubscribe 'a' smq:unobserve 'a' record(smq:topic2tid 'a')", (None,)),
+    "observe": ("record(smq:observe('a', print), smq:observe(4711, print), smq:observe('self', print))",
+        (True, None, None)),
     "peers": ("for sock, peer in smq:peers() do record(peer.uid, peer.tid, sock:peername(), type(sock)) end",
         (b"SMQ server client", 1, None, b"userdata")),
-    "peer of nobody": ("record(smq:etid2peer(5), smq:sock2peer({}), smq:etid2peer(1).uid)", (None, None, b"SMQ server client")),
+    "peer of nobody": ("record(smq:etid2peer(5), smq:sock2peer({}), smq:etid2peer(1).uid)",
+        (None, None, b"SMQ server client")),
     "type": ("record(type(smq))", (b"userdata",)),
     "isSMQ": ("record(require'smq.hub'.isSMQ(request))", (False,)),
 }  # fmt: skip
@@ -324,7 +326,8 @@ def test_talking_to_clients(lua: Callable[[], LuaSite], kind: str) -> None:
     found = site.run(f"""local peer = smq:etid2peer({device.etid})
       peer.mine = 1
       local ip, port, v6 = peer.sock:peername()
-      record(peer.uid, peer.info, peer.topics[{tid}], ip, port, v6, smq:sock2peer(peer.sock) == peer, smq:etid2peer({device.etid}).mine)""")
+      record(peer.uid, peer.info, peer.topics[{tid}], ip, port, v6, smq:sock2peer(peer.sock) == peer,
+        smq:etid2peer({device.etid}).mine)""")
     assert found == (b"uid-a1", b"", b"news", b"127.0.0.1", device.sock.getsockname()[1], False, True, 1)
     device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
     assert site.run(f"record(smq:etid2peer({device.etid}).topics)") == (None,)
@@ -343,7 +346,8 @@ def test_what_is_left_of_a_peer_that_is_gone(lua: Callable[[str], LuaSite]) -> N
     device.disconnect()
     wait_until(lambda: not site.broker.hub.sessions, "the end of the client")
     found = site.run(
-        "record(app.kept.uid, app.kept.topics, app.keptsock:peername(), app.keptsock:close(), smq:sock2peer(app.keptsock))"
+        "local peer, sock = app.kept, app.keptsock\n"
+        "record(peer.uid, peer.topics, sock:peername(), sock:close(), smq:sock2peer(sock))"
     )
     assert found == (b"uid-a1", None, None, False, None)
 
@@ -361,7 +365,7 @@ def test_subscribe_observe_and_json(lua: Callable[[str], LuaSite]) -> None:
       smq = require"smq.hub".create()
       smq:onmsg(function(data) record("global", data) end)
       smq:subscribe("news", {onmsg = function(value, ptid, tid, subtid) record("json", value.a) end, json = true})
-      smq:subscribe("news", {onmsg = function(data, ptid, tid, subtid) record("sub", data, subtid) end, subtopic = "sub"})
+      smq:subscribe("news", {subtopic = "sub", onmsg = function(data, _, _, subtid) record("sub", data, subtid) end})
       smq:subscribe "other"
       smq:observe("news", function(count, topic) record("observe", count, topic) end)
     """)
@@ -414,7 +418,8 @@ def test_the_deprecated_modules(lua: Callable[[str], LuaSite], caplog: pytest.Lo
     """Methods by dot, a random ETID, `getbroker`, `isSMQ`."""
     site = lua(f"""
       local broker = require"{module}".create{{onmsg = function(data) record(data) end}}
-      smq = {{connect = function(self, ...) return broker.connect(...) end, old = broker, isSMQ = require"{module}".isSMQ}}
+      smq = {{connect = function(self, ...) return broker.connect(...) end, old = broker}}
+      smq.isSMQ = require"{module}".isSMQ
       broker.subscribe "news"
     """)
     device = site.device()
