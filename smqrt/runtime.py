@@ -121,6 +121,7 @@ class Server:
             http_port=self.port("http"),
             https_port=self.port("https"),
             stop=self.ask_to_stop,
+            http_server=self.http,
         )
 
     def port(self, scheme: str = "http") -> int:

@@ -46,6 +46,7 @@ class HttpConnection:
         transport: non-blocking socket or `TlsTransport`.
         peer: address and port of the client.
         secure: whether the transport is TLS.
+        data: bytes that were received already.
     """
 
     __slots__ = (
@@ -53,12 +54,14 @@ class HttpConnection:
         "peer", "secure", "server", "transport",
     )  # fmt: skip
 
-    def __init__(self, server: HttpServer, transport: Any, peer: tuple[str, int], secure: bool) -> None:
+    def __init__(
+        self, server: HttpServer, transport: Any, peer: tuple[str, int], secure: bool, data: bytes = b""
+    ) -> None:
         self.server = server
         self.transport: Any = transport
         self.peer = peer
         self.secure = secure
-        self.data = b""  # received and not yet used
+        self.data = data  # received and not yet used
         self.deadline_s = monotonic() + server.limits.first_byte_s
         self._busy: Request | None = None
         self._checked = 0  # length of the beginning of a head that was found good
@@ -68,7 +71,9 @@ class HttpConnection:
         self._writable: Any = None
         self._watcher = get_hub().loop.io(transport.fileno(), _READ)
         self._watcher.start(self._readable)
-        if secure and transport.has_pending:
+        if data:
+            get_hub().loop.run_callback(self._go_on)
+        elif secure and transport.has_pending:
             get_hub().loop.run_callback(self._readable)
 
     @property

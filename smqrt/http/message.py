@@ -32,6 +32,7 @@ class Detached:
         data: what arrived behind the head.
         secure: whether the transport is TLS.
         request: the request that led here; its response is dead.
+        server: the `HttpServer` that takes it back with `accepted`.
     """
 
     transport: Any
@@ -39,6 +40,7 @@ class Detached:
     data: bytes
     secure: bool
     request: Request
+    server: Any
 
 
 class Request(Head):
@@ -140,7 +142,7 @@ class Request(Head):
             raise RuntimeError("the response has ended: there is nothing to detach")
         self.response.ended = True
         transport, watcher, data = self._connection.release()
-        return Detached(transport, watcher, data, self.secure, self)
+        return Detached(transport, watcher, data, self.secure, self, self._connection.server)
 
     def skip_body(self) -> bool:
         """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.

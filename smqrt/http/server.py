@@ -65,15 +65,16 @@ class HttpServer:
         """How many connections there are, detached ones not counted."""
         return len(self._connections)
 
-    def accepted(self, transport: Any, peer: tuple[Any, ...], secure: bool = False) -> None:
+    def accepted(self, transport: Any, peer: tuple[Any, ...], secure: bool = False, data: bytes = b"") -> None:
         """Take a new connection; fits `Listener`'s `on_accept`.
 
         Args:
             transport: a non-blocking socket, or a `TlsTransport` after its handshake (then `secure`).
             peer: the client's address as `accept` gave it.
             secure: whether the transport is TLS.
+            data: bytes that were received already.
         """
-        connection = HttpConnection(self, transport, (peer[0], peer[1]), secure)
+        connection = HttpConnection(self, transport, (peer[0], peer[1]), secure, data)
         self._connections.add(connection)
         self._deadlines.watch(connection)
 

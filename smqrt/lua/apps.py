@@ -155,7 +155,7 @@ class Applications:
         self.vm = vm
         self.services = services
         self.entries: dict[str, int] = {}
-        self.exchanges = exchange.install(vm)
+        self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
         response.install(vm, services, self.exchanges)
         cookies.install(vm, self.exchanges)

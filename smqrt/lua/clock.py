@@ -24,11 +24,15 @@ class Sleep(Parking):
         super().__init__()
         self._timer: Any = get_hub().loop.timer(seconds)
         self._timer.start(self._over, update=True)
-        self.on_cancel = self._end
 
     def _over(self) -> None:
         self._end()
         self.resolve()
+
+    def cancel(self) -> None:
+        """The activity was ended before."""
+        self._end()
+        super().cancel()
 
     def _end(self) -> None:
         self._timer.stop()

@@ -19,6 +19,8 @@ class Services:
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     http_clients: the HTTP clients of Lua by their numbers.
+    http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
+    exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
     http_port, https_port: the ports listened on, 0 when there is none.
     stop: asks the server to stop, with the exit status.
     """
@@ -29,6 +31,8 @@ class Services:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)
     http_clients: dict[int, Any] = field(default_factory=dict)
+    http_server: Any = None
+    exchanges: Any = None
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None

@@ -13,16 +13,22 @@ Info = tuple[int, Any]
 """Address family and what `connect` or `bind` takes."""
 
 
-def resolve(host: str, port: int, ipv6: bool = False, kind: int = _socket.SOCK_STREAM) -> list[Info]:
+def resolve(
+    host: str, port: int, ipv6: bool = False, kind: int = _socket.SOCK_STREAM, literal: bool = False
+) -> list[Info]:
     """The addresses of `host`, those to try first in front; blocks the greenlet for a name.
 
     ipv6: IPv6 addresses only; otherwise IPv4 comes first.
+    literal: `host` is an IP address; then this never blocks.
 
     Raises:
         StreamError: "cannotresolve".
     """
     family = _socket.AF_INET6 if ipv6 else _socket.AF_UNSPEC
-    found = _literal(host, port, family, kind) or _looked_up(host, port, family, kind)
+    found = _literal(host, port, family, kind)
+    if literal and not found:
+        raise StreamError("cannotresolve", f"{host}: no IP address")
+    found = found or _looked_up(host, port, family, kind)
     return sorted(((entry[0], entry[4]) for entry in found), key=lambda info: info[0] != _socket.AF_INET)
 
 

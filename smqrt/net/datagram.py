@@ -7,7 +7,7 @@ from typing import Any
 
 from smqrt.errors import StreamError
 from smqrt.net.addresses import Info
-from smqrt.net.readiness import READ, WRITE, Ready, Wait, block
+from smqrt.net.readiness import READ, Ready, Wait
 from smqrt.net.tls import Buffer
 
 MAX_BYTES = 65535
@@ -56,6 +56,11 @@ class Datagram:
             except OSError as error:
                 raise StreamError("cannotconnect", str(error)) from None
 
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether it speaks IPv6."""
+        return self.family == _socket.AF_INET6
+
     def try_receive(self) -> tuple[bytes, tuple[str, int]] | None:
         """A datagram and where it came from, None when there is none now.
 
@@ -80,7 +85,8 @@ class Datagram:
         return self._input.wait(timeout_s)
 
     def send(self, data: Buffer, address: Any = None) -> bool:
-        """Send a datagram to `address`, or to the connected partner; false when the system has no room for it now.
+        """Send a datagram to `address`, or to the connected partner; false when the system had no room for it: lost, as
+        datagrams may be.
 
         Raises:
             StreamError: "socketclosed", "socketwritefailed".
@@ -96,14 +102,6 @@ class Datagram:
         except OSError as error:
             raise StreamError("socketwritefailed", error.strerror or "") from None
         return True
-
-    def drain(self) -> None:
-        """Block the greenlet until the system has room. Raises as `send`."""
-        ready = Ready(self._live().fileno(), WRITE)
-        try:
-            block(ready.wait())
-        finally:
-            ready.close(StreamError("socketclosed"))
 
     def peername(self) -> tuple[str, int]:
         """Address and port of the partner.

@@ -62,7 +62,7 @@ class Stream:
         self.queued_bytes = 0
         self.on_close: Callable[[], None] | None = None
         self._unread = data
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[memoryview] | tuple[()] = ()
         self._input: Ready | None = Ready(transport.fileno(), READ)
         self._output: Ready | None = None
         self._drained: Signal | None = None
@@ -124,6 +124,11 @@ class Stream:
         """Put `data` back: it is read next."""
         self._unread = data + self._unread
 
+    def take_unread(self) -> bytes:
+        """Take what was received already and is not read yet."""
+        data, self._unread = self._unread, b""
+        return data
+
     def readable(self, timeout_s: float | None = None) -> Wait:
         """Wait until `try_read` is worth another try.
 
@@ -148,14 +153,27 @@ class Stream:
         self._send(data)
         return True
 
+    def push(self, data: Buffer) -> bool:
+        """Send `data`, or queue what the socket doesn't take; false when the queue is over its limit now, so that the
+        writer should wait until it is `writable`. Raises as `try_write`.
+        """
+        self._send(data)
+        return self.queued_bytes <= self.queue_limit_bytes
+
+    def push_or_forget(self, data: Buffer) -> None:
+        """Send `data` if the connection is able to: for what nobody waits for."""
+        try:
+            self.try_write(data)
+        except StreamError:
+            pass  # the next read or write tells
+
     def write(self, data: Buffer, timeout_s: float | None = None) -> None:
         """Send all of `data`; blocks the greenlet until no more than the limit of the queue is left of it.
 
         Raises:
             StreamError: as `try_write`, and "timeout" when it was not taken in that time (it stays queued).
         """
-        self._send(data)
-        if self.queued_bytes > self.queue_limit_bytes:
+        if not self.push(data):
             block(self.writable(timeout_s))
 
     def writable(self, timeout_s: float | None = None) -> Wait:
@@ -182,6 +200,8 @@ class Stream:
             except OSError as error:
                 raise self._broken(error) from None
         if sent < len(data):
+            if not self._unsent:
+                self._unsent = deque()  # not before: an empty one takes 600 bytes
             self._unsent.append(memoryview(bytes(data[sent:])))
             self.queued_bytes += len(data) - sent
         if self._unsent or self._has_ciphertext():
@@ -215,14 +235,15 @@ class Stream:
     def _send_unsent(self) -> None:
         if not self._unsent:
             self.transport.flush()
-        while self._unsent:
-            data = self._unsent[0]
+        unsent = self._unsent
+        while type(unsent) is deque and unsent:
+            data = unsent[0]
             sent = self.transport.send(data)
             self.queued_bytes -= sent
             if sent < len(data):
-                self._unsent[0] = data[sent:]
+                unsent[0] = data[sent:]
                 return
-            self._unsent.popleft()
+            unsent.popleft()
 
     def _has_ciphertext(self) -> bool:
         return type(self.transport) is TlsTransport and self.transport.wants_write
@@ -233,7 +254,7 @@ class Stream:
 
     def _broken(self, error: OSError) -> StreamError:
         self._error = _failed("socketwritefailed", error)
-        self._unsent.clear()
+        self._unsent = ()
         self.queued_bytes = 0
         if self._drained is not None:
             self._drained.fail(self._error)
@@ -363,7 +384,7 @@ class Stream:
         if self._drained is not None:
             self._drained.fail(error)
         self.transport = self._input = self._output = None
-        self._unsent.clear()
+        self._unsent = ()
         self._unread, self.queued_bytes = b"", 0
 
     def _live(self) -> Any:

@@ -47,7 +47,7 @@ class AppServer:
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
         base.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
-        self.server = HttpServer(self.root)
+        self.server = self.services.http_server = HttpServer(self.root)
         self.listener = Listener("127.0.0.1", 0, self.server.accepted)
         self.listener.start()
         self.services.http_port = self.port

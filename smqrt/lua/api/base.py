@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from smqrt.lua.api import codec, crypto, httpc, json, system, thread, timer, tls, trace
+from smqrt.lua.api import codec, crypto, httpc, json, sockets, system, thread, timer, tls, trace
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-PARTS = (trace, timer, thread, json, codec, crypto, system, tls, httpc)
+PARTS = (trace, timer, thread, json, codec, crypto, system, tls, sockets, httpc)
 
 
 def install(vm: Vm, services: Services) -> None:

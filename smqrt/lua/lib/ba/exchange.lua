@@ -45,6 +45,11 @@ local function seal(self, body)
   self.body, self.closed = body, true
 end
 
+-- The connection was taken away: the request is over for the application, though its page goes on.
+local function expire(self)
+  self.handle, self.closed = nil, true
+end
+
 local function line_printer(append)
   return function(...)
     local count = select("#", ...)
@@ -129,5 +134,5 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
-exchange.stop, exchange.handle_of, exchange.seal = stop, handle_of, seal
+exchange.stop, exchange.handle_of, exchange.seal, exchange.expire = stop, handle_of, seal, expire
 py.attach(core.ref(page), core.ref(call), core.ref(drop))

@@ -1,0 +1,99 @@
+-- Where sockets come from (spec: bas-api §8.1).
+local core = ...
+
+local arg, running, unpack = core.arg, coroutine.running, table.unpack
+
+local socket = core.socket
+local py, made = socket.py, socket.made
+
+local BLOCKING_TIMEOUT_MS <const>, COSOCKET_TIMEOUT_MS <const> = 1000, 20000
+
+local function options(op, index, fname)
+  op = arg.optional(arg.table, op, {}, index, fname)
+  arg.optional(arg.string, op.intf, nil, "intf", fname)
+  return op
+end
+
+local function protocols(alpn)
+  if alpn == nil then return end
+  if core.type(alpn) == "table" then return unpack(alpn) end
+  return arg.string(alpn, "alpn", "connect")
+end
+
+-- syntax: ba.socket.connect(host, port [,{timeout=ms, shark=, alpn=, intf=, ipv6=}]) -> socket | nil, error [, reason]
+-- In a cosocket without a connection, the cosocket becomes that connection.
+function ba.socket.connect(host, port, op)
+  host, port, op = arg.string(host, 1, "connect"), arg.integer(port, 2, "connect"), options(op, 3, "connect")
+  local me = socket.owners[running()]
+  if me and me.handle then return nil, "incorrectuse" end
+  local timeout_ms = arg.optional(arg.number, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
+  local tls = op.shark and core.tls.check(op.shark, "shark", "connect", "client")
+  local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, protocols(op.alpn))
+  if not handle then return nil, word, reason end
+  if not me then return socket.new(handle) end
+  if me.handle or not me.runner then py.close(handle) return nil, "incorrectuse" end
+  me.handle, me.closed = handle, nil
+  return me
+end
+
+-- syntax: ba.socket.bind(port [,{shark=, intf=, ipv6=}]) -> listener | nil, error [, reason]
+function ba.socket.bind(port, op)
+  port, op = arg.integer(port, 1, "bind"), options(op, 2, "bind")
+  local tls = op.shark and core.tls.check(op.shark, "shark", "bind", "server")
+  local listener, word, reason = made(py.bind(port, op.intf, op.ipv6 == true, tls or nil))
+  if listener then listener.is_listener = true end
+  return listener, word, reason
+end
+
+-- syntax: ba.socket.udpcon([host,] [port] [,{port=, intf=, ipv6=}]) -> socket | nil, error [, reason]
+-- (port) listens on it, (host, port) talks to one partner only; op.port is the port of this side.
+function ba.socket.udpcon(host, port, op)
+  if core.type(host) == "number" then host, port, op = nil, host, port end
+  if core.type(host) == "table" then host, op = nil, host end
+  if core.type(port) == "table" then port, op = nil, port end
+  host, port = arg.optional(arg.string, host, nil, 1, "udpcon"), arg.optional(arg.integer, port, nil, 2, "udpcon")
+  op = options(op, 3, "udpcon")
+  local local_port = arg.optional(arg.integer, op.port, not host and port or nil, "port", "udpcon")
+  local sock, word, reason = made(py.udp(host, port, local_port, op.intf, op.ipv6 == true))
+  if sock then sock.is_udp = true end
+  return sock, word, reason
+end
+
+-- syntax: ba.socket.toip(name) -> ip | nil, error
+function ba.socket.toip(name)
+  return py.lookup(arg.string(name, 1, "toip"))
+end
+
+-- syntax: ba.socket.stat() -> how many sockets there are, how many of them are cosockets
+function ba.socket.stat()
+  local cosockets = 0
+  for _, sock in pairs(socket.owners) do
+    if sock.handle then cosockets = cosockets + 1 end
+  end
+  return py.count(), cosockets
+end
+
+-- syntax: ba.socket.req2sock(request [,raw]) -> socket [, data that came with the request] | nil, error
+-- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. The request is over then.
+function ba.socket.req2sock(request, raw)
+  local exchange = core.exchange
+  if not exchange then core.raise("req2sock: there are no requests here") end
+  arg.instance(request, exchange.class, 1, "req2sock")
+  local sock, data = made(py.take_request(exchange.handle_of(request), raw == true))
+  if sock then exchange.expire(request) end
+  return sock, data
+end
+
+-- syntax: ba.socket.sock2req(socket [,data]) -> true | nil, error      `data` comes before what is read from the connection
+function ba.socket.sock2req(sock, data)
+  socket.self_of(sock, "sock2req")
+  if not sock.handle then return nil, "socketclosed" end
+  local done, word = py.give_request(sock.handle, arg.optional(arg.string, data, "", 2, "sock2req"))
+  if done then sock.handle, sock.closed = nil, true end
+  return done, word
+end
+
+-- syntax: ba.socket.http2sock(http) -> socket [, data that was received already] | nil, error
+function ba.socket.http2sock(http)
+  return made(py.take_http(core.http.check(http, 1, "http2sock")))
+end

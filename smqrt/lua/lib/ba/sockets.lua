@@ -1,0 +1,206 @@
+-- The socket object (spec: bas-api §8.2): reading, writing, closing, and what is known of a connection.
+--
+-- Python knows a socket by the number `handle`, which is nil without a connection. `runner` is the coroutine of the cosocket that the
+-- socket belongs to, nil in blocking mode. `mode` is "r" or "s" for a cosocket.
+local core, py = ...
+
+local arg, describe, is_bytearray, raise, running, setmetatable, sub, tostring =
+  core.arg, core.certificate, core.is_bytearray, core.raise, coroutine.running, setmetatable, string.sub, tostring
+local rawtype = core.rawtype
+
+local methods = {}
+local class = core.class("socket", methods)
+local owners = setmetatable({}, {__mode = "k"}) -- coroutine -> the socket whose cosocket runs in it
+local last = 0
+
+local socket = {class = class, methods = methods, owners = owners, py = py}
+core.socket = socket
+
+--- A socket object; `handle` is nil for one without a connection.
+function socket.new(handle)
+  last = last + 1
+  return setmetatable({handle = handle, number = last}, class)
+end
+
+--- The same for what Python gives: a handle, or nil and an error.
+function socket.made(handle, ...)
+  if not handle then return nil, ... end
+  return socket.new(handle), ...
+end
+
+local function self_of(value, fname)
+  return arg.instance(value, class, 1, fname)
+end
+socket.self_of = self_of
+
+-- ---- reading
+
+-- A cosocket without a connection can only wait: for the time, or until somebody closes it.
+local function wait(self, ms)
+  if self.closed or not ms then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
+  return py.suspend(self.number, ms)
+end
+
+local function without_address(data, ...)
+  if data == nil then return nil, ... end
+  return data
+end
+
+-- syntax: socket:read([ms]) -> data | nil, error         a stream
+-- syntax: socket:read([ms]) -> data, istext [, bytesread, framelen] | nil, error [, closecode]    a WebSocket
+-- syntax: socket:read([ms,] true) -> data, ip, port, isipv6 | nil, error        UDP; without true only the data
+function methods:read(ms, with_address)
+  self_of(self, "read")
+  if ms == true then ms, with_address = nil, true end
+  if ms then arg.number(ms, 1, "read") end
+  if self.runner and self.runner ~= running() then raise("read: the socket belongs to a cosocket; nobody else may read it") end
+  if not self.handle then return wait(self, ms) end
+  if self.is_udp and with_address ~= true then return without_address(py.read(self.handle, ms)) end
+  return py.read(self.handle, ms)
+end
+
+-- syntax: listener:accept() -> socket | nil, error
+function methods:accept()
+  self_of(self, "accept")
+  if self.runner and self.runner ~= running() then raise("accept: the listener belongs to a cosocket; nobody else may accept") end
+  if not self.is_listener then return nil, self.closed and "socketclosed" or "incorrectuse" end
+  return socket.made(py.read(self.handle, nil))
+end
+
+-- ---- writing
+
+local function octets(data, i, j)
+  local kind = rawtype(data)
+  if kind == "number" then
+    data = tostring(data)
+  elseif kind ~= "string" then
+    if not is_bytearray(data) then core.bad_argument(1, "write", "string", data) end
+    data = tostring(data)
+  end
+  if not i then return data end
+  return sub(data, arg.integer(i, 2, "write"), j and arg.integer(j, 3, "write"))
+end
+
+-- The writer waits: any cosocket, and everybody on a socket that is none or is in mode "r".
+local function may_wait(self)
+  return self.mode ~= "s" or owners[running()]
+end
+
+-- syntax: socket:write(data [,i [,j [,text]]]) -> true | nil, error | nil, queuelen
+-- syntax: socket:write(data, text)
+function methods:write(data, i, j, text)
+  self_of(self, "write")
+  if i == true or i == false then i, text = nil, i end
+  if rawtype(data) ~= "string" or i then data = octets(data, i, j) end
+  local handle = self.handle
+  if not handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
+  if not may_wait(self) then return py.offer(handle, data, text == true) end
+  local done, word = py.put(handle, data, text == true)
+  if done == false then return py.drain(handle) end
+  return done, word
+end
+
+-- syntax: udp:sendto(data, ip, port) -> true | nil, error
+function methods:sendto(data, ip, port)
+  self_of(self, "sendto")
+  if not self.handle then return nil, "socketclosed" end
+  return py.sendto(self.handle, octets(data), arg.string(ip, 2, "sendto"), arg.integer(port, 3, "sendto"))
+end
+
+-- syntax: websocket:ping([data]) -> true | nil, error
+function methods:ping(data)
+  self_of(self, "ping")
+  if not self.handle then return nil, "socketclosed" end
+  return py.ping(self.handle, data and octets(data) or "")
+end
+
+-- ---- closing
+
+-- syntax: socket:close() -> true | false when it was closed before
+-- syntax: websocket:close([code [,text]])
+function methods:close(code, text)
+  self_of(self, "close")
+  if self.closed then return false end
+  local handle = self.handle
+  self.closed, self.handle = true, nil
+  py.wake(self.number, "socketclosed")
+  if handle then py.close(handle, arg.optional(arg.integer, code, nil, 1, "close"), text and octets(text) or "") end
+  return true
+end
+
+class.__close = function(self) self:close() end
+class.__gc = function(self)
+  if self.handle then py.close(self.handle) end
+end
+class.__tostring = function(self) return "socket: " .. self.number end
+
+-- ---- facts and settings
+
+-- A method that asks Python; it needs a connection.
+local function fact(name, ask)
+  methods[name] = function(self, ...)
+    self_of(self, name)
+    if not self.handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
+    return ask(self.handle, ...)
+  end
+end
+
+-- syntax: socket:peername() -> ip, port, isipv6 | nil, error
+fact("peername", py.peername)
+fact("sockname", py.sockname)
+
+-- syntax: socket:setoption(name, on, ...) -> true | nil, error
+fact("setoption", function(handle, name, ...) return py.setoption(handle, arg.string(name, 1, "setoption"), ...) end)
+
+-- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
+fact("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.integer, limit, nil, 1, "queuelen")) end)
+
+-- syntax: websocket:maxsize(bytes) -> true        the largest message that is accepted
+fact("maxsize", function(handle, size) return py.maxsize(handle, arg.integer(size, 1, "maxsize")) end)
+
+-- syntax: socket:websocket() -> boolean
+function methods:websocket()
+  local handle = self_of(self, "websocket").handle
+  return handle ~= nil and py.is_websocket(handle)
+end
+
+-- syntax: socket:owner() -> whether the caller is the cosocket of this socket
+function methods:owner()
+  return self_of(self, "owner").runner == running()
+end
+
+-- syntax: socket:state() -> "connected" | "listening" | "udp" | "notconnected" | "closed", whether it is connected
+function methods:state()
+  local handle = self_of(self, "state").handle
+  if handle then return py.state(handle) end
+  return self.closed and "closed" or "notconnected", false
+end
+
+-- ---- TLS
+
+-- syntax: socket:upgrade(tls [,alpn, ...]) -> true | nil, error [, reason]
+function methods:upgrade(tls, ...)
+  self_of(self, "upgrade")
+  if self.runner and self.runner ~= running() then raise("upgrade: the socket belongs to a cosocket; only that may upgrade it") end
+  local number = core.tls.check(tls, 1, "upgrade")
+  if not self.handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
+  return py.upgrade(self.handle, number, ...)
+end
+
+-- syntax: socket:trusted([name]) -> true | nil, "cn" | "cert" | "certcn" | "none"
+fact("trusted", function(handle, name) return py.trusted(handle, arg.optional(arg.string, name, nil, 1, "trusted")) end)
+
+-- syntax: socket:certificate() -> table | nil, error
+fact("certificate", function(handle)
+  local text, word = py.certificate(handle)
+  return describe(text), word
+end)
+
+-- syntax: socket:cipher() -> cipher, protocol | nil, error
+fact("cipher", py.cipher)
+
+-- syntax: socket:alpn() -> protocol | nil
+fact("alpn", py.alpn)
+
+-- syntax: socket:isresumed() -> boolean
+fact("isresumed", py.is_resumed)

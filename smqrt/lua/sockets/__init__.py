@@ -1,0 +1,1 @@
+"""What stands behind a socket object of Lua."""

@@ -1,0 +1,75 @@
+"""An activity that waits in a read."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from gevent import get_hub
+
+from smqrt.errors import StreamError
+from smqrt.lua.bridge import fail
+from smqrt.lua.parking import Parking
+
+if TYPE_CHECKING:
+    from smqrt.lua.sockets.ends import End
+    from smqrt.net.readiness import Wait
+
+
+class Reading(Parking):
+    """Answered with what the socket gives, with nil and "timeout", or with nil and the word of the error.
+
+    Args:
+        end: the socket.
+        timeout_s: None waits for ever.
+    """
+
+    __slots__ = ("_end", "_late_s", "_wait")
+
+    def __init__(self, end: End, timeout_s: float | None) -> None:
+        super().__init__()
+        self._end = end
+        self._late_s = None if timeout_s is None else monotonic() + timeout_s
+        self._wait: Wait | None = None
+        end.reading = self
+        if not end.paused:
+            self._await(timeout_s)
+
+    def go_on(self) -> None:
+        """The socket is not paused any more."""
+        if self._wait is None:
+            get_hub().loop.run_callback(self._try, None, None)
+
+    def cancel(self) -> None:
+        """The activity was ended before."""
+        if self._wait is not None:
+            self._wait.cancel()
+        self._end.reading = None
+        super().cancel()
+
+    def _await(self, timeout_s: float | None) -> None:
+        self._wait = self._end.readable(timeout_s)
+        self._wait.then(self._try)
+
+    def _try(self, _value: Any, error: BaseException | None) -> None:
+        self._wait = None
+        if self.done or (self._end.paused and error is None):
+            return
+        try:
+            if error is not None:
+                raise error
+            values = self._end.receive()
+            if values is not None:
+                self.resolve(values)
+            else:
+                self._await(None if self._late_s is None else self._late_s - monotonic())
+        except StreamError as failure:
+            self.resolve(fail(failure.word))
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        if not self._done:
+            self._end.reading = None
+            if self._wait is not None:
+                self._wait.cancel()
+                self._wait = None
+        super()._finish(value, error)

@@ -1,0 +1,92 @@
+"""A WebSocket, either side of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smqrt.errors import ArgumentError
+from smqrt.lua.bridge import fail
+from smqrt.lua.sockets.ends import StreamEnd, Values
+from smqrt.net.stream import Stream
+from smqrt.wire import websocket
+from smqrt.wire.conversation import Conversation, Message, Violation
+
+MAX_WRITE_BYTES = 65535
+MAX_PING_BYTES = 125
+
+
+class WebSocketEnd(StreamEnd):
+    """A WebSocket behind its handshake. See `StreamEnd` for the arguments; `is_client`: this side connected."""
+
+    __slots__ = ("_last", "conversation")
+
+    def __init__(self, stream: Stream, is_client: bool, tls: Any = None, host: str = "", server: Any = None) -> None:
+        super().__init__(stream, tls, host, server)
+        self.conversation = Conversation(is_client)
+        self._last: Values | None = None
+
+    def receive(self) -> Values | None:
+        """See `End`: the data and whether it is text; of a large frame also the bytes so far and in all."""
+        if self._last is not None:
+            return self._last
+        conversation = self.conversation
+        while True:
+            try:
+                message = conversation.next()
+            except Violation as violation:
+                return self._end_with("socketreadfailed", violation.code)
+            if conversation.replies:
+                self._reply()
+            if message is not None:
+                return _values(message)
+            if conversation.close_code is not None:
+                return self._end_with("socketclosed", conversation.close_code)
+            data = self.stream.try_read()
+            if data is None:
+                return None
+            if not data:
+                return self.gone()
+            conversation.feed(data)
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `End`. Raises ArgumentError for data that no frame may carry."""
+        if len(data) > MAX_WRITE_BYTES:
+            raise ArgumentError(f"write: {len(data)} bytes; a WebSocket message takes at most {MAX_WRITE_BYTES} a call")
+        if is_text and not data.isascii():
+            _check_text(data)
+        return self.stream.push(self.conversation.message(data, bool(is_text)))
+
+    def ping(self, data: bytes) -> bool:
+        """Send a ping. Raises StreamError, ArgumentError."""
+        if len(data) > MAX_PING_BYTES:
+            raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
+        self.stream.push(self.conversation.ping(data))
+        return True
+
+    def close(self, code: int = websocket.CLOSE_NORMAL, text: bytes = b"") -> None:
+        """Say goodbye and close; the reader, if any, gets nil, "socketclosed"."""
+        if not self.stream.closed:
+            goodbye = self.conversation.close(code, text)
+            if goodbye:
+                self.stream.push_or_forget(goodbye)
+            self.stream.close(linger=True)
+
+    def _reply(self) -> None:
+        replies, self.conversation.replies = self.conversation.replies, b""
+        self.stream.push_or_forget(replies)
+
+    def _end_with(self, word: str, code: int) -> Values:
+        self._last = fail(word, code)
+        self.close(code)
+        return self._last
+
+
+def _values(message: Message) -> Values:
+    return message if message.frame_bytes else message[:2]
+
+
+def _check_text(data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"write: the text is not UTF-8 at byte {error.start + 1}; send it as binary") from None
