@@ -56,11 +56,15 @@ local function describe(sock, secure)
   return {sock = sock, address = address, port = port, secure = secure}
 end
 
-local function read_all(self, sock)
+local function read_all(conversation, sock)
   while true do
     local data, word = sock:read()
-    if not data then return self:ended(word) end
-    self:receive(data)
+    if not data then return conversation:ended(word) end
+    local busy = conversation:receive(data)
+    while busy do
+      listener.rest(sock)
+      busy = conversation:go_on()
+    end
   end
 end
 

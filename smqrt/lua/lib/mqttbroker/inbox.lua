@@ -41,14 +41,14 @@ local function run(cosock, self)
       call()
     elseif self.finished then
       return
-    else
-      cosock:disable()
+    elseif not cosock:disable() then
+      return -- the server stops
     end
   end
 end
 
 function Inbox:wake()
-  if self.runner then self.runner:enable() end
+  if self.runner then self.runner:enable(true) end
 end
 
 --- Begins with the calls, soon.

@@ -12,8 +12,8 @@ local function write_all(cosock, box, sock)
       box:written(#bytes)
     elseif box.finished then
       return sock:close()
-    else
-      cosock:disable()
+    elseif not cosock:disable() then
+      return -- the server stops
     end
   end
 end
@@ -23,9 +23,15 @@ local listener = {}
 --- An outbox whose packets are written to a socket. A client that reads slowly makes nobody wait but its own writer.
 function listener.outbox(sock, totals)
   local writer
-  local box = outbox.new(totals, function() if writer then writer:enable() end end)
+  local box = outbox.new(totals, function() if writer then writer:enable(true) end end)
   writer = ba.socket.event(write_all, box, sock)
   return box
+end
+
+--- Gives the other cosockets a turn.
+function listener.rest(sock)
+  ba.timer(function() sock:enable() end):set(1, true)
+  sock:disable()
 end
 
 local function accept_all(sock, serve)

@@ -9,6 +9,7 @@ local tree = require "mqttbroker.tree"
 local char, pairs = string.char, pairs
 
 local MAX_SUBSCRIPTIONS <const> = 1000 -- of a client
+local PART_BITS <const> = 9 -- 512 bytes cost about as much as a message
 local SUBSCRIPTION_IDENTIFIER <const> = char(0x0B)
 
 local Router = {}
@@ -81,16 +82,23 @@ local function united(sets, from)
   return union
 end
 
---- Gives a message to its subscribers. from: the client that published it, for "no local". It leaves with the next `flush`.
+local function receivers(self, message, from)
+  local sets = self.tree:match(message.topic)
+  if #sets == 1 then return sets[1] end
+  return united(sets, from)
+end
+
+--- Gives a message to its subscribers; it leaves with the next `flush`. from: the client that published it, for "no local".
+-- Returns how much work it was: the number of deliveries, a large one counting for several.
 function Router:publish(message, from)
-  local sets, waiting = self.tree:match(message.topic), self.waiting
-  local receivers = #sets == 1 and sets[1] or united(sets, from)
-  for client, subscription in pairs(receivers) do
+  local waiting, count = self.waiting, 0
+  for client, subscription in pairs(receivers(self, message, from)) do
     if not (subscription.nolocal and client == from) then
       client:deliver(message, subscription)
-      waiting[client] = true
+      waiting[client], count = true, count + 1
     end
   end
+  return count * (1 + (#message.payload >> PART_BITS))
 end
 
 --- Sends what was published: several messages for a client that were read together are written together.

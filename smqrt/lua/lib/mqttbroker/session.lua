@@ -10,6 +10,7 @@ local byte, clock, pcall = string.byte, ba.clock, pcall
 local CONNECT <const>, PUBLISH <const> = 1, 3
 local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
 local FAREWELL_MS <const> = 5000  -- for the last bytes
+local WORK <const> = 1000         -- packets and deliveries, a large one counting for several, until others get their turn
 local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
 
 local Session = {}
@@ -20,7 +21,7 @@ local function new(broker, outbox, client)
   return setmetatable({
     broker = broker, router = broker.router, outbox = outbox, client = client,
     framer = framer.new(broker.settings.max_packet_bytes), filters = {}, filter_count = 0,
-    max_bytes = math.maxinteger, deadline_ms = clock() + CONNECT_MS,
+    max_bytes = math.maxinteger, work = 0, deadline_ms = clock() + CONNECT_MS,
   }, Session)
 end
 
@@ -148,7 +149,7 @@ handlers[PUBLISH] = {nil, function(self, body, header)
     local asked, answer = self.broker:ask(self.client, onpublish, self.client, message.topic, message.payload, message.retain)
     if not asked or answer == false then return end
   end
-  self.router:publish(message, self)
+  self.work = self.work + self.router:publish(message, self)
 end}
 
 handlers[8] = {2, function(self, body) -- SUBSCRIBE
@@ -198,15 +199,14 @@ local function check_first(self, data)
   if byte(data) ~= CONNECT << 4 then refusal.protocol_error("the first packet is no CONNECT") end
 end
 
-local function take_packets(self, data)
-  check_first(self, data)
-  self.framer:add(data)
-  local heard, header, body = false, self.framer:next()
-  while header and not self.left do
+local function take_packets(self)
+  while not self.left and self.work < WORK do
+    local header, body = self.framer:next()
+    if not header then return end
+    self.work = self.work + 1
     handle(self, header, body)
-    heard, header, body = true, self.framer:next()
+    if not self.left then self.deadline_ms = self.limit_ms and clock() + self.limit_ms end
   end
-  if heard and not self.left then self.deadline_ms = self.limit_ms and clock() + self.limit_ms end
 end
 
 local function fail(self, fault)
@@ -215,13 +215,31 @@ local function fail(self, fault)
   refuse(self, code, text)
 end
 
---- What was read. Whatever it is, it can end this session only.
-function Session:receive(data)
-  if self.left then return end
-  local ok, fault = pcall(take_packets, self, data)
+-- Whatever a packet is, it can end this session only.
+local function try(self, f, ...)
+  local ok, fault = pcall(f, self, ...)
   if not ok then fail(self, fault) end
+end
+
+local function add(self, data)
+  check_first(self, data)
+  self.framer:add(data)
+end
+
+--- Handles what was read. Answers whether others should have a turn before the rest of it is handled with `go_on`.
+function Session:receive(data)
+  if self.left then return false end
+  try(self, add, data)
+  return self:go_on()
+end
+
+function Session:go_on()
+  try(self, take_packets)
   self.outbox:flush()
   self.router:flush()
+  if self.work < WORK then return false end
+  self.work = 0
+  return not self.left
 end
 
 -- ---- what others send to it
