@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 
+import gevent.ssl
 import trustme
 
 from smqrt.net.contexts import ClientTls, Identity, ServerTls
@@ -33,3 +35,13 @@ def client_of(*authorities: trustme.CA) -> ClientTls:
 def expired(authority: trustme.CA, *names: str) -> trustme.LeafCert:
     now = datetime.now(UTC)
     return authority.issue_cert(*names, not_before=now - timedelta(days=9), not_after=now - timedelta(days=2))
+
+
+def gevent_context(leaf: trustme.LeafCert, *client_authorities: trustme.CA) -> ssl.SSLContext:
+    """A server's context for sockets of gevent."""
+    context = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    identity_of(leaf).load_into(context)
+    for authority in client_authorities:
+        context.load_verify_locations(cadata=authority.cert_pem.bytes().decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import gevent
 from gevent import socket
@@ -107,7 +108,7 @@ class SocksProxy(TestProxy):
 
 
 class ConnectProxy(TestProxy):
-    """HTTP CONNECT; requests with an absolute URL are answered with what was asked.
+    """HTTP CONNECT; requests with an absolute URL are forwarded.
 
     Attributes:
         tail: sent right behind the head of the answer, in the same segment.
@@ -129,10 +130,18 @@ class ConnectProxy(TestProxy):
         if self.reply is not None:
             client.sendall(f"HTTP/1.1 {self.reply} No\r\nContent-Length: 0\r\n\r\n".encode())
             return None
-        assert method == "CONNECT"
+        if method != "CONNECT":
+            return self._forward(head, target)
         host, _, port = target.rpartition(":")
         remote = self.connect(host.strip("[]"), int(port))
         client.sendall(b"HTTP/1.1 200 Established\r\nVia: test\r\n\r\n" + self.tail)
+        return remote
+
+    def _forward(self, head: bytes, target: str) -> Any:
+        url = urlsplit(target)
+        remote = self.connect(url.hostname or "", url.port or 80)
+        origin = target[: len(target) - len(urlunsplit(("", "", url.path, url.query, "")))]
+        remote.sendall(head.replace(origin.encode(), b"", 1))
         return remote
 
     def _wanted(self) -> bytes:

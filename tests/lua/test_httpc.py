@@ -103,7 +103,7 @@ def test_the_server_of_pages(server: AppServer) -> None:
         print(http:status())
         print(http:peername())
         print(http:trusted())
-        print(http:cipher(), http:certificate())
+        print(http:certificate(), http:cipher())
         print(select(3, http:sockname()), http:close(), http:close(), http:status())
     """
     lines = run(server, code, url=f"http://127.0.0.1:{server.port}")

@@ -168,7 +168,7 @@ class Conversation:
         Raises:
             StreamError: also "toomuchdata": more than was announced.
         """
-        stream = self._live()
+        stream = self._talking()
         self._repeatable = False
         if self._left is None:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
@@ -187,7 +187,7 @@ class Conversation:
 
     def status(self) -> int:
         """Wait for the head of the response and give its code."""
-        stream, response = self._live(), self._response
+        stream, response = self._talking(), self._response
         if response.status is None:
             self._send_end(stream)
             while response.status is None:
@@ -286,6 +286,12 @@ class Conversation:
         self._number += 1
         stream, self._stream = self._stream, None
         return stream is not None and stream.close()
+
+    def _talking(self) -> Stream:
+        stream = self._live()
+        if self.options.tunnel:
+            raise StreamError("incorrectuse", "the tunnel is not for HTTP")
+        return stream
 
     def _live(self) -> Stream:
         if self._stream is None:

@@ -202,8 +202,8 @@ end
 -- syntax: http:certificate() -> table | nil
 function methods:certificate()
   local described, message = py.certificate(handle_of(self, "certificate"))
-  if not described then return nil, message end
-  return core.certificate(described)
+  if described then return core.certificate(described) end
+  if message then return nil, message end
 end
 
 class.__close = methods.close
