@@ -759,6 +759,13 @@ def test_names_keep_their_numbers_over_restarts(tmp_path: Path, make_site: Calla
     assert again.create("new") not in names.values()
 
 
+def test_every_name_is_synced_to_the_disk(tmp_path: Path) -> None:
+    """What a killed process can't show: the ack waits for the disk, not only for the operating system."""
+    connection = SqliteNames(str(tmp_path / "names.db"))._connection
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_persist_none_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     hub.create(persist=None).create("a")
