@@ -290,10 +290,10 @@ class SocketHalf:
     def trusted(self, number: int, name: bytes | None) -> Any:
         """True, or nil and what is wrong with the certificate of the other side."""
         end = self._end(number)
-        chain = self._tls(number).peer_chain()
-        if not isinstance(end.tls, ClientTls):  # of a server: OpenSSL has refused chains that are not trusted
-            return True if chain else fail(Trust.NONE.value)
-        trust = end.tls.store.judge(chain, name.decode("utf-8", "replace") if name is not None else end.host)
+        tls = self._tls(number)
+        if not isinstance(end.tls, ClientTls):  # of a server: OpenSSL has refused certificates that are not trusted
+            return True if tls.peer_certificate() else fail(Trust.NONE.value)
+        trust = end.tls.store.judge(tls.peer_chain(), name.decode("utf-8", "replace") if name is not None else end.host)
         return True if trust is Trust.TRUSTED else fail(trust.value)
 
     def certificate(self, number: int) -> Any:

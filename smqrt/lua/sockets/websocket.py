@@ -82,7 +82,7 @@ class WebSocketEnd(StreamEnd):
 
 
 def _values(message: Message) -> Values:
-    return message if message.frame_bytes else message[:2]
+    return tuple(message) if message.frame_bytes else message[:2]
 
 
 def _check_text(data: bytes) -> None:

@@ -1,0 +1,264 @@
+"""WebSockets of Lua, from the request on: blocking and as cosockets."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+from app_server import AppServer
+from gevent import socket
+
+from smqrt.wire import websocket, wsclient
+from smqrt.wire.conversation import Conversation, Message
+from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
+
+ECHO = """
+local function echo(s)
+  while true do
+    local data, istext, done, all = s:read()
+    if not data then
+      app.seen[#app.seen + 1] = {istext, done}
+      return
+    end
+    if all then app.pieces[#app.pieces + 1] = {#data, done, all} else s:write(data, istext) end
+  end
+end
+"""
+
+COSOCKET = ECHO + "\nba.socket.req2sock(request):event(echo, 's')"
+BLOCKING = ECHO + "\nlocal s <close> = ba.socket.req2sock(request)\necho(s)"
+
+
+class Client:
+    """A WebSocket client on a gevent socket."""
+
+    def __init__(self, port: int, path: str = "/ws.lsp", headers: str = "") -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        key = wsclient.new_key()
+        fields = "".join(f"{name}: {value}\r\n" for name, value in wsclient.request_headers(key))
+        self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}{headers}\r\n".encode())
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += self.sock.recv(65536)
+        head, _, rest = head.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 "), head
+        assert websocket.accept_key(key).encode() in head
+        self.conversation = Conversation(is_client=True)
+        self.conversation.feed(rest)
+
+    def send(self, opcode: int, data: bytes, fin: bool = True) -> None:
+        frame = bytearray(wsclient.encode(opcode, data))
+        if not fin:
+            frame[0] &= 0x7F
+        self.sock.sendall(frame)
+
+    def receive(self) -> Message | None:
+        """The next message, None when the server has closed."""
+        while (message := self.conversation.next()) is None:
+            if self.conversation.close_code is not None:
+                return None
+            data = self.sock.recv(65536)
+            if not data:
+                return None
+            self.conversation.feed(data)
+        return message
+
+    def closed(self) -> int | None:
+        """Waits for the close frame and gives its code."""
+        assert self.receive() is None
+        return self.conversation.close_code
+
+
+def page(server: AppServer, code: str) -> Any:
+    preload = "app.seen, app.pieces, app.values = {}, {}, {}"
+    return server.app({".preload": preload, "ws.lsp": f"<?lsp {code} ?>", "state.lsp": STATE})
+
+
+STATE = (
+    "<?lsp response:write(ba.json.encode{seen = app.seen, pieces = app.pieces, n = #app.seen, s = ba.socket.stat()}) ?>"
+)
+
+
+def state_of(server: AppServer) -> Any:
+    import json
+
+    return json.loads(server.ask("/state.lsp").body)
+
+
+@pytest.fixture(params=[COSOCKET, BLOCKING], ids=["cosocket", "blocking"])
+def echo(server: AppServer, request: pytest.FixtureRequest) -> AppServer:
+    page(server, request.param)
+    return server
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    with gevent.Timeout(3):
+        while not (value := condition()):
+            gevent.sleep(0.005)
+    return value
+
+
+def ending(server: AppServer) -> Any:
+    state = wait_for(lambda: (found := state_of(server))["n"] and found)
+    wait_for(lambda: state_of(server)["s"] == 0)
+    return state["seen"][0]
+
+
+def test_echo_of_every_kind(echo: AppServer) -> None:
+    client = Client(echo.port)
+    for opcode, data in [(TEXT, "grüße".encode()), (BINARY, bytes(range(256))), (TEXT, b""), (BINARY, b"x" * 65535)]:
+        client.send(opcode, data)
+        assert client.receive() == (data, opcode == TEXT, 0, 0)
+    client.send(TEXT, b"frag", fin=False)
+    client.send(PING, b"now")
+    client.send(CONTINUATION, b"men", fin=False)
+    client.send(CONTINUATION, b"ts")
+    assert client.receive() == (b"fragments", True, 0, 0)
+    client.send(CLOSE, struct.pack(">H", 4321) + b"done")
+    assert client.closed() == 4321
+    assert client.sock.recv(10) == b""
+    assert ending(echo) == ["socketclosed", 4321]
+
+
+def test_ping_is_answered(echo: AppServer) -> None:
+    client = Client(echo.port)
+    client.send(PING, b"hello")
+    assert client.sock.recv(100) == b"\x8a\x05hello"
+
+
+def test_messages_that_come_with_the_request(echo: AppServer) -> None:
+    key = wsclient.new_key()
+    fields = "".join(f"{name}: {value}\r\n" for name, value in wsclient.request_headers(key))
+    with socket.create_connection(("127.0.0.1", echo.port), timeout=5) as sock:
+        early = wsclient.encode(TEXT, b"early")
+        sock.sendall(f"GET /ws.lsp HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode() + early)
+        got = b""
+        while not got.endswith(b"\x81\x05early"):
+            got += sock.recv(1000)
+
+
+def test_a_large_frame_arrives_in_pieces(echo: AppServer) -> None:
+    client = Client(echo.port)
+    client.send(BINARY, os.urandom(300_000))
+    client.send(TEXT, b"end")
+    assert client.receive() == (b"end", True, 0, 0)
+    pieces = state_of(echo)["pieces"]
+    assert sum(size for size, _, _ in pieces) == 300_000
+    assert pieces[-1][1:] == [300_000, 300_000]
+    assert max(size for size, _, _ in pieces) <= 65535
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (websocket.encode(TEXT, b"not masked"), 1002),
+        (wsclient.encode(TEXT, b"\xff\xfe"), 1007),
+        (wsclient.encode(CONTINUATION, b"of nothing"), 1002),
+        (b"\x82\xff\x7f" + b"\xff" * 7, 1009),
+    ],
+)
+def test_rules_are_enforced(echo: AppServer, frame: bytes, code: int) -> None:
+    client = Client(echo.port)
+    client.sock.sendall(frame)
+    assert client.closed() == code
+    assert ending(echo) == ["socketreadfailed", code]
+
+
+def test_a_client_that_just_goes(echo: AppServer) -> None:
+    client = Client(echo.port)
+    client.sock.close()
+    assert ending(echo) == ["socketclosed"]
+
+
+def test_slow_bytes(echo: AppServer) -> None:
+    client = Client(echo.port)
+    for byte in wsclient.encode(TEXT, b"byte by byte"):
+        client.sock.sendall(bytes((byte,)))
+        gevent.sleep(0)
+    assert client.receive() == (b"byte by byte", True, 0, 0)
+
+
+def test_close_with_a_code_and_ping_and_limits(server: AppServer) -> None:
+    page(
+        server,
+        """
+        local s = ba.socket.req2sock(request)
+        assert(s:websocket() and select(2, s:state()) == true)
+        assert(not request:valid() and not pcall(request.header, request))
+        s:maxsize(100)
+        assert(s:ping("are you there") and s:ping())
+        assert(not pcall(s.write, s, ("x"):rep(65536)) and not pcall(s.write, s, "\\xff", true))
+        assert(not pcall(s.ping, s, ("x"):rep(126)))
+        s:write("text", true) s:write("binary") s:write("0123456789", 3, 4, true)
+        s:write(ba.bytearray.create("ba"), true)
+        s:read()
+        s:close(4000, "because")
+        """,
+    )
+    client = Client(server.port)
+    messages = [client.receive() for _ in range(4)]
+    assert [message[:2] for message in messages if message] == [
+        (b"text", True), (b"binary", False), (b"23", True), (b"ba", True),
+    ]  # fmt: skip
+    client.send(TEXT, b"go on")
+    assert client.closed() == 4000
+    other = Client(server.port)
+    other.send(BINARY, b"x" * 101)
+    while other.receive():
+        pass
+    assert other.conversation.close_code == 1009
+
+
+def test_write_under_back_pressure(server: AppServer) -> None:
+    page(
+        server,
+        "ba.socket.req2sock(request):event(function(s) for i = 1, 300 do s:write(('m'):rep(60000)) end end, 's')",
+    )
+    client = Client(server.port)
+    gevent.sleep(0.05)
+    for _ in range(300):
+        message = client.receive()
+        assert message
+        assert message.data == b"m" * 60000
+    assert client.closed() == 1000
+
+
+def test_a_raw_request_and_back_to_http(server: AppServer) -> None:
+    page(
+        server,
+        """
+        local s, data = ba.socket.req2sock(request)
+        assert(not s:websocket())
+        s:write("got " .. tostring(data) .. ";")
+        local more = s:read()
+        ba.socket.sock2req(s, "GET /other.lsp HTTP/1.1\\r\\nX-More: " .. more)
+        assert(s:state() == "closed" and s:read() == nil)
+        """,
+    )
+    server.write("", {"other.lsp": "other <?lsp=request:header'X-More' ?>"})
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(b"POST /ws.lsp HTTP/1.1\r\nHost: x\r\n\r\nraw data")
+        assert sock.recv(100) == b"got raw data;"
+        sock.sendall(b"field\r\nHost: x\r\n\r\n")
+        assert b"other field" in sock.recv(1000)
+        sock.sendall(b"GET /state.lsp HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'"s":0' in sock.recv(1000)
+
+
+def test_req2sock_of_a_committed_response_fails(server: AppServer) -> None:
+    page(server, "response:write('x') response:flush() response:write(select(2, ba.socket.req2sock(request)))")
+    assert server.ask("/ws.lsp").body == b"xiscommitted"
+
+
+def test_an_upgrade_without_a_valid_key_is_raw(server: AppServer) -> None:
+    page(server, "local s <close> = ba.socket.req2sock(request) s:write(tostring(s:websocket()))")
+    answer = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(b"GET /ws.lsp HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nSec-WebSocket-Key: abc\r\n\r\n")
+        while data := sock.recv(100):
+            answer += data
+    assert answer == b"false"
