@@ -96,7 +96,11 @@ def test_proxycon_makes_the_tunnel_only(server: AppServer, kind: type[TestProxy]
     with kind() as proxy:
         code = "op.proxycon = true" + GET + "print(http:peername()) print(http:status())"
         lines = run(server, proxy, code, url=f"http://127.0.0.1:{listener.server_port}")
-        assert lines == ["nil\tprxready", f"127.0.0.1\t{proxy.port}\tfalse", "nil\tincorrectuse\tthe tunnel is not for HTTP"]
+        assert lines == [
+            "nil\tprxready",
+            f"127.0.0.1\t{proxy.port}\tfalse",
+            "nil\tincorrectuse\tthe tunnel is not for HTTP",
+        ]
         (client,) = server.services.http_clients.values()
         released = client.release()
         assert (released.websocket, released.tls, released.host) == (False, None, "127.0.0.1")

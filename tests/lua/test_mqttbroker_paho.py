@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +126,15 @@ def test_tls_and_plain_meet(join: Join, version: int, publisher: int) -> None:
     people[1 - publisher].subscribe("a")
     people[publisher].publish("a", bytes(100_000))
     people[1 - publisher].expect(("a", bytes(100_000)))
+
+
+def test_who_does_not_shake_hands_delays_nobody(join: Join, served: Served) -> None:
+    stalled = [socket.create_connection(("127.0.0.1", ports(served, "tls")[0])) for _ in range(20)]
+    stalled[0].sendall(b"\x16\x03\x01")
+    stalled[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    test_tls_and_plain_meet(join, 5, 0)
+    for one in stalled:
+        one.close()
 
 
 def test_will(join: Join, version: int) -> None:

@@ -39,6 +39,7 @@ function feed(name, data) peers[name].session:receive(data) end
 function gone(name) peers[name].session:ended("socketclosed") end
 function overdue(name, ms) return peers[name].session:check(ba.clock() + ms) end
 
+function peers_of(name) return peers[name].box end
 function router() return broker.router end
 
 --- What was written since, and whether the broker has ended the connection.
@@ -550,6 +551,34 @@ def test_who_does_not_connect_is_closed(peers: Peers) -> None:
     assert peers.taken("a") == (b"", False)
     peers.call("overdue", b"a", 11000)
     assert peers.taken("a") == (b"", True)
+
+
+def test_client_that_takes_nothing_is_closed(peers: Peers) -> None:
+    peers.join("a")
+    peers.send("a", subscribe(4, "t"))
+    peers.vm.eval("function begin(name) local box = peers_of(name) box:put('x') return box:take(ba.clock()) end")
+    assert peers.call("begin", b"a") == (b"x",)
+    assert peers.call("overdue", b"a", 9_900) == (False,)
+    assert peers.call("overdue", b"a", 10_100) == (True,)
+    assert peers.reports == ["sock timeout"]
+
+
+def test_outbox_is_bounded(vm: Vm) -> None:
+    kept, dropped, taken = vm.eval(
+        """
+        local totals = {dropped = 0}
+        local box = require "mqttbroker.outbox".new(totals, function() end)
+        for _ = 1, 30 do box:put(("x"):rep(50000)) end
+        local bytes, largest = 0, 0
+        for part in function() return box:take(0) end do
+          bytes, largest = bytes + #part, math.max(largest, #part)
+          box:written(#part)
+        end
+        return bytes, totals.dropped, largest
+        """
+    )
+    assert (kept, dropped) == (20 * 50000, 10)
+    assert taken <= 65536
 
 
 # ---- any bytes

@@ -202,6 +202,39 @@ def test_flood_does_not_hold_the_loop(wire: Dial) -> None:
     assert longest < 0.1
 
 
+def test_callbacks_may_wait(vm: Vm) -> None:
+    vm.eval(
+        """
+        broker = require "mqttbroker".create(0, {
+          auth = function(client, user) ba.sleep(30) return user ~= "eve" end,
+          onpublish = function(client, topic) ba.sleep(5) return topic ~= "no" end,
+        })
+        """
+    )
+    port = int(vm.eval("return broker:status().port")[0])
+    users = [b"\0\3ada", b"\0\3eve", b"\0\3bob"]
+    wires = [Wire(port) for _ in users]
+    for number, (one, user) in enumerate(zip(wires, users, strict=True)):
+        one.send(connect(4, f"c{number}", flags=0x82, rest=user) + subscribe(4, "#") + publish(4, "no") + PINGREQ)
+    assert [one.receive(4) for one in wires] == [b"\x20\2\0\0", b"\x20\2\0\4", b"\x20\2\0\0"]
+    assert wires[0].receive(7) == packet(0x90, b"\0\1\0") + PINGRESP
+    assert wires[1].rest() == b""
+    wires[2].send(publish(4, "yes"))
+    assert wires[0].receive(7) == publish(4, "yes")
+    vm.eval("broker:close()")
+
+
+def test_client_that_goes_while_a_callback_waits(vm: Vm, settled: Settled) -> None:
+    vm.eval("broker = require 'mqttbroker'.create(0, {auth = function() ba.sleep(30) return true end})")
+    one = Wire(int(vm.eval("return broker:status().port")[0]))
+    one.send(connect(4))
+    gevent.sleep(0.01)
+    one.reset()
+    settled(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+    assert clients(vm) == 0
+    vm.eval("broker:close()")
+
+
 def test_port_that_is_taken(vm: Vm, port: int) -> None:
     answer = vm.eval(f"return require 'mqttbroker'.create({port}, {{address = '127.0.0.1'}})")
     assert answer[0] is None
