@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from contextlib import suppress
 
 import httptools
 
@@ -106,7 +107,8 @@ class Response:
                     raise StreamError("invalidresponse", "the server does not speak HTTP")
                 self._head = data
                 return b""
-            self._parser.feed_data(data[: match.end()])
+            with suppress(httptools.HttpParserUpgrade):  # the status tells the same
+                self._parser.feed_data(data[: match.end()])
             data = data[match.end() :]
         self._head = b""
         return data
