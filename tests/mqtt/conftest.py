@@ -1,0 +1,87 @@
+"""What the MQTT tests share: brokers, and clients that end with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt.mqtt import MqttClient
+from tests.mqtt.mosquitto import Certificates, Mosquitto
+from tests.mqtt.scripted import ScriptedBroker
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A plain broker for the whole run."""
+    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def start_mosquitto(tmp_path: Path) -> Iterator[Callable[..., Mosquitto]]:
+    """A factory of brokers with settings of their own."""
+    running: list[Mosquitto] = []
+
+    def start(*arguments: Any, **keywords: Any) -> Mosquitto:
+        running.append(Mosquitto(tmp_path, *arguments, **keywords))
+        return running[-1]
+
+    yield start
+    for broker in running:
+        broker.stop()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    """A certificate authority."""
+    return Certificates(tmp_path)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., MqttClient]]:
+    """A factory of clients; connected, or ended with a failure, when it returns."""
+    clients: list[MqttClient] = []
+
+    def make(*arguments: Any, wait: bool = True, **options: Any) -> MqttClient:
+        clients.append(MqttClient(*arguments, **options))
+        if wait:
+            clients[-1].wait_connected(5)
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.disconnect()
+    for client in clients:
+        client.close(2)
+        assert client.closed
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., ScriptedBroker]]:
+    """A factory of scripted brokers."""
+    running: list[ScriptedBroker] = []
+
+    def start(*arguments: Any, **keywords: Any) -> ScriptedBroker:
+        running.append(ScriptedBroker(*arguments, **keywords))
+        return running[-1]
+
+    yield start
+    for broker in running:
+        broker.close()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], None]:
+    """Waits until a condition holds, five seconds at most."""
+
+    def wait(condition: Callable[[], object], seconds: float = 5) -> None:
+        with gevent.Timeout(seconds):
+            while not condition():
+                gevent.sleep(0.002)
+
+    return wait
