@@ -497,6 +497,14 @@ def test_auth_that_fails_lets_nobody_in(vm: Vm, version: int, code: int) -> None
     assert "no database" in peers.reports[0]
 
 
+def test_who_is_ended_while_auth_decides_does_not_enter(vm: Vm) -> None:
+    peers = Peers(vm, "op.auth = function() overdue('a', 11000) return true end")
+    peers.call("peer", b"a")
+    peers.call("feed", b"a", connect(4, "a"))
+    assert peers.taken("a") == (b"", True)
+    assert vm.eval("return router().count") == (0,)
+
+
 def test_onpublish(vm: Vm) -> None:
     peers = Peers(
         vm,
@@ -535,6 +543,15 @@ def test_keep_alive(peers: Peers, keepalive: int, ms: int, ended: bool) -> None:
     if ended:
         assert split(data)[0][1][0] == 0x8D
         assert peers.call("overdue", b"a", ms + 60_000) == (True,)
+
+
+def test_the_time_of_a_callback_is_not_that_of_the_client(vm: Vm) -> None:
+    peers = Peers(vm, "op.onpublish = function() late = overdue('a', 10000) end")
+    peers.join("a", keepalive=1)
+    peers.send("a", subscribe(4, "t"))
+    assert peers.send("a", publish(4, "t")) == publish(4, "t")
+    peers.call("overdue", b"a", 1600)
+    assert peers.taken("a")[1]
 
 
 def test_half_a_packet_is_no_sign_of_life(peers: Peers) -> None:

@@ -235,6 +235,16 @@ def test_client_that_goes_while_a_callback_waits(vm: Vm, settled: Settled) -> No
     vm.eval("broker:close()")
 
 
+def test_client_whose_activities_are_killed_is_forgotten(vm: Vm, wire: Dial, settled: Settled) -> None:
+    ada = wire().join()
+    ada.send(subscribe(4, "#"))
+    ada.receive(5)
+    vm.stop()
+    assert ada.rest() == b""
+    settled(lambda: clients(vm) == 0)
+    assert vm.eval("return next(broker.sessions)") == (None,)
+
+
 def test_port_that_is_taken(vm: Vm, port: int) -> None:
     answer = vm.eval(f"return require 'mqttbroker'.create({port}, {{address = '127.0.0.1'}})")
     assert answer[0] is None
