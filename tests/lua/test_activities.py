@@ -224,7 +224,7 @@ def test_an_error_in_close_of_a_killed_activity_is_logged(
 
 
 def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder, settled: Settled) -> None:
-    ref = vm.compile("test.sleep(0.05)")
+    ref = vm.compile("test.sleep(0.3)")
     for _ in range(10 * MAX_IDLE):
         vm.start(ref)
     settled(lambda: vm.activities.blocked == 10 * MAX_IDLE)
