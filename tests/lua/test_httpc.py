@@ -170,7 +170,7 @@ def test_wrong_arguments(server: AppServer) -> None:
     assert "create{shark}" in lines[5]
     assert "create{persistent}" in lines[6]
     assert "milliseconds above 0" in lines[7]
-    assert "httpc expected" in lines[8]
+    assert "HTTP client expected" in lines[8]
 
 
 def test_timeout(server: AppServer) -> None:

@@ -192,6 +192,11 @@ def parsequery(text: bytes) -> tuple[bytes, ...]:
     return tuple(utf8(part) for pair in found for part in pair)
 
 
+def form(packed: bytes) -> bytes:
+    """The text of a form (application/x-www-form-urlencoded)."""
+    return url.encode(pairs_of(packed)).encode()
+
+
 def _proxy(given: dict[str, Any]) -> Proxy | None:
     if "proxy" not in given:
         return None
@@ -230,5 +235,5 @@ def install(vm: Vm, services: Services) -> None:
     half = HttpHalf(services)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _FALLIBLE.split()}
-    functions["parsequery"] = parsequery
+    functions |= {"parsequery": parsequery, "form": form}
     vm.namespace("httpc", functions, {name: _with_words(getattr(half, name)) for name in _BLOCKING.split()})

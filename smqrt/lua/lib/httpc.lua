@@ -7,17 +7,29 @@ local rawtype, select, setmetatable, tostring = core.rawtype, select, setmetatab
 local methods = {}
 local class = core.class("httpc", methods)
 
+local classes = {[class] = true} -- whose instances are clients
+
 function class.__gc(self) py.drop(self.handle) end
 
-core.http = {}
+local http = {}
+core.http = http
+
+--- Makes a class of clients that have more methods, inheriting the ones of httpc.
+function http.subclass(name, more)
+  local sub = core.class(name, setmetatable(more, {__index = methods}))
+  sub.__gc, sub.__close = class.__gc, class.__close
+  classes[sub] = true
+  return sub
+end
 
 --- The number of a client made by httpc, http or httpm, for the other parts of the API; raises when `value` is none.
-function core.http.check(value, index, fname)
-  return arg.instance(value, class, index, fname).handle
+function http.check(value, index, fname)
+  if not classes[core.getmetatable(value)] then core.bad_argument(index, fname, "HTTP client", value) end
+  return value.handle
 end
 
 local function handle_of(self, fname)
-  return arg.instance(self, class, 0, fname).handle
+  return http.check(self, 0, fname)
 end
 
 -- ---- arguments
@@ -47,7 +59,10 @@ local function packed(values, fname)
   return concat(list)
 end
 
-core.http.packed = packed
+--- The text of a form with these fields.
+function http.form(fields)
+  return py.form(packed(fields, "post"))
+end
 
 local OPTIONS <const> = {
   persistent = "boolean", proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string",
@@ -67,10 +82,10 @@ local function options(op)
   return table.unpack(list)
 end
 
---- Makes a client. follow: whether it follows redirects and keeps cookies. defaults: for its requests.
-function core.http.create(op, follow, defaults)
+--- Makes a client. follow: whether it follows redirects and keeps cookies, and `op` has defaults for its requests. kind: its class.
+function http.create(op, follow, kind)
   op = arg.optional(arg.table, op, {}, 1, "create")
-  return setmetatable({handle = py.create(follow, options(op)), defaults = defaults or {}}, class)
+  return setmetatable({handle = py.create(follow, options(op)), defaults = follow and op or {}}, kind or class)
 end
 
 -- ---- asking
@@ -210,7 +225,7 @@ class.__close = methods.close
 
 -- syntax: httpc.create([{shark, persistent=true, proxy, proxyport, socks, proxyuser, proxypass, proxycon, intf, ipv6, host}]) -> http
 local function create(op)
-  return core.http.create(op, false)
+  return http.create(op, false)
 end
 
 -- syntax: httpc.parsequery("a=1&b=2") -> {a = "1", b = "2"}

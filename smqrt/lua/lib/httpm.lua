@@ -1,0 +1,181 @@
+-- require "httpm": the clients of http with calls for whole exchanges: forms, JSON, files (spec: bas-api 9).
+local core = ...
+
+local arg, pairs = core.arg, pairs
+
+local BLOCK <const> = 65536
+
+local methods = {}
+local class = core.http.subclass("httpm", methods)
+
+-- The request of one call: what `op` says, and `fields` in front of it.
+local function asked(op, fields, fname)
+  local request = {}
+  for name, value in pairs(arg.optional(arg.table, op, {}, 3, fname)) do request[name] = value end
+  for name, value in pairs(fields) do request[name] = value end
+  return request
+end
+
+local function with_header(op, name, value)
+  local header = {}
+  for key, other in pairs(op and op.header or {}) do header[key] = other end
+  header[name] = header[name] or value
+  return header
+end
+
+-- Sends a request with a whole body; the status or nil and an error.
+local function send(self, request, body)
+  local ok, message, details = self:request(request)
+  if not ok then return nil, message, details end
+  ok, message = self:write(body)
+  local status, fault, more = self:status()
+  if not status then return nil, message or fault, more end
+  return status
+end
+
+-- syntax: http:post(url, form [, op]) -> status, body | nil, error      form: a table, or text that is a form already
+function methods:post(url, form, op)
+  local body = core.type(form) == "string" and form or core.http.form(arg.table(form, 2, "post"))
+  local header = with_header(op, "Content-Type", "application/x-www-form-urlencoded")
+  local request = asked(op, {url = url, method = op and op.method or "POST", size = #body, header = header}, "post")
+  local status, message, details = send(self, request, body)
+  if not status then return nil, message, details end
+  local data, fault = self:read("a")
+  if not data then return nil, fault end
+  return status, data
+end
+
+local function decoded(self, status)
+  local data, message = self:read("a")
+  if not data then return nil, message end
+  if status < 200 or status > 299 then return nil, status, data end
+  local value, fault = ba.json.decode(data)
+  if value == nil then return nil, fault or "parse", data end
+  return value
+end
+
+-- syntax: http:json(url, tab [, op]) -> table | nil, error or status, body
+-- Sends a table as JSON and gives the JSON of the answer as a table. Without a table: GET.
+function methods:json(url, tab, op)
+  if tab == nil then
+    local ok, message, details = self:request(asked(op, {url = url}, "json"))
+    if not ok then return nil, message, details end
+    local status, fault, more = self:status()
+    if not status then return nil, fault, more end
+    return decoded(self, status)
+  end
+  local body, unfit = ba.json.encode(arg.table(tab, 2, "json"))
+  if not body then core.raise("bad argument #2 to 'json' (" .. unfit .. ")") end
+  local header = with_header(op, "Content-Type", "application/json")
+  local request = asked(op, {url = url, method = op and op.method or "POST", size = #body, header = header}, "json")
+  local status, message, details = send(self, request, body)
+  if not status then return nil, message, details end
+  return decoded(self, status)
+end
+
+-- Sends a request without a body; true when the answer is a success, otherwise nil and the error or status.
+local function fetch(self, request)
+  local ok, message, details = self:request(request)
+  if not ok then return nil, message, details end
+  local status, fault, more = self:status()
+  if not status then return nil, fault, more end
+  if status < 200 or status > 299 then
+    self:read(0)
+    return nil, status == 404 and "notfound" or status
+  end
+  return true
+end
+
+local function size_of(self)
+  return math.tointeger(tonumber(self:header("content-length")))
+end
+
+-- syntax: http:stat(url [, op]) -> {size, mtime, type} | nil, "notfound" | nil, status | nil, error
+function methods:stat(url, op)
+  local ok, message, details = fetch(self, asked(op, {url = url, method = "HEAD"}, "stat"))
+  if not ok then return nil, message, details end
+  local modified = self:header("last-modified")
+  return {size = size_of(self), mtime = modified and ba.parsedate(modified), type = self:header("content-type")}
+end
+
+-- The file of `op.io` and `op.name`, or the one that was given open as `op.fp`; nil and an error.
+local function open_file(op, mode, fname)
+  if op.fp then return op.fp, nil, true end
+  core.io.check(op.io, "io", fname)
+  return op.io:open(arg.string(op.name, "name", fname), mode)
+end
+
+local function transferred(op, count, total)
+  return not op.func or op.func(count, total) ~= false
+end
+
+local function copy_up(self, file, op, size)
+  local count = 0
+  for data in function() return file:read(BLOCK) end do
+    local ok, message, details = self:write(data)
+    if not ok then return nil, message, details end
+    count = count + #data
+    if not transferred(op, count, size) then
+      self:close()
+      return nil, "aborted"
+    end
+  end
+  return true
+end
+
+-- syntax: http:upload{url, io, name [, func(count, total)] [, method="PUT"] [, header] ...} -> true | nil, error or status
+-- Sends a file. func is called as it goes; false ends it.
+function methods:upload(op)
+  arg.table(op, 1, "upload")
+  local file, message, is_own = open_file(op, "r", "upload")
+  if not file then return nil, message end
+  local stat = not is_own and op.io:stat(op.name)
+  local size = stat and stat.size or op.size
+  local request = asked(op, {method = op.method or "PUT", size = size}, "upload")
+  local done, fault, details = self:request(request)
+  if done then done, fault, details = copy_up(self, file, op, size) end
+  if not is_own then file:close() end
+  if not done then return nil, fault, details end
+  local status, failure, more = self:status()
+  if not status then return nil, failure, more end
+  self:read(0)
+  if status < 200 or status > 299 then return nil, status end
+  return true
+end
+
+local function copy_down(self, file, op)
+  local count, size = 0, size_of(self)
+  while true do
+    local data, message, details = self:read()
+    if not data then return message == nil or nil, message, details end
+    local ok, fault = file:write(data)
+    if not ok then return nil, fault end
+    count = count + #data
+    if not transferred(op, count, size) then
+      self:close()
+      return nil, "aborted"
+    end
+  end
+end
+
+-- syntax: http:download{url, io, name [, func(count, total)] [, header] ...} -> true | nil, error or status
+-- Gets a file. func is called as it goes; false ends it. The file is made when the server has something to give.
+function methods:download(op)
+  arg.table(op, 1, "download")
+  local ok, message, details = fetch(self, op)
+  if not ok then return nil, message, details end
+  local file, fault, is_own = open_file(op, "w", "download")
+  if not file then return nil, fault end
+  local done, failure, more = copy_down(self, file, op)
+  if not is_own then file:close() end
+  if not done and not is_own then op.io:remove(op.name) end
+  if not done then return nil, failure, more end
+  return true
+end
+
+-- syntax: httpm.create([op]) -> http       as http.create
+local function create(op)
+  return core.http.create(op, true, class)
+end
+
+return {create = create, parsequery = core.modules.httpc.parsequery}
