@@ -36,6 +36,7 @@ class Response:
         self.started = False
         self._bodiless = bodiless
         self._until_end = False
+        self._uninvited = False
         self._head = b""
         self._chunks: deque[bytes] = deque()
         self._parser = httptools.HttpResponseParser(self)
@@ -55,7 +56,9 @@ class Response:
             elif data:
                 self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise StreamError("invalidresponse", str(error)) from None
+            if not self.complete:
+                raise StreamError("invalidresponse", str(error)) from None
+            self._uninvited = True
 
     def end(self) -> None:
         """The server has closed the connection.
@@ -96,7 +99,7 @@ class Response:
         """Whether the connection can take another request behind this response."""
         tokens = (self.get("connection") or "").lower()
         kept = "keep-alive" in tokens if self._parser.get_http_version() == "1.0" else "close" not in tokens
-        return self.complete and kept and not (self._until_end or self.tail or self.switches)
+        return self.complete and kept and not (self._until_end or self._uninvited or self.tail or self.switches)
 
     def _feed_head(self, data: bytes) -> bytes:
         """Take the heads, those of interim responses included; gives what is behind."""
@@ -115,6 +118,10 @@ class Response:
 
     # ---- called by the parser
 
+    def on_message_begin(self) -> None:
+        """The first bytes of a response: of this one, or of one that nobody asked for."""
+        self._uninvited = self.complete
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head, or one behind the body, which nobody asked for."""
         if self.status is None:
@@ -122,6 +129,8 @@ class Response:
 
     def on_headers_complete(self) -> None:
         """The end of a head."""
+        if self.complete:
+            return
         status = self._parser.get_status_code()
         if status < 200 and status != _SWITCHING:
             self.headers.clear()  # of an interim response: the real one follows
@@ -134,7 +143,8 @@ class Response:
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
-        self._chunks.append(data)
+        if not self.complete:
+            self._chunks.append(data)
 
     def on_message_complete(self) -> None:
         """The end of a response, perhaps an interim one."""

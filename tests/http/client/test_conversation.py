@@ -1,0 +1,118 @@
+"""The HTTP client's connection: when it is kept, when it is made anew, what it does with servers that go away."""
+
+from __future__ import annotations
+
+import gevent
+import pytest
+
+from smqrt.errors import ArgumentError, StreamError
+from smqrt.http.client.conversation import Conversation, Options
+from smqrt.http.client.request import Request
+from smqrt.http.client.url import parse
+from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
+
+HELLO = answer(b"hello")
+LAST = answer(b"hello", "200 OK", "Connection: close")
+
+
+def get(client: Conversation, url: str, method: str = "GET", size: int | None = None) -> bytes:
+    client.ask(Request(method, parse(url), size_bytes=size))
+    client.status()
+    return b"".join(iter(client.read, None))
+
+
+@pytest.fixture
+def client() -> Conversation:
+    return Conversation(Options(timeout_s=3))
+
+
+def test_kept(client: Conversation) -> None:
+    with ScriptedHttp([HELLO] * 3) as scripted:
+        assert [get(client, scripted.url) for _ in range(3)] == [b"hello"] * 3
+        assert scripted.connections == 1
+
+
+def test_not_kept() -> None:
+    client = Conversation(Options(persistent=False, timeout_s=3))
+    with ScriptedHttp([LAST], [LAST]) as scripted:
+        assert [get(client, scripted.url) for _ in range(2)] == [b"hello"] * 2
+        assert scripted.connections == 2
+        assert all("Connection: close" in head for head in scripted.heads)
+
+
+@pytest.mark.parametrize("first", [LAST, [*HELLO, 0.05, CLOSE], [*HELLO, b"rubbish"]])
+def test_made_anew_when_the_server_ended_it(client: Conversation, first: list[object]) -> None:
+    with ScriptedHttp([first], [HELLO]) as scripted:  # type: ignore[list-item]
+        assert get(client, scripted.url) == b"hello"
+        gevent.sleep(0.1)
+        assert get(client, scripted.url) == b"hello"
+        assert scripted.connections == 2
+
+
+def test_made_anew_when_the_body_was_not_read(client: Conversation) -> None:
+    with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\nabc"]], [HELLO]) as scripted:
+        client.ask(Request("GET", parse(scripted.url)))
+        client.status()
+        assert get(client, scripted.url) == b"hello"
+        assert scripted.connections == 2
+
+
+@pytest.mark.parametrize("ending", [CLOSE, reset])
+def test_a_get_is_repeated_when_the_kept_connection_was_going_away(client: Conversation, ending: object) -> None:
+    with ScriptedHttp([HELLO, [ending]], [HELLO]) as scripted:  # type: ignore[list-item]
+        assert get(client, scripted.url) == b"hello"
+        assert get(client, scripted.url) == b"hello"
+        assert scripted.connections == 2
+        assert len(scripted.heads) == 3
+
+
+@pytest.mark.parametrize(("method", "size"), [("POST", 0), ("DELETE", None), ("GET", 3)])
+def test_what_may_have_an_effect_is_not_repeated(client: Conversation, method: str, size: int | None) -> None:
+    with ScriptedHttp([HELLO, [CLOSE]], [HELLO]) as scripted:
+        get(client, scripted.url)
+        client.ask(Request(method, parse(scripted.url), size_bytes=size))
+        if size:
+            client.write(b"abc")
+        with pytest.raises(StreamError, match="socketclosed"):
+            client.status()
+        assert scripted.connections == 1
+
+
+def test_a_first_request_is_not_repeated(client: Conversation) -> None:
+    with ScriptedHttp([[CLOSE]]) as scripted:
+        with pytest.raises(StreamError, match="socketclosed"):
+            get(client, scripted.url)
+        assert scripted.connections == 1
+
+
+def test_an_answer_before_the_body_is_through(client: Conversation) -> None:
+    early = [b"HTTP/1.1 413 Too much\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"]
+    with ScriptedHttp([early]) as scripted:
+        client.ask(Request("POST", parse(scripted.url), [("Content-Length", "0"), ("X-Real", "endless")]))
+        assert client.status() == 413
+
+
+def test_interim_responses(client: Conversation) -> None:
+    with ScriptedHttp([[b"HTTP/1.1 100 Continue\r\n\r\n", 0.02, *HELLO]]) as scripted:
+        assert get(client, scripted.url) == b"hello"
+
+
+def test_another_server_another_connection(client: Conversation) -> None:
+    with ScriptedHttp([HELLO] * 2) as one, ScriptedHttp([HELLO]) as other:
+        for url in (one.url, other.url, one.url):
+            assert get(client, url) == b"hello"
+        assert (one.connections, other.connections) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [("G\r\nX: y", []), ("GET", [("X\r\nY", "z")]), ("GET", [("X", "y\r\nZ: z")]), ("GET", [("X", "\0")])],
+)
+def test_nothing_can_be_smuggled_in(method: str, headers: list[tuple[str, str]]) -> None:
+    with pytest.raises(ArgumentError):
+        Request(method, parse("http://a.example"), headers)
+
+
+def test_a_password_is_not_shown() -> None:
+    request = Request("GET", parse("http://a.example"), user="me", password="secret")
+    assert "secret" not in repr(request)

@@ -1,0 +1,67 @@
+"""The cookies of a client."""
+
+from __future__ import annotations
+
+import pytest
+
+from smqrt.http.client.cookies import Jar, parse
+from smqrt.http.client.url import parse as parse_url
+
+HERE = parse_url("https://a.example/x/y")
+
+
+def kept(*values: str, url: str = "https://a.example/x/z") -> str:
+    jar = Jar()
+    for value in values:
+        jar.keep(HERE, [("Set-Cookie", value)])
+    return jar.value(parse_url(url))
+
+
+@pytest.mark.parametrize(
+    ("value", "url", "sent"),
+    [
+        ("a=1", "https://a.example/x/z", "a=1"),
+        ("a=1", "https://a.example/", ""),
+        ("a=1; Path=/", "https://a.example/", "a=1"),
+        ("a=1; Path=/x", "https://a.example/xy", ""),
+        ("a=1; Path=/x", "https://a.example/x?q", "a=1"),
+        ("a=1; Path=/", "https://b.example/", ""),
+        ("a=1; Path=/; Domain=example", "https://b.example/", ""),
+        ("a=1; Path=/; Secure", "http://a.example/", ""),
+        ("a=1; Path=/; Secure", "https://a.example/", "a=1"),
+        ("a=1; Path=/; Max-Age=100", "https://a.example/", "a=1"),
+        ("a=1; Path=/; Max-Age=0", "https://a.example/", ""),
+        ("a=1; Path=/; Expires=Thu, 01 Jan 1970 00:00:00 GMT", "https://a.example/", ""),
+        ("a=1; Path=/; Expires=rubbish", "https://a.example/", "a=1"),
+        ("a=b=c; Path=/", "https://a.example/", "a=b=c"),
+        ("rubbish", "https://a.example/x/z", ""),
+        ("=x", "https://a.example/x/z", ""),
+    ],
+)
+def test_what_goes_back(value: str, url: str, sent: str) -> None:
+    assert kept(value, url=url) == sent
+
+
+def test_replaced_forgotten_and_ordered() -> None:
+    assert kept("a=1", "a=2") == "a=2"
+    assert kept("a=1", "a=; Max-Age=-1") == ""
+    assert kept("a=1; Path=/", "b=2; Path=/x") == "b=2; a=1"
+
+
+def test_a_plain_connection_sets_no_secure_cookie() -> None:
+    jar = Jar()
+    jar.keep(parse_url("http://a.example/"), [("set-cookie", "a=1; Secure; Path=/")])
+    assert jar.value(parse_url("https://a.example/")) == ""
+
+
+def test_a_server_can_not_fill_the_memory() -> None:
+    jar = Jar()
+    jar.keep(HERE, [("Set-Cookie", f"c{number}=1") for number in range(10_000)])
+    assert len(jar.value(HERE).split("; ")) == 300
+
+
+def test_parse_gives_what_is_set() -> None:
+    assert [(one.name, one.value) for one in parse([("X", "y"), ("set-cookie", "a=1"), ("Set-Cookie", "b=2; x")])] == [
+        ("a", "1"),
+        ("b", "2"),
+    ]
