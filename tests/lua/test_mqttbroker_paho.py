@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +228,21 @@ def test_silent_client_is_ended(join: Join, served: Served) -> None:
     ada = join(keepalive=1, name="silent")
     ada.client.loop_stop()
     wait_until(lambda: ["silent", "mqtt", 0x8D] in status(served)["errors"], "the end of the keep-alive")
+
+
+def test_without_file_descriptors_it_goes_on_later(join: Join, served: Served) -> None:
+    ada = join()
+    ada.subscribe("a")
+    pid, limits = served.process.pid, resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
+    late = [socket.create_connection(("127.0.0.1", ports(served, "open")[0])) for _ in range(3)]
+    time.sleep(0.3)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    join().publish("a", "1")
+    ada.expect(("a", b"1"))
+    assert ["?", "sock", "failed"] in status(served)["errors"]
+    for one in late:
+        one.close()
 
 
 def test_status(join: Join, served: Served) -> None:

@@ -375,6 +375,40 @@ def test_local_client_is_told_of_the_end(vm: Vm, port: int, settled: Settled) ->
 
 def test_wrong_arguments_of_a_local_client(vm: Vm, port: int) -> None:
     vm.eval("here = broker:createClient()")
-    for call in ("publish('a/#', 'x')", "subscribe(1)", "setwill{topic = '#'}", "setwill(1)"):
-        with pytest.raises(LuaError, match=r"app.lua:1: bad argument #1"):
+    for call in ("publish('a/#', 'x')", "publish('a', {})", "subscribe(1)", "setwill{topic = '#'}", "setwill(1)"):
+        with pytest.raises(LuaError, match=r"app.lua:1: bad argument #[12] to"):
             vm.eval(f"here:{call}", "@app.lua")
+
+
+def test_payloads_of_a_local_client(vm: Vm, wire: Dial) -> None:
+    ada = wire().join()
+    ada.send(subscribe(4, "#"))
+    ada.receive(5)
+    vm.eval("here = broker:createClient()")
+    vm.eval("here:publish('a', 'x') here:publish('a', 7) here:publish('a', ba.bytearray.create('\\0\\255'))")
+    expected = publish(4, "a", b"x") + publish(4, "a", b"7") + publish(4, "a", b"\0\xff")
+    assert ada.receive(len(expected)) == expected
+
+
+def test_local_client_of_a_broker_that_has_ended(vm: Vm, port: int, settled: Settled) -> None:
+    vm.eval("broker:close() broker:createClient(function(...) said = table.concat({...}, ' ') end)")
+    settled(lambda: vm.eval("return said") == (b"sock cannotconnect",))
+
+
+def test_local_clients_meet(vm: Vm, port: int, settled: Settled) -> None:
+    vm.eval(
+        """
+        got = {}
+        here = broker:createClient(nil, function(topic, payload)
+          got[#got + 1] = topic .. payload
+          if topic == "ping" then here:publish("pong", payload) end
+        end, {recbta = false})
+        here:subscribe("ping", {nolocal = true})
+        here:subscribe("pong")
+        there = broker:createClient(nil, print)
+        there:publish("ping", "1")
+        there:publish("ping", "2")
+        """
+    )
+    settled(lambda: vm.eval("return #got") == (4,))
+    assert vm.eval("return table.concat(got, ' ')") == (b"ping1 ping2 pong1 pong2",)

@@ -9,6 +9,7 @@ local session = require "mqttbroker.session"
 local clock, pcall = ba.clock, pcall
 
 local CHECK_MS <const> = 250 -- how exact deadlines are
+local REST_MS <const> = 1    -- in which others have a turn
 
 local Broker = {}
 Broker.__index = Broker
@@ -62,7 +63,7 @@ local function read_all(conversation, sock)
     if not data then return conversation:ended(word) end
     local busy = conversation:receive(data)
     while busy do
-      listener.rest(sock)
+      listener.rest(sock, REST_MS)
       busy = conversation:go_on()
     end
   end
@@ -101,11 +102,15 @@ end
 
 -- ---- begin and end
 
+local function open(self, entry)
+  local function accepted(sock) return serve(self, sock, entry.shark ~= nil) end
+  local function report(word) self:report(nil, "sock", word) end
+  return listener.open(self.settings.address, entry.port, entry.shark, accepted, report)
+end
+
 local function listen(self)
   for i, entry in ipairs(self.settings.listeners) do
-    local sock, fault = listener.open(self.settings.address, entry.port, entry.shark, function(sock)
-      return serve(self, sock, entry.shark ~= nil)
-    end)
+    local sock, fault = open(self, entry)
     if not sock then return nil, fault end
     self.sockets[i] = sock
     local _, port = sock:sockname()

@@ -95,8 +95,14 @@ function Client:stop(code)
   self.inbox:finish(function() self.broker:ask(nil, self.onstatus, "mqtt", "disconnect", state) end)
 end
 
+local function refuse(self)
+  leave(self, false)
+  self.inbox:finish(function() self.broker:ask(nil, self.onstatus, "sock", "cannotconnect") end)
+end
+
 local function connect(self)
   if self.ended then return end
+  if not self.broker.running then return refuse(self) end
   self.broker.router:enter(self)
   self.connected = true
   local state = {sessionpresent = false, reasoncode = refusal.NORMAL, properties = self.broker:capabilities()}
@@ -120,7 +126,7 @@ local function new(broker, onstatus, onpub, options)
   local self = setmetatable({
     broker = broker, id = options.clientidentifier or broker.random_identifier(), will = options.will,
     onstatus = onstatus or function() return true end, onpub = onpub or trace_message, bytearrays = options.recbta ~= false,
-    filters = {}, filter_count = 0, waiting = {}, connected = false, ended = not broker.running,
+    filters = {}, filter_count = 0, waiting = {}, connected = false, ended = false,
   }, Client)
   self.inbox = inbox.new(broker.totals)
   broker.locals[self] = true
@@ -131,9 +137,15 @@ end
 
 -- ---- the methods
 
+local function is_payload(value)
+  local kind = type(value)
+  return kind == "string" or kind == "number" or kind == "userdata" -- a byte array
+end
+
 --- Publishes: publish(topic, msg [,{retain}] [,prop]). Returns whether it is connected; otherwise it is done on connection.
 function Client:publish(topic, payload, options, values)
   check(type(topic) == "string" and topics.is_name(topic), 1, "publish", "topic without wildcards", topic)
+  check(is_payload(payload), 2, "publish", "string, number or byte array", payload)
   optional(options, "table", 3, "publish")
   optional(values, "table", 4, "publish")
   local outgoing = new_message(topic, payload, options or {}, values)

@@ -4,6 +4,8 @@ local outbox = require "mqttbroker.outbox"
 
 local clock = ba.clock
 
+local RETRY_MS <const> = 100
+
 local function write_all(cosock, box, sock)
   while true do
     local bytes = box:take(clock())
@@ -28,25 +30,33 @@ function listener.outbox(sock, totals)
   return box
 end
 
---- Gives the other cosockets a turn.
-function listener.rest(sock)
-  ba.timer(function() sock:enable() end):set(1, true)
+--- Lets the cosocket that runs wait, while the others go on.
+function listener.rest(sock, ms)
+  ba.timer(function() sock:enable() end):set(ms, true)
   sock:disable()
 end
 
-local function accept_all(sock, serve)
+-- "failed" passes: there are no file descriptors left at the moment.
+local function accept_all(sock, serve, report)
   while true do
-    local client = sock:accept()
-    if not client then return end
-    client:event(serve, "s")
+    local client, word = sock:accept()
+    if client then
+      client:event(serve, "s")
+    elseif word == "failed" then
+      report(word)
+      listener.rest(sock, RETRY_MS)
+    else
+      return
+    end
   end
 end
 
 --- Listens; each client is given to serve(sock) as a cosocket. Returns the socket, or nil and the error.
-function listener.open(address, port, shark, serve)
+-- report: gets the word of an error after which listening goes on.
+function listener.open(address, port, shark, serve, report)
   local sock, fault = ba.socket.bind(port, {intf = address, shark = shark})
   if not sock then return nil, fault end
-  sock:event(accept_all, "r", serve)
+  sock:event(accept_all, "r", serve, report)
   return sock
 end
 
