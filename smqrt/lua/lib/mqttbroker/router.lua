@@ -9,7 +9,7 @@ local tree = require "mqttbroker.tree"
 local char, pairs = string.char, pairs
 
 local MAX_SUBSCRIPTIONS <const> = 1000 -- of a client
-local PART_BITS <const> = 9 -- 512 bytes cost about as much as a message
+local PART_BITS <const> = 8 -- 256 bytes cost about as much as a message
 local SUBSCRIPTION_IDENTIFIER <const> = char(0x0B)
 
 local Router = {}

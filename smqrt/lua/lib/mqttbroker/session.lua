@@ -10,7 +10,7 @@ local byte, clock, pcall = string.byte, ba.clock, pcall
 local CONNECT <const>, PUBLISH <const> = 1, 3
 local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
 local FAREWELL_MS <const> = 5000  -- for the last bytes
-local WORK <const> = 1000         -- packets and deliveries, a large one counting for several, until others get their turn
+local WORK <const> = 3000         -- packets and deliveries, a large one counting for several, until others get their turn
 local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
 
 local Session = {}
