@@ -21,6 +21,10 @@ START_S = 20
 MARKS = {"serve": "servers", "served_demos": "servers", "chromium": "browser", "page": "browser", "new_page": "browser"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stress-seconds", type=float, default=4, help="how long the large stress test lasts (default 4)")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks a test by what it uses, so that `scripts/test unit` needs no list."""
     for item in items:
