@@ -18,6 +18,7 @@ class Services:
     argv: all words of the command line, in order.
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
+    sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketHalf`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
@@ -30,6 +31,7 @@ class Services:
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)
+    sockets: Any = None
     http_clients: dict[int, Any] = field(default_factory=dict)
     http_server: Any = None
     exchanges: Any = None

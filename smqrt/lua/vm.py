@@ -22,7 +22,7 @@ from smqrt.lua.clock import clock_ms, sleep_ms
 
 log = logging.getLogger("smqrt.lua")
 
-CORE = ("arguments", "types", "coroutine", "activity", "namespace", "sandbox", "require")
+CORE = ("arguments", "types", "coroutine", "activity", "namespace", "flat", "sandbox", "require")
 """The parts of the Lua half, in the order they build on each other."""
 
 

@@ -335,7 +335,7 @@ class Engine(Client):
         return answer
 
     def _violated(self, code: int, error: Exception) -> MQTTErrorCode:
-        self._end = End("mqtt", "protocolerror", detail=f"the broker broke the protocol: {error}")
+        self._end = End("mqtt", "protocolerror", {"reasoncode": code}, f"the broker broke the protocol: {error}")
         if self._is_v5 and self._state == _ConnectionState.MQTT_CS_CONNECTED:
             self._pipe.farewell = bytes((0xE0, 1, code))
         return _PROTOCOL

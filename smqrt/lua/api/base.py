@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from smqrt.lua.api import codec, crypto, httpc, json, servcon, sockets, system, thread, timer, tls, trace
+from smqrt.lua.api import codec, crypto, httpc, json, mqtt, servcon, sockets, system, thread, timer, tls, trace
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-PARTS = (trace, timer, thread, json, codec, crypto, system, tls, sockets, httpc, servcon)
+PARTS = (trace, timer, thread, json, codec, crypto, system, tls, sockets, httpc, servcon, mqtt)
 
 
 def install(vm: Vm, services: Services) -> None:

@@ -75,6 +75,10 @@ class SocketHalf:
             raise StreamError("incorrectuse")
         return stream
 
+    def stream(self, number: int) -> Stream:
+        """The connection of a socket, for protocols that are spoken in Python. Raises StreamError."""
+        return self._stream(number)
+
     def shutdown(self) -> None:
         """The server stops: whoever waits gets nil, "sysshutdown"."""
         self.suspensions.wake_all(b"sysshutdown")
@@ -371,7 +375,7 @@ _PARKING = "read drain"
 
 def install(vm: Vm, services: Services) -> SocketHalf:
     """Give Lua `ba.socket` and `ba.bytearray`."""
-    half = SocketHalf(services)
+    services.sockets = half = SocketHalf(services)
 
     def functions(names: str) -> dict[str, Function]:
         return {name: _failing(getattr(half, name)) for name in names.split()}

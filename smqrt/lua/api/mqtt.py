@@ -1,0 +1,293 @@
+"""`require"mqttc"` and `require"mqtt3c"`: MQTT for Lua applications (specification: smq.md §8, §9).
+
+Lua knows a client by an integer; the other half is lib/ba/mqtt.lua. Callbacks run either in the greenlet of the client
+(`create`), or in the activity that calls `run` (`connect`), which takes them from an `Inbox`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gevent.event import AsyncResult
+
+from smqrt.errors import StreamError
+from smqrt.lua import flat
+from smqrt.lua.bridge import fail
+from smqrt.lua.mqtt_inbox import Inbox, LuaCall
+from smqrt.lua.parking import Parking
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.mqtt import End, MqttClient
+from smqrt.net.stream import Stream
+
+MAX_PACKET_BYTES = 65535 + 3
+_TEXTS = ("clientidentifier", "username", "source")
+_RUN_WORDS = {0x95: "overflow", 0x82: "unknowncp", 0x81: "invalidresp"}
+
+
+class MqttHalf:
+    """MQTT clients by their integers."""
+
+    def __init__(self, vm: Vm, services: Services) -> None:
+        self._vm, self._services = vm, services
+        self._next = itertools.count(1).__next__
+        self._clients: dict[int, MqttClient] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._openings: dict[int, AsyncResult[Stream]] = {}
+        self._event_ref = 0
+
+    def on_event(self, ref: int) -> None:
+        """Set the Lua function that gets what happens: `f(number, kind, ref, ...)`."""
+        self._event_ref = ref
+
+    def _call(self, number: int, kind: str, ref: int | None = None) -> LuaCall:
+        return LuaCall(self._vm, self._event_ref, number, kind, ref)
+
+    def _optional(self, number: int, kind: str, ref: int | None) -> LuaCall | None:
+        return None if ref is None else self._call(number, kind, ref)
+
+    # ---- clients that connect by themselves
+
+    def create(self, address: bytes | None, socket: int | None, options: bytes) -> int:
+        """Make a client that connects in the background.
+
+        Args:
+            address: None: to the `socket`, or, without one, by the application's function.
+            options: a flat table; see `_options`.
+        """
+        number = self._next()
+        where: Any = partial(self._open, number)
+        if address is not None:
+            where = address.decode("utf-8", "replace")
+        elif socket is not None:
+            where = self._stream(socket)
+        status = self._call(number, "status")
+        chosen = self._options(options)
+        client = MqttClient(
+            where,
+            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), flat.dump(more))),
+            self._call(number, "pub"),
+            resubscribe=False,
+            **chosen,
+        )
+        self._keep(number, client)
+        return number
+
+    def _keep(self, number: int, client: MqttClient) -> None:
+        self._clients[number] = client
+        client.on_ended(lambda: self._forget(number))
+
+    def _forget(self, number: int) -> None:
+        self._clients.pop(number, None)
+        self._vm.start(self._event_ref, number, b"end")
+
+    def _options(self, packed: bytes) -> dict[str, Any]:
+        """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
+        chosen: dict[str, Any] = {key.decode(): value for key, value in flat.load(packed).items()}
+        for name in _TEXTS:
+            if name in chosen:
+                chosen[name] = chosen[name].decode("utf-8", "replace")
+        if "timeout" in chosen:
+            chosen["timeout"] = chosen["timeout"] / 1000
+        if "tls" in chosen:
+            chosen["secure"] = self._services.tls[chosen.pop("tls")]
+        chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
+        chosen["properties"] = _properties(chosen.pop("properties", {}))
+        if "will" in chosen:
+            chosen["will"] = _will(chosen["will"])
+        return chosen
+
+    def _stream(self, socket: int) -> Stream:
+        stream: Stream = self._services.sockets.stream(socket)
+        return stream
+
+    # ---- connections that the application makes
+
+    def _open(self, number: int) -> Stream:
+        """Have Lua make a connection in a cosocket, and wait for it."""
+        opening: AsyncResult[Stream] = AsyncResult()
+        self._openings[number] = opening
+        self._vm.start(self._event_ref, number, b"open")
+        try:
+            return opening.get()
+        finally:
+            self._openings.pop(number, None)
+
+    def opened(self, number: int, socket: int | None, word: bytes | None) -> Any:
+        """Lua has made the connection, or not. Parks until it is over."""
+        opening = self._openings.pop(number, None)
+        if socket is None or opening is None:
+            if opening is not None:
+                opening.set_exception(StreamError((word or b"failed").decode("utf-8", "replace")))
+            return None
+        try:
+            stream = self._stream(socket)
+        except StreamError as error:
+            opening.set_exception(error)
+            return None
+        over = Parking()
+        stream.on_close = lambda: None if over.done else over.resolve(None)
+        opening.set(stream)
+        return over
+
+    # ---- connections that the application runs
+
+    def connect(self, socket: int, options: bytes) -> Any:
+        """Talk MQTT over a connected socket; blocks until the broker has accepted. What comes waits for `take`."""
+        number, inbox = self._next(), Inbox()
+        chosen = self._options(options) | {"properties": {"maximumpacketsize": MAX_PACKET_BYTES}}
+        client = MqttClient(
+            self._stream(socket),
+            lambda kind, code, more: (kind, code) == ("mqtt", "connect") and more["reasoncode"] == 0,
+            self._call(number, "pub"),
+            callbacks=inbox,
+            resubscribe=False,
+            **chosen,
+        )
+        if not client.wait_connected():
+            return _refusal(client.end)
+        self._clients[number], self._inboxes[number] = client, inbox
+        client.on_ended(lambda: inbox.end(_run_word(client.end)))
+        if client.closed:
+            inbox.end(_run_word(client.end))
+        return number
+
+    def take(self, number: int) -> Any:
+        """What has come, see `Inbox.take`; parks."""
+        inbox = self._inboxes.get(number)
+        return fail("socketclosed") if inbox is None else inbox.take()
+
+    def dropped(self, number: int) -> None:
+        """Lua's object is gone, or `run` has returned."""
+        self._inboxes.pop(number, None)
+        client = self._clients.pop(number, None)
+        if client is not None:
+            client.disconnect()
+
+    # ---- methods
+
+    def publish(
+        self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
+    ) -> Any:
+        """`mqtt:publish`: whether connected; nil, "full" when the queue has no room."""
+        client = self._clients.get(number)
+        if client is None:
+            return False
+        props = _properties(flat.load(properties)) if properties else None
+        item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
+        return fail("full") if item.error == "full" else client.connected
+
+    def subscribe(
+        self,
+        number: int,
+        topic: bytes,
+        onpub: int | None,
+        onsuback: int | None,
+        qos: int,
+        nolocal: bool,
+        retainaspublished: bool,
+        retainhandling: int,
+        properties: bytes | None,
+    ) -> bool:
+        """`mqtt:subscribe`: whether connected."""
+        client = self._clients.get(number)
+        return client is not None and client.subscribe(
+            topic.decode("utf-8", "surrogateescape"),
+            self._optional(number, "pub", onpub),
+            self._optional(number, "ack", onsuback),
+            qos=qos,
+            nolocal=nolocal,
+            retainaspublished=retainaspublished,
+            retainhandling=retainhandling,
+            properties=_properties(flat.load(properties)) if properties else None,
+        )
+
+    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> bool:
+        """`mqtt:unsubscribe`: whether connected."""
+        client = self._clients.get(number)
+        return client is not None and client.unsubscribe(
+            topic.decode("utf-8", "surrogateescape"),
+            self._optional(number, "ack", onunsuback),
+            _properties(flat.load(properties)) if properties else None,
+        )
+
+    def setwill(self, number: int, will: bytes | None) -> None:
+        """`mqtt:setwill`."""
+        if client := self._clients.get(number):
+            client.setwill(_will(flat.load(will)) if will else None)
+
+    def disconnect(self, number: int, reason: int) -> bool:
+        """`mqtt:disconnect`: whether it was connected."""
+        client = self._clients.get(number)
+        return client is not None and client.disconnect(reason)
+
+    def status(self, number: int) -> tuple[int, bool, bool]:
+        """`mqtt:status`: queued, connected, disconnected."""
+        client = self._clients.get(number)
+        return (0, False, True) if client is None else client.status()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        for client in list(self._clients.values()):
+            client.disconnect()
+
+
+def _decision(answer: Any) -> Any:
+    """Lua's answer: nothing but nil and false is false."""
+    return answer if answer is None or isinstance(answer, bool) else float(answer) or 0.0001
+
+
+def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
+    """Properties as Python knows them; the values of a list in their order."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+        found[name] = list(value.values()) if isinstance(value, dict) else value
+    return found
+
+
+def _will(table: dict[bytes, Any]) -> dict[str, Any]:
+    will: dict[str, Any] = {key.decode("utf-8", "replace"): value for key, value in table.items()}
+    if "topic" in will:
+        will["topic"] = will["topic"].decode("utf-8", "surrogateescape")
+    if "properties" in will:
+        will["properties"] = _properties(will["properties"])
+    return will
+
+
+def _refusal(end: End | None) -> Any:
+    """What `connect` gives: nil, what went wrong, and its kind: true for a CONNACK code, "mqtt" or "sock"."""
+    if end is None:
+        return fail("socketclosed", "sock")
+    if end.code == "connect":
+        return None, end.status["reasoncode"], True
+    return fail("invalidresp", "mqtt") if end.type == "mqtt" else fail(end.code, "sock")
+
+
+def _run_word(end: End | None) -> str:
+    """What `run` gives behind nil."""
+    if end is None:
+        return "disconnect"
+    if end.code == "pingtimeout":
+        return "pingresp"
+    if end.code == "protocolerror":
+        return _RUN_WORDS.get(end.status.get("reasoncode", 0), "invalidresp")
+    return end.code
+
+
+_DIRECT = "on_event create publish subscribe unsubscribe setwill disconnect status dropped"
+_BLOCKING = "connect"
+_PARKING = "opened take"
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua what `mqttc` and `mqtt3c` are made of."""
+    half = MqttHalf(vm, services)
+
+    def functions(names: str) -> dict[str, Callable[..., Any]]:
+        return {name: getattr(half, name) for name in names.split()}
+
+    vm.namespace("ba.mqtt", functions(_DIRECT), functions(_BLOCKING), parking=functions(_PARKING))

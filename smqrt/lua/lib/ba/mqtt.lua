@@ -1,0 +1,184 @@
+-- What the modules mqttc and mqtt3c are made of (specification: smq.md 8 and 9). A client is an object with an integer.
+local core, py = ...
+
+local arg, ref, dump, load, rawtype, setmetatable, tostring, xpcall =
+  core.arg, core.ref, core.flat.dump, core.flat.load, core.rawtype, setmetatable, tostring, xpcall
+local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
+
+local methods = {}
+local class = core.class("mqtt", methods)
+local clients = {} -- integer -> client, until it has ended for good
+
+local mqtt = {class = class, py = py}
+core.mqtt = mqtt
+
+local function number_of(self, fname)
+  return arg.instance(self, class, "self", fname).number
+end
+mqtt.number_of = number_of
+
+-- ---- what happens
+
+local happens = {}
+
+-- A message, for the application's function or, without one, for that of the client.
+function happens.pub(self, f, topic, payload, properties, cpt)
+  f = f and core.deref(f) or self.onpub
+  if self.is_text then return f(topic, payload) end
+  f(topic, self.recbta and create_bytearray(payload) or payload, load(properties), cpt)
+end
+
+function happens.ack(self, f, topic, reason, properties)
+  f = core.deref(f)
+  if self.is_text then return f(reason) end
+  f(topic, reason, load(properties))
+end
+
+function happens.status(self, _, kind, code, status)
+  status = load(status)
+  if not next(status) then status = nil end
+  return self.onstatus(kind, code, status)
+end
+
+-- The application's function makes the connection; the cosocket in which it does lives as long as that.
+function happens.open(self)
+  ba.socket.event(function()
+    local ok, sock, word = xpcall(self.connectfunc, core.traceback, self, self.opt)
+    if not ok then core.log_error("MQTT connect function failed: " .. tostring(sock)) end
+    local handle = ok and sock and core.socket.self_of(sock, "connect").handle
+    py.opened(self.number, handle or nil, ok and word and tostring(word) or nil)
+    if handle then sock:close() end
+  end)
+end
+
+function mqtt.dispatch(self, kind, ...)
+  return happens[kind](self, ...)
+end
+
+py.on_event(ref(function(number, kind, ...)
+  local self = clients[number]
+  if kind == "end" then
+    clients[number] = nil
+  elseif self then
+    return happens[kind](self, ...)
+  end
+end))
+
+-- ---- methods
+
+local function octets(data)
+  if rawtype(data) == "string" then return data end
+  if rawtype(data) == "number" or is_bytearray(data) then return tostring(data) end
+  core.bad_argument(2, "publish", "string", data)
+end
+
+local function properties(value, index, fname)
+  if value == nil then return nil end
+  return dump(arg.table(value, index, fname))
+end
+
+local function qos_of(op, fname)
+  return arg.optional(arg.integer, op.qos, 0, "qos", fname)
+end
+
+-- syntax: mqtt:publish(topic, data [, {qos =, retain =}] [, properties]) -> whether connected | nil, "full"
+function methods:publish(topic, data, op, props)
+  local number = number_of(self, "publish")
+  topic, data = arg.string(topic, 1, "publish"), octets(data)
+  if not op then return py.publish(number, topic, data, 0, false, properties(props, 4, "publish")) end
+  arg.table(op, 3, "publish")
+  return py.publish(number, topic, data, qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish"))
+end
+
+-- syntax: mqtt:subscribe(topic [, onsuback(topic, reason, properties)] [, {qos =, onpub =, nolocal =, retainaspublished =,
+--         retainhandling =}] [, properties]) -> whether connected
+function methods:subscribe(topic, onsuback, op, props)
+  local number = number_of(self, "subscribe")
+  if core.type(onsuback) == "table" then onsuback, op, props = nil, onsuback, op end
+  topic = arg.string(topic, 1, "subscribe")
+  onsuback = arg.optional(arg["function"], onsuback, nil, 2, "subscribe")
+  op = arg.optional(arg.table, op, {}, 3, "subscribe")
+  local onpub = arg.optional(arg["function"], op.onpub, nil, "onpub", "subscribe")
+  return py.subscribe(number, topic, onpub and ref(onpub), onsuback and ref(onsuback), qos_of(op, "subscribe"),
+    op.nolocal and true or false, op.retainaspublished and true or false,
+    arg.optional(arg.integer, op.retainhandling, 0, "retainhandling", "subscribe"), properties(props, 4, "subscribe"))
+end
+
+-- syntax: mqtt:unsubscribe(topic [, onunsuback(topic, reason, properties)] [, properties]) -> whether connected
+function methods:unsubscribe(topic, onunsuback, props)
+  local number = number_of(self, "unsubscribe")
+  if core.type(onunsuback) == "table" then onunsuback, props = nil, onunsuback end
+  onunsuback = arg.optional(arg["function"], onunsuback, nil, 2, "unsubscribe")
+  return py.unsubscribe(number, arg.string(topic, 1, "unsubscribe"), onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
+end
+
+local function will_of(will, fname)
+  arg.table(will, "will", fname)
+  local payload = will.payload == nil and will.message or will.payload
+  return {
+    topic = arg.string(will.topic, "will.topic", fname),
+    payload = payload ~= nil and octets(payload) or "",
+    qos = qos_of(will, fname),
+    retain = will.retain and true or false,
+    properties = arg.optional(arg.table, will.properties, nil, "will.properties", fname),
+  }
+end
+
+-- syntax: mqtt:setwill(will)        for the next connection; nil for none
+function methods:setwill(will)
+  local number = number_of(self, "setwill")
+  py.setwill(number, will ~= nil and dump(will_of(will, "setwill")) or nil)
+end
+
+-- syntax: mqtt:disconnect([reason]) -> whether it was connected        for good
+function methods:disconnect(reason)
+  return py.disconnect(number_of(self, "disconnect"), arg.optional(arg.integer, reason, 0, 1, "disconnect"))
+end
+
+function methods:close() py.disconnect(number_of(self, "close"), 0) end
+
+class.__close = methods.close
+
+-- syntax: mqtt:status() -> queued, connected, disconnected
+function methods:status() return py.status(number_of(self, "status")) end
+
+-- ---- making them
+
+local function tls_of(op, fname)
+  local tls = op.secure or op.shark
+  if not tls then return nil end
+  return core.tls.check(tls == true and ba.sharkclient() or tls, "secure", fname, "client")
+end
+mqtt.tls_of = tls_of
+
+local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "clientidentifier", "keepalive", "username", "password", "queuesize",
+  "inflight", "topicalias"}
+
+-- The options for Python.
+function mqtt.options(op, props, version, fname)
+  local options = {version = version, properties = props, tls = tls_of(op, fname), source = op.intf}
+  for _, name in ipairs(COPIED) do
+    options[name] = op[name]
+  end
+  if op.will ~= nil then options.will = will_of(op.will, fname) end
+  if op.alpn ~= nil then options.alpn = core.type(op.alpn) == "table" and op.alpn or {arg.string(op.alpn, "alpn", fname)} end
+  return dump(options)
+end
+
+--- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one.
+function mqtt.create(self, addr, op, props, version)
+  local address, socket
+  if rawtype(addr) == "function" then
+    self.connectfunc = addr
+  elseif rawtype(addr) == "table" then
+    socket = core.socket.self_of(addr, "create").handle
+    self.sock = addr
+    if not socket then core.raise("bad argument #1 to 'create' (the socket is not connected)") end
+  else
+    address = arg.string(addr, 1, "create")
+  end
+  self.opt = op
+  self.number = py.create(address, socket, mqtt.options(op, props, version, "create"))
+  clients[self.number] = self
+  return setmetatable(self, class)
+end
