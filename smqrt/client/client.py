@@ -17,6 +17,7 @@ from smqrt.client.dispatcher import Dispatcher
 from smqrt.client.ending import ConnectionEnd
 from smqrt.client.events import Accepted, Ack, Change, Event, Init, Message, Pong
 from smqrt.client.link import Link
+from smqrt.client.opening import Opener
 from smqrt.client.options import make_options, to_bytes
 from smqrt.client.routes import Handler
 from smqrt.client.session import Session
@@ -55,6 +56,7 @@ class SmqClient:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None, **more: Any) -> None:
         self._endpoint = parse_url(url)
         self._options = opts = make_options(options, more)
+        self._opener = Opener(self._endpoint, opts)
         self.onauth, self.onconnect, self.onreconnect = opts.onauth, opts.onconnect, opts.onreconnect
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
         self.end: ConnectionEnd | None = None
@@ -287,7 +289,7 @@ class SmqClient:
         self._dispatcher.finish()
 
     def _one_connection(self) -> ConnectionEnd:
-        link = self._link = Link(self._endpoint, self._options)
+        link = self._link = Link(self._endpoint, self._options, self._opener)
         try:
             link.connect()
             end = link.run(self._handle, self._dispatcher.wait_for_room)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
-from socket import gaierror
-
-from smqrt.errors import CloseReason, ProtocolError, SmqrtError
+from smqrt.errors import CloseReason, ProtocolError, SmqrtError, StreamError
 from smqrt.wire.smq import ConnackCode
 
 REFUSALS = {
@@ -64,20 +61,25 @@ def protocol_error(error: ProtocolError) -> ConnectionEnd:
     return ConnectionEnd("protocolerror", f"the broker broke the protocol: {error}")
 
 
-def from_os_error(error: OSError, what: str) -> ConnectionEnd:
+_SENTENCES = {
+    "sslnottrusted": "certificate not trusted",
+    "sslhandshake": "TLS handshake failed",
+    "cannotresolve": "host name not found",
+    "cannotconnect": "no connection",
+    "timeout": "no answer in time",
+    "proxyauth": "the proxy wants other credentials",
+}
+_FINAL = frozenset(("sslnottrusted", "proxyauth"))
+
+
+def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:
     """The end that a socket error means; `what` is the address it was about."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return ConnectionEnd(
-            "sslnottrusted", f"{what}: certificate not trusted: {error.verify_message}", can_reconnect=False
-        )
-    if isinstance(error, ssl.SSLError):
-        return ConnectionEnd("sslhandshake", f"{what}: TLS handshake failed: {error.reason or error}")
-    if isinstance(error, gaierror):
-        return ConnectionEnd("cannotresolve", f"{what}: host name not found")
-    if isinstance(error, TimeoutError):
-        return ConnectionEnd("timeout", f"{what}: no answer in time")
-    if isinstance(error, ConnectionRefusedError):
-        return ConnectionEnd("cannotconnect", f"{what}: connection refused; is the server running there?")
-    if isinstance(error, ConnectionError):
-        return ConnectionEnd("socketclosed", f"{what}: connection lost: {error.strerror or error}")
-    return ConnectionEnd("cannotconnect", f"{what}: {error.strerror or error}")
+    word = error.word
+    if word == "cannotconnect" and "refused" in error.detail:
+        message = "connection refused; is the server running there?"
+    elif word in ("cannotresolve", "timeout"):
+        message = _SENTENCES[word]
+    else:
+        message = _SENTENCES.get(word, word if word.startswith("prx") else "connection lost")
+        message += f": {error.detail}" if error.detail else ""
+    return ConnectionEnd(word, f"{what}: {message}", can_reconnect=word not in _FINAL)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
-import gevent.ssl
-from gevent import socket
 from gevent.event import Event as Signal
 
-from smqrt.client.ending import ConnectionEnd, from_os_error
+from smqrt.client.ending import ConnectionEnd, from_stream_error
 from smqrt.client.events import Ended, Event
+from smqrt.client.opening import Opener
 from smqrt.client.options import Options
 from smqrt.client.protocol import Protocol
 from smqrt.client.url import Endpoint
+from smqrt.errors import StreamError
+from smqrt.net.stream import Stream
 from smqrt.wire import smq
 
-_RECV_BYTES = 65536
 _FAREWELL_S = 2.0
 """How long the broker may take to close after our Disconnect."""
 
@@ -30,17 +29,19 @@ class Link:
 
     Args:
         endpoint: the broker.
-        options: times and TLS.
+        options: times.
+        opener: makes the connection.
     """
 
-    def __init__(self, endpoint: Endpoint, options: Options) -> None:
+    def __init__(self, endpoint: Endpoint, options: Options, opener: Opener) -> None:
         self._endpoint = endpoint
         self._options = options
-        self._sock: Any = None
+        self._opener = opener
+        self._stream: Stream | None = None
         self._wake = Signal()
         self._wake.set()
         self._closed = False
-        self._write_failed: OSError | None = None
+        self._write_failed: StreamError | None = None
         self._last_call: gevent.Greenlet[..., Any] | None = None
         self._opening_until = time.monotonic() + options.timeout
         self.opened = False
@@ -54,18 +55,16 @@ class Link:
         Raises:
             ConnectionEnd: it could not be made in time.
         """
-        with self._as_connection_end(), _deadline(self._options.timeout):
-            self._sock = socket.create_connection((self._endpoint.host, self._endpoint.port))
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._endpoint.secure:
-                self._sock = _tls_context(self._options).wrap_socket(self._sock, server_hostname=self._endpoint.host)
+        with self._as_connection_end():
+            self._stream = self._opener()
         if self._closed:
-            self._sock.close()
+            self._stream.close()
 
     @property
     def local_address(self) -> str:
         """The IP address of this end."""
-        return str(self._sock.getsockname()[0])
+        with self._as_connection_end():
+            return self._live().sockname()[0]
 
     # ---- run
 
@@ -99,8 +98,8 @@ class Link:
         pinged = False
         while True:
             try:
-                with self._as_connection_end(), _deadline(self._patience_s(pinged)):
-                    data: bytes = self._sock.recv(_RECV_BYTES)
+                with self._as_connection_end():
+                    data = self._live().read(timeout_s=self._patience_s(pinged))
             except ConnectionEnd as end:
                 if end.word != "timeout":
                     raise
@@ -131,17 +130,16 @@ class Link:
                 self._wake.wait()
                 self._wake.clear()
                 while data := self.protocol.take():
-                    self._sock.sendall(data)
-        except OSError as error:
+                    self._live().write(data)
+        except StreamError as error:
             self._write_failed = error
             self.abort()
 
     def _say_the_rest(self) -> None:
         """The answer to a WebSocket close, for one, is due after the last event."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(StreamError):
             if not self._closed and (data := self.protocol.take()):
-                self._sock.setblocking(False)
-                self._sock.send(data)
+                self._live().try_write(data)
 
     # ---- end
 
@@ -159,10 +157,13 @@ class Link:
     def abort(self) -> None:
         """End the connection, or the attempt to make one, now."""
         self._closed = True
-        if self._sock is not None:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _live(self) -> Stream:
+        if self._stream is None:
+            raise StreamError("socketclosed")
+        return self._stream
 
     def _lost(self) -> ConnectionEnd:
         if self._write_failed is not None:
@@ -173,33 +174,5 @@ class Link:
     def _as_connection_end(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise self._lost() if self._closed else from_os_error(error, str(self._endpoint)) from None
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError when the block takes longer. (From the timer itself `create_connection` would swallow it.)"""
-    timer = gevent.Timeout.start_new(seconds)
-    try:
-        yield
-    except gevent.Timeout as expired:
-        if expired is not timer:
-            raise
-        raise TimeoutError from None
-    finally:
-        timer.close()
-
-
-def _tls_context(options: Options) -> ssl.SSLContext:
-    context: ssl.SSLContext = gevent.ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if options.cafile:
-        context.load_verify_locations(options.cafile)
-    else:
-        context.load_default_certs()
-    if options.certfile:
-        context.load_cert_chain(options.certfile, options.keyfile)
-    if not options.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+        except StreamError as error:
+            raise self._lost() if self._closed else from_stream_error(error, str(self._endpoint)) from None

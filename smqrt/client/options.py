@@ -9,6 +9,8 @@ from typing import Any
 
 from smqrt.client.handshake import check_header
 from smqrt.errors import ArgumentError
+from smqrt.net.contexts import ClientTls
+from smqrt.net.proxy import Proxy
 from smqrt.wire.smq import MIN_UID_BYTES
 
 Callback = Callable[..., Any] | None
@@ -36,6 +38,8 @@ class Options:
         cafile: with https and wss, a file with certificates to trust; default: the system's store.
         certfile, keyfile: one's own certificate.
         verify: False accepts any certificate.
+        tls: whom to trust and one's own certificates, instead of the files.
+        proxy: to go through.
         onauth: `f(rnd, ip) -> credentials` (str or bytes).
         onconnect: `f(etid, rnd, ip)` after the first connection.
         onreconnect: the same after later ones; default: onconnect with cleanstart, else nothing.
@@ -59,6 +63,8 @@ class Options:
     certfile: str | None = None
     keyfile: str | None = None
     verify: bool = True
+    tls: ClientTls | None = None
+    proxy: Proxy | None = None
     onauth: Callback = None
     onconnect: Callback = None
     onreconnect: Callback = None

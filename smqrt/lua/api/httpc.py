@@ -43,7 +43,7 @@ class HttpHalf:
         given = {name.decode(): value for name, value in zip(options[::2], options[1::2], strict=True)}
         chosen = Options(
             persistent=given.get("persistent", True),
-            proxy=_proxy(given),
+            proxy=proxy_of(given),
             tunnel=given.get("proxycon", False),
             host=_text(given.get("host")),
             source=_text(given.get("intf")),
@@ -197,7 +197,8 @@ def form(packed: bytes) -> bytes:
     return url.encode(pairs_of(packed)).encode()
 
 
-def _proxy(given: dict[str, Any]) -> Proxy | None:
+def proxy_of(given: dict[str, Any]) -> Proxy | None:
+    """The proxy that the options proxy, proxyport, socks, proxyuser and proxypass name; None without one."""
     if "proxy" not in given:
         return None
     socks = given.get("socks", False)

@@ -14,11 +14,14 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.client import SmqClient
+from smqrt.lua.api.httpc import proxy_of
 from smqrt.lua.bridge import LuaError, encoded
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 log = logging.getLogger("smqrt.lua")
+
+_PROXY = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 
 
 class LuaFunction:
@@ -47,8 +50,9 @@ class LuaFunction:
 class ClientHalf:
     """The Python half: clients by their integers."""
 
-    def __init__(self, vm: Vm) -> None:
+    def __init__(self, vm: Vm, services: Services) -> None:
         self._vm = vm
+        self._tls = services.tls
         self._clients: dict[int, SmqClient] = {}
         self._last = 0
         self._event: Callable[..., Any] = lambda *_: None
@@ -61,7 +65,8 @@ class ClientHalf:
         """Make a client that connects in the background.
 
         Args:
-            options: keys and values in turn; `header:NAME` is a header field, times are seconds.
+            options: keys and values in turn; `header:NAME` is a header field, times are seconds, `shark` is the number
+                of a TLS client, and the proxy has the names of httpc.
         """
         pairs = dict(zip(options[::2], options[1::2], strict=True))
         chosen = {key.decode(): value for key, value in pairs.items() if not key.startswith(b"header:")}
@@ -70,6 +75,8 @@ class ClientHalf:
             for key, value in pairs.items()
             if key.startswith(b"header:")
         }
+        proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
+        tls = self._tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
         event = self._events(number)
         client = SmqClient(
@@ -77,6 +84,8 @@ class ClientHalf:
             chosen,
             cleanstart=True,
             headers=headers,
+            proxy=proxy,
+            tls=tls,
             onauth=event("auth"),
             onconnect=event("connect"),
             onreconnect=event("reconnect"),
@@ -205,5 +214,5 @@ _FUNCTIONS = (
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `smq.client`."""
-    half = ClientHalf(vm)
+    half = ClientHalf(vm, services)
     vm.namespace("smq.client", {name: getattr(half, name) for name in _FUNCTIONS.split()})

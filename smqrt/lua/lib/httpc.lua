@@ -64,21 +64,31 @@ function http.form(fields)
   return py.form(packed(fields, "post"))
 end
 
+local PROXY <const> = {proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string", proxypass = "string"}
 local OPTIONS <const> = {
-  persistent = "boolean", proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string",
-  proxypass = "string", proxycon = "boolean", intf = "string", ipv6 = "boolean", host = "string",
+  persistent = "boolean", proxycon = "boolean", intf = "string", ipv6 = "boolean", host = "string",
 }
 
-local function options(op)
-  local list = {}
-  for name, kind in pairs(OPTIONS) do
+local function add_options(list, op, kinds)
+  for name, kind in pairs(kinds) do
     local value = arg.optional(arg[kind], op[name], nil, 1, "create{" .. name .. "}")
     if value ~= nil then list[#list + 1] = name list[#list + 1] = value end
   end
+end
+
+--- Appends what `op` says of the way to a server to `list`, names and values in turn: the TLS client and the proxy.
+function http.add_way(list, op)
+  add_options(list, op, PROXY)
   if op.shark ~= nil then
     list[#list + 1] = "shark"
     list[#list + 1] = core.tls.check(op.shark, 1, "create{shark}", "client")
   end
+end
+
+local function options(op)
+  local list = {}
+  add_options(list, op, OPTIONS)
+  http.add_way(list, op)
   return table.unpack(list)
 end
 

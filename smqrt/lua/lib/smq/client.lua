@@ -184,10 +184,12 @@ local function options(op)
     local user, password = arg.string(op.user, 2, "create{user}"), arg.string(op.password or "", 2, "create{password}")
     add(list, "header:Authorization", "Basic " .. ba.b64encode(user .. ":" .. password))
   end
+  core.http.add_way(list, op)
   return list
 end
 
--- syntax: create(url [,{uid, info, ping = s, pong = s, timeout = ms, header, user, password, trusted = false}])
+-- syntax: create(url [,{uid, info, ping = s, pong = s, timeout = ms, header, user, password, shark, trusted = false,
+--                       proxy, proxyport, socks, proxyuser, proxypass}])
 local function create(url, op)
   url, op = arg.string(url, 1, "create"), arg.optional(arg.table, op, {}, 2, "create")
   local self = setmetatable({}, class)

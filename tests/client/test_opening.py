@@ -1,0 +1,53 @@
+"""The way to the broker: proxies, certificates, and the words when it is barred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trustme
+
+from smqrt.client import SmqClient
+from smqrt.errors import ArgumentError
+from smqrt.net.proxy import Proxy
+from tests.local_broker import LocalBroker
+from tests.pki import client_of, expired, identity_of, server_of
+from tests.proxies import ConnectProxy, SocksProxy, TestProxy
+
+Make = Callable[..., SmqClient]
+
+
+@pytest.mark.parametrize("kind", [SocksProxy, ConnectProxy])
+def test_through_a_proxy(broker: LocalBroker, make_client: Make, kind: type[TestProxy]) -> None:
+    with kind("me", "secret") as proxy:
+        for url in (broker.url, broker.ws_url):
+            spec = Proxy("127.0.0.1", proxy.port, kind is SocksProxy, "me", "secret")
+            assert make_client(url, proxy=spec).wait_connected(5)
+        assert proxy.seen == [f"127.0.0.1:{broker.port}"] * 2
+        refused = make_client(broker.url, proxy=Proxy("127.0.0.1", proxy.port, kind is SocksProxy, "me", "wrong"))
+        assert not refused.wait_connected(5)
+        assert (refused.end.word, refused.end.can_reconnect) == ("proxyauth", False)
+
+
+def test_certificates(start_broker: Callable[..., LocalBroker], make_client: Make) -> None:
+    ca, devices = trustme.CA(), trustme.CA()
+    broker = start_broker(context=server_of(ca.issue_cert("127.0.0.1"), devices).context())
+    tls = client_of(ca)
+    tls.add_identity(identity_of(devices.issue_cert("device-1")))
+    assert make_client(broker.url, tls=tls).wait_connected(5)
+    stranger = make_client(broker.url, tls=client_of(trustme.CA()))
+    assert not stranger.wait_connected(5)
+    assert str(stranger.end).endswith("certificate not trusted: nobody trusted vouches for the certificate")
+
+
+def test_out_of_date(start_broker: Callable[..., LocalBroker], make_client: Make) -> None:
+    ca = trustme.CA()
+    broker = start_broker(context=server_of(expired(ca, "127.0.0.1")).context())
+    client = make_client(broker.url, tls=client_of(ca))
+    assert not client.wait_connected(5)
+    assert str(client.end).endswith("certificate not trusted: the certificate is out of date")
+
+
+def test_files_that_are_not_there() -> None:
+    with pytest.raises(ArgumentError, match="cafile: can't read /none.pem: No such file"):
+        SmqClient("https://a.example/", cafile="/none.pem")

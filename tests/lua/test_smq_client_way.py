@@ -1,0 +1,71 @@
+"""`require"smq.client"`: the way to the broker, through proxies and with TLS objects of Lua."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import trustme
+from app_server import AppServer
+
+from smqrt.lua.api import smq_client
+from tests.local_broker import LocalBroker
+from tests.pki import server_of
+from tests.proxies import ConnectProxy, SocksProxy, TestProxy
+
+CONNECT = """<?lsp
+    local store = ba.create.certstore()
+    store:addcert(ba.openio"home", "ca.pem")
+    local op = {%s}
+    local smq = require"smq.client".create("%s", op)
+    local outcome
+    function smq.onconnect() outcome = "connected" end
+    function smq.onclose(err) outcome = outcome or err end
+    for _ = 1, 200 do
+        if outcome then break end
+        ba.sleep(10)
+    end
+    print(outcome)
+    smq:close()
+?>"""
+
+
+@pytest.fixture
+def ca(server: AppServer) -> trustme.CA:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(server.folder / "ca.pem")
+    smq_client.install(server.vm, server.services)
+    return authority
+
+
+@pytest.fixture
+def broker() -> Iterator[LocalBroker]:
+    running = LocalBroker()
+    yield running
+    running.close()
+
+
+def outcome(server: AppServer, url: str, op: str) -> str:
+    reply = server.page(CONNECT % (op, url))
+    assert reply.status == 200, reply.text
+    return reply.text.strip()
+
+
+@pytest.mark.usefixtures("ca")
+@pytest.mark.parametrize("kind", [SocksProxy, ConnectProxy])
+def test_proxies(server: AppServer, broker: LocalBroker, kind: type[TestProxy]) -> None:
+    with kind("me", "secret") as proxy:
+        op = f"proxy = '127.0.0.1', proxyport = {proxy.port}, socks = {str(kind is SocksProxy).lower()}"
+        assert outcome(server, broker.url, op) == "proxyauth"
+        assert outcome(server, broker.url, op + ", proxyuser = 'me', proxypass = 'secret'") == "connected"
+        assert outcome(server, broker.ws_url, op + ", proxyuser = 'me', proxypass = 'secret'") == "connected"
+        assert proxy.seen == [f"127.0.0.1:{broker.port}"] * 2
+
+
+def test_tls(server: AppServer, ca: trustme.CA) -> None:
+    broker = LocalBroker(context=server_of(ca.issue_cert("127.0.0.1")).context())
+    assert outcome(server, broker.url, "") == "sslnottrusted"
+    assert outcome(server, broker.url, "trusted = false") == "connected"
+    assert outcome(server, broker.url, "shark = ba.create.sharkssl(store)") == "connected"
+    assert outcome(server, broker.url, "shark = ba.create.sharkssl()") == "sslnottrusted"
+    broker.close()
