@@ -160,6 +160,7 @@ def test_a_large_frame_arrives_in_pieces(echo: AppServer) -> None:
         (wsclient.encode(CONTINUATION, b"of nothing"), 1002),
         (b"\x82\xff\x7f" + b"\xff" * 7, 1009),
     ],
+    ids=["unmasked", "no UTF-8", "continuation", "too large"],
 )
 def test_rules_are_enforced(echo: AppServer, frame: bytes, code: int) -> None:
     client = Client(echo.port)
