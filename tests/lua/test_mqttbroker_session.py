@@ -259,6 +259,17 @@ def test_will_and_disconnect(peers: Peers, version: int, last: bytes, told: bool
     assert (peers.taken("s")[0] == publish(4, "w", b"gone")) is told
 
 
+def test_onpublish_decides_about_wills_too(vm: Vm) -> None:
+    peers = Peers(vm, "op.onpublish = function(client, topic) ba.sleep(1) return topic ~= 'secret' end")
+    peers.join("s")
+    peers.send("s", subscribe(4, "#"))
+    for name, topic in (("a", "secret"), ("b", "open")):
+        peers.join(name, flags=0x06, rest=text(topic) + text("gone"))
+        peers.call("gone", name.encode())
+    gevent.sleep(0.02)
+    assert peers.taken("s")[0] == publish(4, "open", b"gone")
+
+
 def test_take_over(peers: Peers) -> None:
     peers.call("peer", b"old")
     peers.send("old", connect(5, "same", flags=0x06, rest=b"\0" + WILL4))

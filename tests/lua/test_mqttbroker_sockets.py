@@ -235,14 +235,17 @@ def test_client_that_goes_while_a_callback_waits(vm: Vm, settled: Settled) -> No
     vm.eval("broker:close()")
 
 
-def test_client_whose_activities_are_killed_is_forgotten(vm: Vm, wire: Dial, settled: Settled) -> None:
-    ada = wire().join()
-    ada.send(subscribe(4, "#"))
-    ada.receive(5)
+def test_client_whose_activities_are_killed_is_forgotten(
+    vm: Vm, wire: Dial, settled: Settled, caplog: pytest.LogCaptureFixture
+) -> None:
+    ada = wire()
+    ada.send(connect(4, "ada", flags=0x06, rest=text("will") + text("gone")) + subscribe(4, "#"))
+    ada.receive(9)
     vm.stop()
     assert ada.rest() == b""
     settled(lambda: clients(vm) == 0)
     assert vm.eval("return next(broker.sessions)") == (None,)
+    assert not caplog.records
 
 
 def test_port_that_is_taken(vm: Vm, port: int) -> None:

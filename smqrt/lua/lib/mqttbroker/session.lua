@@ -41,12 +41,25 @@ local function fitting(self, code, text)
   return #bytes <= self.max_bytes and bytes or farewell(self, code)
 end
 
-local function leave(self)
-  self.left = true
-  self.router:leave(self)
-  if self.will then self.router:publish(self.will, self) end
-  self.will = nil
+local function is_allowed(self, message)
+  local onpublish = self.broker.settings.onpublish
+  if not onpublish then return true end
+  local asked, answer = self.broker:ask(self.client, onpublish, self.client, message.topic, message.payload, message.retain)
+  return asked and answer ~= false
+end
+
+local function publish_will(self, will)
+  if not is_allowed(self, will) then return end
+  self.router:publish(will, self)
   self.router:flush()
+end
+
+-- The will gets a cosocket of its own, where onpublish may wait: this may be the timer, or the end of a killed activity.
+local function leave(self)
+  local will = self.will
+  self.left, self.will = true, nil
+  self.router:leave(self)
+  if will then ba.socket.event(function() publish_will(self, will) end) end
 end
 
 --- Ends the session from the side of the broker: the client is told why (in MQTT 5), its will is published.
@@ -144,12 +157,8 @@ local handlers = {}
 handlers[CONNECT] = {0, function() refusal.protocol_error("a second CONNECT") end}
 
 handlers[PUBLISH] = {nil, function(self, body, header)
-  local message, onpublish = decode.publish(header, body, self.version), self.broker.settings.onpublish
-  if onpublish then
-    local asked, answer = self.broker:ask(self.client, onpublish, self.client, message.topic, message.payload, message.retain)
-    if not asked or answer == false then return end
-  end
-  self.work = self.work + self.router:publish(message, self)
+  local message = decode.publish(header, body, self.version)
+  if is_allowed(self, message) then self.work = self.work + self.router:publish(message, self) end
 end}
 
 handlers[8] = {2, function(self, body) -- SUBSCRIBE
