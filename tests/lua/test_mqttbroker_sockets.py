@@ -271,6 +271,32 @@ def test_wrong_options(vm: Vm, arguments: str, message: str) -> None:
     assert f"app.lua:1: bad argument #2 to 'create' ({message})" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "listeners"),
+    [
+        ("", "1883 plain"),
+        ("nil, {}", "1883 plain"),
+        ("7", "7 plain"),
+        ("{port = 8}", "8 plain"),
+        ("7, {port = 8}", "7 plain"),
+        ("{plainPort = 9}", "1883 plain"),
+        ("{shark = ba.sharkclient()}", "8883 tls"),
+        ("7, {shark = ba.sharkclient(), plain = true}", "7 tls, 1883 plain"),
+        ("{shark = ba.sharkclient(), plain = true, plainPort = 9}", "8883 tls, 9 plain"),
+        ("{shark = ba.sharkclient(), plainPort = 9}", "8883 tls"),
+    ],
+)
+def test_ports(vm: Vm, arguments: str, listeners: str) -> None:
+    found = vm.eval(
+        f"""
+        local list = require "mqttbroker.options".parse({arguments}).listeners
+        for i, entry in ipairs(list) do list[i] = entry.port .. (entry.shark and " tls" or " plain") end
+        return table.concat(list, ", ")
+        """
+    )
+    assert found == (listeners.encode(),)
+
+
 def test_shutdown_tells_clients_and_frees_the_port(vm: Vm, port: int, wire: Dial, settled: Settled) -> None:
     old, new = wire().join(4, "old"), wire().join(5, "new")
     assert vm.eval("return broker:shutdown()") == (True,)
