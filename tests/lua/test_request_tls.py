@@ -5,13 +5,18 @@ from __future__ import annotations
 import ssl
 from http.client import HTTPConnection
 
+import trustme
 from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
+from smqrt.http.client.conversation import Conversation, Options
+from smqrt.http.client.request import Request
+from smqrt.http.client.url import parse
 from smqrt.net.listener import Listener
 from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
+from tests.pki import client_of, identity_of, server_of
 
 
 def test_a_page_over_tls(server: AppServer, tmp_path):
@@ -27,4 +32,27 @@ def test_a_page_over_tls(server: AppServer, tmp_path):
     client.request("GET", "/p.lsp")
     assert client.getresponse().read().startswith(b"true\thttps://h/p.lsp\tTLS_")
     client.close()
+    listener.close()
+
+
+def test_the_certificate_of_a_client(server: AppServer) -> None:
+    ca, devices = trustme.CA(), trustme.CA()
+    page = "<?lsp local c = request:certificate() print(c and c.subjectaltnames[1]) ?>"
+    server.write("", {"p.lsp": page})
+    server.app({})
+    context = server_of(ca.issue_cert("127.0.0.1"), devices).context()
+    listener = Listener("127.0.0.1", 0, server.server.accepted_secure, context)
+    listener.start()
+    tls = client_of(ca)
+    options = Options(tls=tls, timeout_s=3)
+    for shown in ("nil", "device-1.example"):
+        client = Conversation(options)
+        client.ask(Request("GET", parse(f"https://127.0.0.1:{listener.address[1]}/p.lsp"), trusted=True))
+        assert client.read() == f"{shown}\n".encode()
+        client.close()
+        tls.add_identity(identity_of(devices.issue_cert("device-1.example")))
+    assert (
+        server.page("<?lsp print(request:certificate(), mako.sharkclient() == ba.sharkclient()) ?>").text
+        == "nil\ttrue\n"
+    )
     listener.close()

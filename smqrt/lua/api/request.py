@@ -8,6 +8,7 @@ from typing import Any
 from smqrt.http.dates import http_date, parse_date
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
+from smqrt.lua.api.certificates import describe
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import from_latin1, latin1, utf8
 from smqrt.lua.bridge import ArgumentError
@@ -82,6 +83,11 @@ class RequestHalf:
         request = self._of(handle)
         cipher = request.transport.cipher() if request.secure else None
         return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
+
+    def certificate(self, handle: int) -> bytes | None:
+        """The client's certificate as JSON text, None when it sent none."""
+        request = self._of(handle)
+        return describe(request.transport.peer_certificate()) if request.secure else None
 
     def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
         """Whether the request's method is among `listed`; when not, the response says which are."""
@@ -159,7 +165,7 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     half = RequestHalf(services, exchanges)
     direct = (
         "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay cipher "
-        "allow is_newer open_body"
+        "certificate allow is_newer open_body"
     )
     functions = {name: getattr(half, name) for name in direct.split()}
     vm.namespace("ba.request", functions, {"read_parameters": half.parameters, "read_body": half.read_body})

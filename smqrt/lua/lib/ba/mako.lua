@@ -29,6 +29,8 @@ function mako.createloader(io)
   return true
 end
 
+mako.sharkclient = ba.sharkclient -- its old name
+
 local exit_functions = {} -- in the order of their registration
 
 -- syntax: mako.onexit(f, set)      set: true registers f, false takes it back

@@ -75,6 +75,9 @@ function methods:setnodelay(on) return py.setnodelay(handle_of(self), on ~= fals
 -- syntax: request:cipher() -> name, TLS version | nil without TLS
 function methods:cipher() return py.cipher(handle_of(self)) end
 
+-- syntax: request:certificate() -> table | nil when the client sent none
+function methods:certificate() return core.certificate(py.certificate(handle_of(self))) end
+
 function methods:env()
   handle_of(self)
   return self.environment
