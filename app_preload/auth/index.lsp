@@ -5,6 +5,7 @@
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <title>Door</title>
     <link rel="icon" href="data:,">
+    <link rel="stylesheet" href="/rtl/page.css">
     <link rel="stylesheet" href="style.css">
     <script src="/rtl/smq.js" defer></script>
     <script src="/rtl/sha1.js" defer></script>
