@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
@@ -16,6 +17,8 @@ from smqrt.mqtt.ending import End
 from smqrt.mqtt.protocol import Engine
 from smqrt.mqtt.turn import Turn
 from smqrt.net.stream import Stream
+
+log = logging.getLogger("smqrt.mqtt")
 
 _TICKS_PER_PING = 4
 _LONGEST_TICK_S = 1.0
@@ -111,8 +114,10 @@ class Connection:
             self._carry()
         except StreamError as error:
             self.end(End("sock", error.word, detail=str(error)))
-        finally:
-            self._stream.close(linger=True)  # ends the reading, too
+        except Exception:
+            log.exception("the writing of an MQTT connection failed")
+            self.end(End("sock", "socketwritefailed"))
+        self._close()  # ends the reading, too
 
     def _carry(self) -> None:
         turn = Turn()
@@ -134,7 +139,7 @@ class Connection:
                 self._stream.try_write(data)
             except StreamError:
                 pass  # nobody there to hear it
-        self._stream.close(linger=bool(data))
+        self._stream.close(linger=True)
 
     # ---- keeping it alive
 

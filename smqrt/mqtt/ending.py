@@ -66,5 +66,5 @@ def reason_words(code: int, version: int, packet: int = PacketTypes.CONNACK) -> 
         return _V3_WORDS.get(code, f"reason {code}")
     try:
         return str(ReasonCode(packet, identifier=code)).lower()
-    except KeyError:
+    except (KeyError, ValueError):
         return f"reason {code}"

@@ -9,7 +9,7 @@ from paho.mqtt import _packet
 from paho.mqtt.enums import MQTTProtocolVersion
 from paho.mqtt.exception import MalformedPacket
 
-from smqrt.mqtt.properties import as_dict
+from smqrt.mqtt.properties import PacketTypes, Properties, as_dict
 
 MAX_PACKET_BYTES = 268_435_455 + 5
 _LENGTH_BYTES = 4
@@ -106,6 +106,21 @@ def publish_packet(flags: int, topic: bytes, mid: int, properties: bytes, payloa
     return b"".join(
         (bytes((0x30 | flags,)), length_bytes(size), pack("!H", len(topic)), topic, number, properties, payload)
     )
+
+
+@_packet.convert_exception
+def parse_connack(body: bytes | bytearray, is_v5: bool) -> tuple[int, int, dict[str, Any]]:
+    """Flags, code (paho does not know all of them) and properties of a CONNACK packet.
+
+    Raises:
+        MalformedPacket: it is none.
+    """
+    if len(body) < 2 or (not is_v5 and len(body) > 2):
+        raise MalformedPacket("a CONNACK packet of a wrong size")
+    properties = Properties(PacketTypes.CONNACK)
+    if len(body) > 2:
+        properties.unpack(bytes(body[2:]))
+    return body[0], body[1], as_dict(properties)
 
 
 def parse_publish(command: int, body: bytes, is_v5: bool) -> tuple[str, int, dict[str, Any], bytes]:

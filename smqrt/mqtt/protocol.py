@@ -25,7 +25,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End, disconnected
-from smqrt.mqtt.framing import MAX_PACKET_BYTES, PacketTooLargeError, length_bytes, parse_publish, publish_packet
+from smqrt.mqtt.framing import (
+    MAX_PACKET_BYTES,
+    PacketTooLargeError,
+    length_bytes,
+    parse_connack,
+    parse_publish,
+    publish_packet,
+)
 from smqrt.mqtt.pipe import Pipe
 from smqrt.mqtt.properties import PacketTypes, as_dict, as_paho
 from smqrt.mqtt.subscriptions import Request
@@ -114,7 +121,7 @@ class Engine(Client):
         self.idle = True
         self.on_socket_register_write = lambda *_: events.on_wake()
         self.on_subscribe = self.on_unsubscribe = self._on_answer
-        self.on_disconnect = self._on_disconnect
+        self.on_disconnect = self._parted
 
     # ---- connections
 
@@ -160,13 +167,13 @@ class Engine(Client):
         return self._state == _ConnectionState.MQTT_CS_CONNECTED and self._sock is not None
 
     def _handle_connack(self) -> MQTTErrorCode:
-        packet = _packet.decode_connack(self._in_packet["command"], self._in_packet["packet"], self._protocol)
-        present, properties = bool(packet.flags & 1), as_dict(packet.properties)
-        if packet.rc == 0:
+        flags, code, properties = parse_connack(self._in_packet["packet"], self._is_v5)
+        present = bool(flags & 1)
+        if code == 0:
             if present and self._check_clean_session():
                 raise ProtocolViolation(PROTOCOL_ERROR, "a session is present that was not asked for")
             self._accepted(present, properties)
-        self._events.on_connack(int(packet.rc), present, properties)
+        self._events.on_connack(code, present, properties)
         return _SUCCESS
 
     def _accepted(self, present: bool, properties: Mapping[str, Any]) -> None:
@@ -406,7 +413,7 @@ class Engine(Client):
             self._ping_t, self._last_bytes_received = 0.0, monotonic()
         self.loop_misc()
 
-    def _on_disconnect(self, _client: object, _data: object, flags: Any, reason: Any, properties: Any) -> None:
+    def _parted(self, _client: object, _data: object, flags: Any, reason: Any, properties: Any) -> None:
         if flags.is_disconnect_packet_from_server:
             code = reason.value if reason is not None else 0
             self._events.on_end(disconnected({"reasoncode": code, "properties": as_dict(properties)}))

@@ -112,7 +112,9 @@ class MqttHalf:
         self._openings[number] = opening
         self._vm.start(self._event_ref, number, b"open")
         try:
-            return opening.get()
+            stream = opening.get()
+            assert stream is not None
+            return stream
         finally:
             self._openings.pop(number, None)
 
