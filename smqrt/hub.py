@@ -198,6 +198,11 @@ class Peer:
         """The topics it subscribes to: id to name; None when there are none."""
         return {tid: _text(topic.name) for tid, topic in (self._session.topics or {}).items()} or None
 
+    @property
+    def dropped(self) -> int:
+        """How many messages it missed because it did not read."""
+        return int(self._session.outbox.dropped)
+
 
 def _peer(session: Session | ServerClient) -> Peer:
     peer = session.extra
@@ -329,6 +334,10 @@ class Smq:
         """The peer with this ETID."""
         session = self._broker.etid2peer(_number("etid", etid))
         return _peer(session) if session else None
+
+    def drops(self) -> dict[str, int]:
+        """How many copies of messages were not delivered so far, by reason (help: data-path)."""
+        return self._broker.drops()
 
     def setkeepalive(self, idle: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""

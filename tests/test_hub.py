@@ -867,3 +867,12 @@ def test_a_file_that_fails_later_denies_and_is_logged(
     assert site.smq.topic2tid("1") is site.smq.topic2tid("2") is None
     site.device(b"third-1").expect_nothing()
     assert "Traceback" in caplog.text
+
+
+def test_what_nobody_received_can_be_asked_for() -> None:
+    smq = hub.create(onpublish=lambda data, *_: data != b"no")
+    smq.publish("a", "nobody")
+    smq.publish("no", "nobody")
+    drops = smq.drops()
+    assert (drops["unrouted"], drops["swallowed"], drops["over_budget"]) == (1, 1, 0)
+    assert [peer.dropped for _, peer in smq.peers()] == [0]

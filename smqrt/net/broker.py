@@ -130,6 +130,10 @@ class Broker:
         """All connected clients and the server's own."""
         return self.hub.peers()
 
+    def drops(self) -> dict[str, int]:
+        """How many copies of messages were not delivered so far, by reason: the names of `Drop` in lower case."""
+        return {reason.name.lower(): count for reason, count in self.hub.stats.drops.items()}
+
     def etid2peer(self, etid: int) -> Session | ServerClient | None:
         """The client with that ETID."""
         return self.hub.server if etid == self.hub.server.etid else self.hub.sessions.get(etid)

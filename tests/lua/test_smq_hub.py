@@ -251,6 +251,7 @@ METHODS = {
     "publish": ("record(smq:publish('x', 'nobody'), smq:publish({1}, 5, 's', 7), smq:publish('x', 'self'))", (0, 0, 0)),
     "pubon without clients": ("""record(smq:pubon("x", 5, 6, 0))""", (False,)),
     "queuesize": ("record(smq:queuesize())", (200, 0)),
+    "drops": ('smq:publish("a", "nobody") record(smq:drops().unrouted, smq:drops().over_budget)', (1, 0)),
     "unsubscribe": ("smq:unsubscribe 'a' smq:unobserve 'a' record(smq:topic2tid 'a')", (None,)),
     "observe": ("record(smq:observe('a', print), smq:observe(4711, print), smq:observe('self', print))",
         (True, None, None)),

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 from gevent import get_hub
 
 from smqrt.broker.hooks import Hooks, Pending
 from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import LuaError, encoded
+from smqrt.lua.api.sockets import SocketHalf
+from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
+from smqrt.lua.sockets.peer import PeerEnd
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import Broker, Options
 from smqrt.wire import smq as wire
@@ -138,8 +138,8 @@ class LuaBroker:
 class HubHalf:
     """The Python half of `smq.hub`: functions over broker and client integers."""
 
-    def __init__(self, vm: Vm, exchanges: Exchanges) -> None:
-        self._vm, self._exchanges = vm, exchanges
+    def __init__(self, vm: Vm, exchanges: Exchanges, sockets: SocketHalf) -> None:
+        self._vm, self._exchanges, self._sockets = vm, exchanges, sockets
         self._numbers = itertools.count(1)
         self._brokers: dict[int, LuaBroker] = {}
         self._sessions: dict[int, Any] = {}
@@ -181,6 +181,15 @@ class HubHalf:
             return None
         return tuple(part for tid, topic in session.topics.items() for part in (tid, topic.name))
 
+    def peer_dropped(self, number: int) -> int | None:
+        """How many messages a client missed because it did not read."""
+        session = self._session(number)
+        return session.outbox.dropped if session else None
+
+    def drops(self, number: int) -> tuple[Any, ...]:
+        """`reason, count, ...` of what was not delivered."""
+        return tuple(part for word, count in self.of(number).drops().items() for part in (word.encode(), count))
+
     def origin(self, number: int) -> tuple[Any, ...]:
         """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
         query and head.
@@ -194,35 +203,9 @@ class HubHalf:
         head = [part.encode("latin-1", "replace") for pair in request.headers for part in pair]
         return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
 
-    def address(self, number: int, local: bool) -> tuple[Any, ...] | None:
-        """`(ip, port, is_ipv6)` of a client's socket, or None."""
-        sock = self._sock(number)
-        try:
-            host, port = (sock.getsockname() if local else sock.getpeername())[:2]
-        except (OSError, AttributeError):
-            return None
-        return host.encode(), port, ":" in host
-
-    def certificate(self, number: int) -> tuple[Any, ...] | None:
-        """`(subject common name, is trusted)` of a client's certificate; None when it sent none."""
-        sock = self._sock(number)
-        certificate = sock.peer_certificate() if hasattr(sock, "peer_certificate") else None
-        if not certificate:
-            return None
-        names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        return encoded(names[0].value if names else ""), True
-
-    def _sock(self, number: int) -> Any:
-        session = self._session(number)
-        return getattr(session.outbox, "sock", None) if session else None
-
-    def close(self, number: int) -> bool:
-        """Close a client's socket; false when it is closed already."""
-        session = self._session(number)
-        if not isinstance(session, Session):
-            return False
-        session.hub.disconnect(session, CloseReason.PEER_CLOSED)
-        return True
+    def socket(self, number: int) -> int:
+        """The number of the socket that a client is to Lua (`peer.sock`)."""
+        return self._sockets.add(PeerEnd(self._session(number)))
 
     # ---- brokers
 
@@ -294,7 +277,7 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics origin address certificate close create release subscribe onmsg observe "
+    "on_forget peer peer_topics peer_dropped drops origin socket create release subscribe onmsg observe "
     "deliver_default peers etid2peer belongs names"
 )
 _SHARED = (
@@ -305,7 +288,7 @@ _SHARED = (
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
     """Give Lua `smq.hub`."""
-    half = HubHalf(vm, exchanges)
+    half = HubHalf(vm, exchanges, services.sockets)
     functions: dict[str, Callable[..., Any]] = {name: getattr(half, name) for name in _OWN.split()}
     for entry in _SHARED.split():
         method, _, alias = entry.partition(":")
