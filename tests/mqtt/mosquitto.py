@@ -10,7 +10,7 @@ from pathlib import Path
 import trustme
 
 START_S = 10
-COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\n"
+COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\nuser root\n"
 
 
 def free_port() -> int:

@@ -1,0 +1,301 @@
+"""Against a real mosquitto: messages, properties, sessions, TLS, passwords, both versions."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt.errors import ArgumentError
+from smqrt.mqtt import MqttClient
+from tests.mqtt.mosquitto import COMMON, Certificates, Mosquitto
+
+Connect = Callable[..., MqttClient]
+Start = Callable[..., Mosquitto]
+Until = Callable[..., None]
+
+BOTH = pytest.mark.parametrize("version", [4, 5])
+
+
+@BOTH
+def test_every_quality_there_and_back(mosquitto: Mosquitto, connect: Connect, until: Until, version: int) -> None:
+    got: list[Any] = []
+    client = connect(mosquitto.address, None, lambda *message: got.append(message), version=version)
+    granted: list[Any] = []
+    client.subscribe("all/#", None, lambda *answer: granted.append(answer), qos=2)
+    for qos in range(3):
+        assert client.publish(f"all/{qos}", bytes([qos]) * 200_000, qos).wait(5)
+    until(lambda: len(got) == 3)
+    assert granted == [("all/#", 2, {})]
+    assert [(topic, payload, cpt >> 1 & 3) for topic, payload, _, cpt in got] == [
+        (f"all/{qos}", bytes([qos]) * 200_000, qos) for qos in range(3)
+    ]
+    ended: list[Any] = []
+    client.unsubscribe("all/#", lambda *answer: ended.append(answer[:2]))
+    until(lambda: ended)
+    client.publish("all/gone", b"", 1).wait(5)
+    assert (ended, len(got)) == ([("all/#", 0)], 3)
+
+
+def test_properties_go_both_ways(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+    sent = {
+        "payloadformatindicator": 1,
+        "messageexpiryinterval": 60,
+        "contenttype": "text/plain",
+        "responsetopic": "answers",
+        "correlationdata": b"\0\xff",
+        "colour": "red",
+        "many": ["one", "two"],
+    }
+    got: list[Any] = []
+    client = connect(mosquitto.address, None, lambda *message: got.append(message[2]))
+    client.subscribe("properties")
+    client.publish("properties", "x", 1, properties=sent)
+    until(lambda: got)
+    assert got[0] == sent
+
+
+@BOTH
+def test_callbacks_of_single_subscriptions(mosquitto: Mosquitto, connect: Connect, until: Until, version: int) -> None:
+    got: list[Any] = []
+
+    def named(name: str) -> Callable[..., None]:
+        return lambda topic, payload, properties, cpt: got.append((name, topic))
+
+    client = connect(mosquitto.address, None, named("all"), version=version)
+    client.subscribe("single/one", named("one"))
+    client.subscribe("single/+/deep", named("deep"))
+    client.subscribe("single/other")
+    for topic in ("single/one", "single/two/deep", "single/other"):
+        client.publish(topic, b"", 1)
+    until(lambda: len(got) == 3)
+    assert got == [("one", "single/one"), ("deep", "single/two/deep"), ("all", "single/other")]
+
+
+def test_options_of_subscriptions(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+    got: list[Any] = []
+    client = connect(mosquitto.address, None, lambda topic, payload, properties, cpt: got.append((topic, cpt & 1)))
+    client.publish("kept/a", b"1", 1, retain=True).wait(5)
+    client.subscribe("kept/a", retainhandling=2)
+    client.subscribe("kept/b", nolocal=True)
+    client.subscribe("kept/c", retainaspublished=True)
+    for topic in ("kept/b", "kept/c", "kept/a"):
+        client.publish(topic, b"2", 1, retain=True)
+    until(lambda: len(got) == 2)
+    client.subscribe("kept/b")
+    until(lambda: len(got) == 3)
+    assert got == [("kept/c", 1), ("kept/a", 0), ("kept/b", 1)]
+
+
+def test_a_will_with_delay_and_properties(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+    got: list[Any] = []
+    watcher = connect(mosquitto.address, None, lambda *message: got.append(message[:3]))
+    watcher.subscribe("wills/#")
+    assert watcher.flush(5)
+    will = {"topic": "wills/a", "payload": "gone", "properties": {"willdelayinterval": 1, "contenttype": "x"}}
+    mortal = connect(mosquitto.address, will=will, properties={"sessionexpiryinterval": 30})
+    mortal.disconnect(4)
+    gevent.sleep(0.3)
+    assert got == []
+    until(lambda: got)
+    assert got == [("wills/a", b"gone", {"contenttype": "x"})]
+
+
+@BOTH
+def test_what_was_published_offline_is_sent(
+    tmp_path: Path, connect: Connect, until: Until, version: int, start_mosquitto: Start
+) -> None:
+    first = start_mosquitto()
+    got: list[bytes] = []
+    client = connect(first.address, lambda *_: 0.05, version=version)
+    watcher = connect(first.address, lambda *_: 0.05, lambda topic, payload, *_: got.append(payload))
+    watcher.subscribe("offline", qos=1)
+    first.stop()
+    until(lambda: not client.connected and not watcher.connected)
+    for number in range(100):
+        client.publish("offline", str(number), number % 3)
+    start_mosquitto(port=first.port)
+    until(lambda: watcher.connected and watcher.flush(1))
+    until(lambda: client.flush(1))
+    client.publish("offline", "end", 1)
+    until(lambda: b"end" in got)
+    assert client.connected
+
+
+def test_a_session_is_resumed(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+    log: list[Any] = []
+    got: list[bytes] = []
+
+    def onstatus(kind: str, code: str, status: Any) -> float:
+        log.append(status.get("sessionpresent"))
+        return 0.01
+
+    client = connect(
+        mosquitto.address,
+        onstatus,
+        lambda topic, payload, *_: got.append(payload),
+        clientidentifier="resumes",
+        properties={"sessionexpiryinterval": 30},
+    )
+    client.subscribe("resumed", qos=1)
+    assert client.flush(5)
+    other = connect(mosquitto.address, clientidentifier="resumes2")
+    thief = connect(
+        mosquitto.address, clientidentifier="resumes", cleanstart=False, properties={"sessionexpiryinterval": 30}
+    )
+    until(lambda: log.count(True) >= 1)
+    thief.close()
+    other.publish("resumed", "there", 1).wait(5)
+    until(lambda: got == [b"there"])
+    assert log[0] is False
+
+
+def test_the_receive_maximum_of_mosquitto(mosquitto: Mosquitto, connect: Connect) -> None:
+    client = connect(mosquitto.address)
+    deliveries = [client.publish("many", b"x", 2) for _ in range(500)]
+    assert client.flush(10)
+    assert all(item.done and item.error is None for item in deliveries)
+
+
+# ---- who is let in
+
+
+@BOTH
+def test_passwords(tmp_path: Path, start_mosquitto: Start, connect: Connect, version: int) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.touch(0o700)
+    subprocess.run(["mosquitto_passwd", "-b", passwords, "anna", "s3cret"], check=True, capture_output=True)
+    broker = start_mosquitto(common=f"allow_anonymous false\npassword_file {passwords}\nlog_dest none\nuser root\n")
+    right = connect(broker.address, version=version, username="anna", password="s3cret")
+    assert right.connected
+    assert connect(f"mqtt://anna:s3cret@{broker.address}", version=version).connected
+    wrong = connect(broker.address, version=version, username="anna", password="guess")
+    assert wrong.closed
+    assert wrong.end
+    assert wrong.end.status["reasoncode"] == (5 if version == 4 else 0x87)
+
+
+@BOTH
+def test_tls_with_a_trusted_authority(
+    start_mosquitto: Start, certificates: Certificates, connect: Connect, version: int
+) -> None:
+    broker = start_mosquitto(certificates.listener())
+    client = connect(f"mqtts://{broker.address}", version=version, cafile=str(certificates.authority_file))
+    assert client.publish("t", b"x", 1).wait(5)
+    large = connect(broker.address, version=version, cafile=str(certificates.authority_file))
+    assert large.publish("t", b"x" * 1_000_000, 2).wait(5)
+
+
+def test_client_certificates(start_mosquitto: Start, certificates: Certificates, connect: Connect) -> None:
+    broker = start_mosquitto(certificates.listener() + "require_certificate true\n")
+    cert, key = certificates.issue("client", "client.example")
+    ca = str(certificates.authority_file)
+    assert connect(f"mqtts://{broker.address}", cafile=ca, certfile=str(cert), keyfile=str(key)).connected
+    assert connect(f"mqtts://{broker.address}", lambda *_: None, cafile=ca).closed
+
+
+UNTRUSTED = {
+    "foreign": ("cn", "127.0.0.1", {}),
+    "expired": ("certcn", "127.0.0.1", {"not_after": datetime.now(UTC) - timedelta(days=1)}),
+    "another name": ("cert", "elsewhere.example", {}),
+    "foreign and another name": ("none", "elsewhere.example", {}),
+}
+
+
+@pytest.mark.parametrize("what", UNTRUSTED)
+def test_an_untrusted_broker_never_sees_credentials(
+    tmp_path: Path, start_mosquitto: Start, certificates: Certificates, connect: Connect, what: str
+) -> None:
+    word, host, arguments = UNTRUSTED[what]
+    broker = start_mosquitto(certificates.listener("server", host, **arguments), common=COMMON)
+    authority = certificates.authority_file
+    if "foreign" in what:
+        (tmp_path / "foreign").mkdir()
+        authority = Certificates(tmp_path / "foreign").authority_file
+    log: list[Any] = []
+    options: dict[str, Any] = {"cafile": str(authority), "username": "anna", "password": "s3cret"}
+    client = connect(f"mqtts://{broker.address}", lambda *told: log.append(told), **options)
+    assert log == [("sock", word, {})]
+    assert client.closed
+    assert client._engine._sock is None, "CONNECT was never made"
+    assert connect(f"mqtts://{broker.address}", nocheck=True, **options).connected
+
+
+def test_tls_against_a_plain_port(mosquitto: Mosquitto, connect: Connect) -> None:
+    log: list[Any] = []
+    connect(f"mqtts://{mosquitto.address}", lambda *told: log.append(told), nocheck=True, timeout=1)
+    assert log[0][0] == "sock"
+    assert log[0][1] in ("sslhandshake", "timeout", "socketclosed")
+
+
+# ---- other greenlets
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_busy_client_lets_others_have_a_turn(mosquitto: Mosquitto, connect: Connect, until: Until, qos: int) -> None:
+    got = 0
+
+    def onpub(*_: Any) -> None:
+        nonlocal got
+        got += 1
+
+    client = connect(mosquitto.address, None, onpub)
+    client.subscribe("busy", qos=qos)
+    assert client.flush(5)
+    for _ in range(20_000):
+        client.publish("busy", b"x" * 50, qos)
+    waits: list[float] = []
+    ticker = gevent.spawn(_tick, waits)
+    until(lambda: got == 20_000, 20)
+    ticker.kill()
+    assert max(waits) < 0.05
+
+
+def _tick(waits: list[float]) -> None:
+    """Notes how much longer than asked for each sleep was."""
+    while True:
+        before = monotonic()
+        gevent.sleep(0.001)
+        waits.append(monotonic() - before - 0.001)
+
+
+# ---- arguments
+
+
+WRONG: dict[str, Callable[[MqttClient], object]] = {
+    "a wildcard in a topic": lambda client: client.publish("a/+"),
+    "an empty topic": lambda client: client.publish(""),
+    "a payload that is none": lambda client: client.publish("t", 5),  # type: ignore[arg-type]
+    "a quality that is none": lambda client: client.publish("t", b"", 3),
+    "a wildcard in a level": lambda client: client.subscribe("a+/b"),
+    "a wildcard in the middle": lambda client: client.subscribe("#/b"),
+    "a property out of range": lambda client: client.publish("t", properties={"payloadformatindicator": 7}),
+    "a will without a topic": lambda client: client.setwill({"payload": "x"}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_arguments_are_named(mosquitto: Mosquitto, connect: Connect, what: str) -> None:
+    with pytest.raises(ArgumentError):
+        WRONG[what](connect(mosquitto.address))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"version": 3}, {"keepalive": -1}, {"colour": 1}, {"cafile": "/nowhere"}, {"properties": {"receivemaximum": 0}}],
+)
+def test_wrong_options_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        MqttClient("127.0.0.1", **options)
+
+
+@pytest.mark.parametrize("address", ["http://host", "", "host:port", "mqtt://host/path"])
+def test_wrong_addresses_are_named(address: str) -> None:
+    with pytest.raises(ArgumentError):
+        MqttClient(address)
