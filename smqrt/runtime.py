@@ -201,6 +201,7 @@ class Server:
         for application in self.applications:
             application.unload()
         self._loader.exit_functions.run()
+        self.services.sockets.shutdown()
         broker.shutdown_all(CloseReason.SHUTDOWN.value.encode())
         gevent.sleep(FLUSH_S)
         self.http.drain(self.settings.drain_s)

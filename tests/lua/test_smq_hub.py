@@ -338,6 +338,19 @@ def test_talking_to_clients(lua: Callable[[], LuaSite], kind: str) -> None:
     other.expect_end()
 
 
+def test_the_socket_of_a_peer_is_a_socket(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""smq = require"smq.hub".create{}""")
+    device = site.device()
+    found = site.run(
+        f"local sock = smq:etid2peer({device.etid}).sock\n"
+        "record(sock:state(), sock:setoption('keepalive', true), sock:owner(), select(2, sock:write('x')),"
+        " select(2, sock:read()), select(2, sock:cipher()), sock:websocket(), sock:close(), (sock:state()))"
+    )
+    words = (b"incorrectuse", b"incorrectuse", b"sslnotenabled")
+    assert found == (b"connected", True, False, *words, False, True, b"closed")
+    device.expect_end()
+
+
 def test_what_is_left_of_a_peer_that_is_gone(lua: Callable[[str], LuaSite]) -> None:
     site = lua(
         """smq = require"smq.hub".create{onclose = function(etid, sock, peer) kept, keptsock = peer, sock end}"""

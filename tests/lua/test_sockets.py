@@ -12,9 +12,25 @@ import pytest
 from gevent import socket
 from recorder import Recorder
 
+from smqrt.lua.api import base
+from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 Settled = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def services() -> Services:
+    return Services()
+
+
+@pytest.fixture
+def vm(services: Services) -> Iterator[Vm]:
+    machine = Vm()
+    base.install(machine, services)
+    yield machine
+    machine.stop()
+    gevent.sleep(0)
 
 
 @pytest.fixture
@@ -465,6 +481,23 @@ def test_toip(vm: Vm) -> None:
 def test_bind_failures(vm: Vm, server: Any) -> None:
     assert vm.eval("return ba.socket.bind(...)", "=t", port_of(server))[:2] == (None, b"bind")
     assert vm.eval("return ba.socket.bind(70000)")[:2] == (None, b"bind")
+
+
+def test_whoever_waits_hears_of_the_shutdown(services: Services, vm: Vm, server: Any, recorder: Recorder) -> None:
+    vm.eval(
+        """
+        local port = ...
+        ba.socket.connect("127.0.0.1", port):event(function(me) test.record(me:read()) end, "s")
+        ba.socket.event(function(me) test.record(me:disable()) end)
+        ba.socket.bind(0, {intf = "127.0.0.1"}):event(function(me) test.record(me:accept()) end)
+        """,
+        "=t",
+        port_of(server),
+    )
+    services.sockets.shutdown()
+    gevent.sleep(0.01)
+    assert recorder.seen == [(None, b"sysshutdown")] * 3
+    assert vm.activities.blocked == 0
 
 
 def test_killing_closes_the_socket(vm: Vm, server: Any) -> None:

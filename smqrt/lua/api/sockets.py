@@ -226,6 +226,10 @@ class SocketHalf:
         end.end_reading("socketclosed")
         return True
 
+    def drop(self, number: int) -> None:
+        """Forget a socket whose connection has ended."""
+        self._ends.pop(number, None)
+
     # ---- facts
 
     def peername(self, number: int) -> Any:
@@ -295,7 +299,7 @@ class SocketHalf:
         """True, or nil and what is wrong with the certificate of the other side."""
         end = self._end(number)
         tls = self._tls(number)
-        if not isinstance(end.tls, ClientTls):  # of a server: OpenSSL has refused certificates that are not trusted
+        if not isinstance(getattr(end, "tls", None), ClientTls):  # OpenSSL has refused a client's if it is not trusted
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
         trust = end.tls.store.judge(tls.peer_chain(), name.decode("utf-8", "replace") if name is not None else end.host)
         return True if trust is Trust.TRUSTED else fail(trust.value)
@@ -319,10 +323,9 @@ class SocketHalf:
         return self._tls(number).resumed()
 
     def _tls(self, number: int) -> TlsTransport:
-        stream = self._end(number).stream
-        if stream is None or stream.tls is None:
+        tls: TlsTransport | None = self._end(number).tls_layer
+        if tls is None:
             raise StreamError("sslnotenabled")
-        tls: TlsTransport = stream.tls
         return tls
 
 
@@ -366,7 +369,7 @@ def _address(host: str, port: int) -> tuple[bytes, int, bool]:
 
 
 _DIRECT = (
-    "bind give_request put offer sendto ping pause close peername sockname setoption is_websocket state queuelen "
+    "bind give_request put offer sendto ping pause close drop peername sockname setoption is_websocket state queuelen "
     "maxsize count trusted certificate cipher alpn is_resumed"
 )
 _BLOCKING = "connect udp lookup take_http upgrade"

@@ -13,6 +13,7 @@ from smqrt.net.addresses import resolve
 from smqrt.net.datagram import Datagram
 from smqrt.net.readiness import Wait
 from smqrt.net.stream import Stream
+from smqrt.net.tls import TlsTransport
 
 Values = tuple[Any, ...]
 
@@ -33,6 +34,11 @@ class End:
     def __init__(self) -> None:
         self.reading: Reading | None = None
         self.paused = False
+
+    @property
+    def tls_layer(self) -> TlsTransport | None:
+        """The TLS of a connection, None without it."""
+        return self.stream.tls if self.stream else None
 
     def receive(self) -> Values | None:
         """What a read gives now, None when nothing has arrived. Raises StreamError."""

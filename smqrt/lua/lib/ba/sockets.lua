@@ -128,6 +128,12 @@ function methods:close(code, text)
   return true
 end
 
+--- The connection has ended by itself.
+function socket.forget(self)
+  if self.handle then py.drop(self.handle) end
+  self.handle, self.closed = nil, true
+end
+
 class.__close = function(self) self:close() end
 class.__gc = function(self)
   if self.handle then py.close(self.handle) end

@@ -13,25 +13,6 @@ local HEADER <const> = 15
 local peers = {} -- integer -> peer table, while connected
 local number_of = setmetatable({}, {__mode = "k"}) -- socket -> integer
 
-local sock = {}
-local sock_class = core.class("socket", sock)
-
-function sock.peername(self) return py.address(number_of[self], false) end
-function sock.sockname(self) return py.address(number_of[self], true) end
-function sock.close(self) return py.close(number_of[self]) end
-
--- syntax: sock:certificate()   -> {commonname = string} | nil when the client sent none
-function sock.certificate(self)
-  local name = py.certificate(number_of[self])
-  return name and {commonname = name}
-end
-
--- syntax: sock:trusted()       -> true | nil, "none" when the client sent no certificate
-function sock.trusted(self)
-  if py.certificate(number_of[self]) then return true end
-  return nil, "none"
-end
-
 local function fold(names, ...)
   for at = 1, select("#", ...) - 1, 2 do
     local key, value = select(at, ...)
@@ -42,8 +23,10 @@ end
 
 local peer_meta = {
   __index = function(self, key)
+    local number = number_of[rawget(self, "sock")]
+    if key == "dropped" then return py.peer_dropped(number) end
     if key ~= "topics" then return nil end
-    local topics = fold({}, py.peer_topics(number_of[rawget(self, "sock")]))
+    local topics = fold({}, py.peer_topics(number))
     return next(topics) and topics or nil
   end,
 }
@@ -53,7 +36,7 @@ local function peer_of(number)
   local peer = peers[number]
   if not peer then
     if not py.peer(number) then return nil end
-    local socket = setmetatable({}, sock_class)
+    local socket = core.socket.new(py.socket(number))
     number_of[socket] = number
     peer = setmetatable({sock = socket}, peer_meta)
     peers[number] = peer
@@ -62,7 +45,10 @@ local function peer_of(number)
   return peer
 end
 
-py.on_forget(ref(function(number) peers[number] = nil end))
+py.on_forget(ref(function(number)
+  if peers[number] then core.socket.forget(peers[number].sock) end
+  peers[number] = nil
+end))
 
 local infos = setmetatable({}, {__mode = "k"}) -- peer -> info table of authenticate and onconnect
 
@@ -232,6 +218,9 @@ function smq.etid2peer(self, etid)
   local number = py.etid2peer(handle(self), arg.integer(etid, 1, "etid2peer"))
   return number and peer_of(number)
 end
+
+-- syntax: smq:drops()         -> {reason = count}: copies of messages that were not delivered
+function smq.drops(self) return fold({}, py.drops(handle(self))) end
 
 function smq.setkeepalive(self, idle, interval)
   py.setkeepalive(handle(self), arg.integer(idle, 1, "setkeepalive"), arg.optional(arg.integer, interval, 0, 2, "setkeepalive"))
