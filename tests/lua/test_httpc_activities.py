@@ -27,7 +27,8 @@ def finish(server: AppServer, code: str, count: int) -> list[bytes]:
     with gevent.Timeout(5):
         while server.vm.eval("return #done")[0] < count:
             gevent.sleep(0.01)
-    return list(server.vm.eval("return table.unpack(done)"))
+    joined: bytes = server.vm.eval("return table.concat(done, '\\0')")[0]
+    return joined.split(b"\0")
 
 
 @pytest.mark.parametrize(
