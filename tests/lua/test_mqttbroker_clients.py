@@ -53,3 +53,73 @@ def test_python_client_is_told_what_there_is_not(address: str, settled: Settled)
         settled(lambda: told[1:])
     assert told[0][2]["properties"]["maximumqos"] == 0
     assert told[1] == ("$share/group/topic", 0x9E)
+
+
+LUA_CLIENTS = """
+local port = broker:status().port
+seen = {}
+local function see(...)
+  local words = {...}
+  for i = 1, select("#", ...) do words[i] = tostring(words[i]) end
+  seen[#seen + 1] = table.concat(words, " ")
+end
+
+ada = require "mqttc".create("127.0.0.1", function(kind, code, status)
+  see("ada", kind, code, status.reasoncode)
+  ada:subscribe("lamp", function(topic, reason) see("suback", topic, reason) end, {onpub = function(topic, payload)
+    see("own", topic, payload)
+  end})
+  ada:subscribe("house/#", function() ready = true end)
+  return true
+end, function(topic, payload, properties)
+  see("general", topic, payload, properties.contenttype, properties.k)
+end, {port = port, recbta = false})
+
+function talk()
+  here = broker:createClient(nil, nil, {recbta = false})
+  here:publish("house/attic", "warm", nil, {contenttype = "text", k = "v"})
+  here:publish("lamp", "on")
+end
+
+function old_client()
+  ba.socket.event(function()
+    local function onpub(topic, payload) see("old", topic, payload) end
+    local mqtt, fault = require "mqtt3c".connect("127.0.0.1", onpub, {port = port})
+    if not mqtt then return see(fault) end
+    mqtt:subscribe("house/#", function() here:publish("house/cellar", "cold") end)
+    see("run", select(2, mqtt:run()))
+  end)
+end
+"""
+
+
+def seen(vm: Vm) -> list[str]:
+    return vm.eval("return table.concat(seen, '\\n')")[0].decode().split("\n")
+
+
+def test_lua_clients(vm: Vm, address: str, settled: Settled) -> None:
+    vm.eval(LUA_CLIENTS)
+    settled(lambda: vm.eval("return ready") == (True,))
+    vm.eval("talk()")
+    settled(lambda: len(seen(vm)) == 4)
+    expected = ["ada mqtt connect 0", "suback lamp 0", "general house/attic warm text v", "own lamp on"]
+    assert seen(vm) == expected
+    vm.eval("old_client()")
+    settled(lambda: len(seen(vm)) == 6)
+    assert sorted(seen(vm)[4:]) == ["general house/cellar cold nil nil", "old house/cellar cold"]
+    vm.eval("ada:disconnect() broker:shutdown()")
+    settled(lambda: len(seen(vm)) == 7)
+    assert seen(vm)[6] == "run socketclosed"
+
+
+def test_lua_client_is_told_why_it_is_refused(vm: Vm, settled: Settled) -> None:
+    vm.eval(
+        """
+        broker = assert(require "mqttbroker".create(0, {auth = function() return false end}))
+        refused = require "mqttc".create("127.0.0.1", function(kind, code, status)
+          said = table.concat({kind, code, status.reasoncode}, " ")
+        end, {port = broker:status().port, username = "eve", password = "x"})
+        """
+    )
+    settled(lambda: vm.eval("return said") == (b"mqtt connect 134",))
+    vm.eval("broker:close()")

@@ -419,6 +419,27 @@ def test_payloads_of_a_local_client(vm: Vm, wire: Dial) -> None:
     assert ada.receive(len(expected)) == expected
 
 
+def test_will_of_a_local_client(vm: Vm, wire: Dial) -> None:
+    ada = wire().join()
+    ada.send(subscribe(4, "#"))
+    ada.receive(5)
+    vm.eval(
+        """
+        local one, two = broker:createClient(), broker:createClient(nil, nil, {will = {topic = "no"}})
+        one:setwill {topic = "will", message = "gone"}
+        two:setwill(nil)
+        one:publish("here", "1")
+        ba.sleep(20)
+        one:disconnect(4)
+        two:disconnect(4)
+        do local three <close> = broker:createClient() end
+        """
+    )
+    expected = publish(4, "here", b"1") + publish(4, "will", b"gone")
+    assert ada.receive(len(expected)) == expected
+    assert ada.is_alive()
+
+
 def test_local_client_of_a_broker_that_has_ended(vm: Vm, port: int, settled: Settled) -> None:
     vm.eval("broker:close() broker:createClient(function(...) said = table.concat({...}, ' ') end)")
     settled(lambda: vm.eval("return said") == (b"sock cannotconnect",))

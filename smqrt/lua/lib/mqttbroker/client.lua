@@ -76,7 +76,9 @@ end
 
 local function publish_will(self)
   local will = self.will
-  if will then self.broker.router:publish(new_message(will.topic, will.payload or "", will, will.properties), self) end
+  if not will then return end
+  local payload = will.payload or will.message or ""
+  self.broker.router:publish(new_message(will.topic, payload, will, will.properties), self)
 end
 
 local function leave(self, with_will)
@@ -195,9 +197,11 @@ function Client:close()
   self:disconnect()
 end
 
---- The will; a wrong one raises an error.
+Client.__close = Client.close
+
+--- The will, nil for none; a wrong one raises an error.
 function Client:setwill(will)
-  local fault = fault_of_will(will)
+  local fault = will ~= nil and fault_of_will(will)
   if fault then error("bad argument #1 to 'setwill' (" .. fault .. ")", 2) end
   self.will = will
 end
