@@ -118,3 +118,12 @@ def test_a_download_that_breaks_off_leaves_no_file(pages: AppServer) -> None:
 def test_redirects_are_followed(pages: AppServer) -> None:
     with ScriptedHttp([answer(b"", "301 Moved", "Location: /b"), answer(b'{"a":1}')]) as scripted:
         assert run(pages, 'print(http:json("{url}/a").a, http:url())', scripted.url) == [f"1\t{scripted.url}/b"]
+
+
+def test_a_form_for_a_server_that_wants_a_proof(pages: AppServer) -> None:
+    asked = answer(b"who", "401 No", 'WWW-Authenticate: Digest realm="r", nonce="n"')
+    with ScriptedHttp([asked, answer(b"thanks")]) as scripted:
+        code = 'print(http:post("{url}/f", {a = 1}, {user = "me", password = "secret"}))'
+        assert run(pages, code, scripted.url) == ["200\tthanks"]
+    assert scripted.bodies == [b"a=1", b"a=1"]
+    assert 'Authorization: Digest username="me"' in scripted.heads[1]

@@ -98,7 +98,7 @@ class Request:
         elif self.length != 0:
             return None
         if url.origin == self.url.origin:
-            user, password = self._login
+            user, password = self.login
             return replace(self, method=method, url=url, headers=headers, size_bytes=None, user=user, password=password)
         headers = [pair for pair in headers if pair[0].lower() not in _SECRETS]
         return replace(self, method=method, url=url, headers=headers, size_bytes=None, user=None, password=None)
@@ -109,13 +109,14 @@ class Request:
         return [("Content-Length", str(self.length))] if self.length or self.method in _WITH_BODY else []
 
     def _credentials(self) -> Fields:
-        user, password = self._login
+        user, password = self.login
         if user is None:
             return []
         return [("Authorization", "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode())]
 
     @property
-    def _login(self) -> tuple[str | None, str | None]:
+    def login(self) -> tuple[str | None, str | None]:
+        """User and password for the server; what the address names when nothing else is said."""
         return (self.url.user, self.url.password) if self.user is None else (self.user, self.password)
 
     def _given(self, name: str) -> str | None:

@@ -24,12 +24,15 @@ local function with_header(op, name, value)
 end
 
 -- Sends a request with a whole body; the status or nil and an error.
-local function send(self, request, body)
+local function send(self, request, body, again)
   local ok, message, details = self:request(request)
   if not ok then return nil, message, details end
   ok, message = self:write(body)
   local status, fault, more = self:status()
   if not status then return nil, message or fault, more end
+  if status == 401 and not again and string.find(self:header"www-authenticate" or "", "^[Dd]igest") then
+    return send(self, request, body, true) -- the client knows now what to prove
+  end
   return status
 end
 
