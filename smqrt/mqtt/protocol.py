@@ -41,6 +41,7 @@ CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 0x20, 0x30, 0x40, 0x50, 0x60
 MALFORMED, PROTOCOL_ERROR, RECEIVE_MAXIMUM, ALIAS_INVALID, TOO_LARGE = 0x81, 0x82, 0x93, 0x94, 0x95
 UNKNOWN_ID, FIRST_FAILURE = 0x92, 0x80
 MAX_WAITING_PACKETS = 500
+PINGS_PER_KEEPALIVE = 2
 _SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
 _AGAIN = MQTTErrorCode.MQTT_ERR_AGAIN
 _PROTOCOL = MQTTErrorCode.MQTT_ERR_PROTOCOL
@@ -179,7 +180,7 @@ class Engine(Client):
     def _accepted(self, present: bool, properties: Mapping[str, Any]) -> None:
         self._state = _ConnectionState.MQTT_CS_CONNECTED
         # a ping after half of the time, the end after the other half; the broker waits for one and a half times
-        self._keepalive = properties.get("serverkeepalive", self._keepalive) / 2
+        self._keepalive = properties.get("serverkeepalive", self._keepalive) / PINGS_PER_KEEPALIVE
         if name := properties.get("assignedclientidentifier"):
             self._client_id = name.encode()
         self._window = min(self._inflight_limit, properties.get("receivemaximum", 0xFFFF))

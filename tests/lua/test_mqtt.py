@@ -1,0 +1,327 @@
+"""`mqttc` and `mqtt3c` against a real mosquitto: by themselves, blocking, as cosockets, through a proxy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+
+from smqrt.http.resources import DiskIo
+from smqrt.lua.api import base, files
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from tests.mqtt.mosquitto import Certificates, Mosquitto
+from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
+from tests.proxies import SocksProxy
+
+Lua = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A plain broker for this module."""
+    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker behind TLS, whose authority lies in ca.pem."""
+    broker = Mosquitto(tmp_path, Certificates(tmp_path).listener("server", "localhost"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def lua(tmp_path: Path) -> Iterator[Lua]:
+    """Runs Lua with `port`, and gives what it `put` until it put "end"."""
+    services = Services(ios={"disk": DiskIo(tmp_path)})
+    machine = Vm()
+    lines: list[str] = []
+    base.install(machine, services)
+    files.install(machine, services)
+    put = (
+        b"local core, py = ... function put(...) local t = {...} "
+        b"for i = 1, select('#', ...) do t[i] = tostring(t[i]) end py.put(table.concat(t, ' ')) end"
+    )
+    machine.namespace("put", {"put": lambda text: lines.append(text.decode())}, source=put)
+
+    def run(code: str, port: int = 0, **values: object) -> list[str]:
+        header = "".join(f"local {name} = {value!r} " for name, value in {"port": port, **values}.items())
+        machine.start(machine.compile(header + code, "@test.lua"))
+        with gevent.Timeout(5, AssertionError(f"no end, but {lines}")):
+            while "end" not in lines:
+                gevent.sleep(0.005)
+        return [line for line in lines if line != "end"]
+
+    yield run
+    machine.stop()
+    gevent.sleep(0)
+
+
+def test_publish_and_subscribe_by_itself(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local mqtt
+    mqtt = require"mqttc".create("127.0.0.1", function(kind, code, status)
+      put(kind, code, status.reasoncode, status.sessionpresent, status.properties.receivemaximum)
+      mqtt:subscribe("own/#", function(topic, reason, prop)
+        put(topic, reason, type(prop))
+        local prop = {contenttype = "x", colour = "red", correlationdata = "\\0\\1"}
+        put(mqtt:publish("own/a", "text", {qos = 1, retain = false}, prop))
+      end, {qos = 2})
+      mqtt:subscribe("single", {onpub = function(topic, payload)
+        put("single", tostring(payload)) mqtt:disconnect() put"end"
+      end})
+      return true
+    end, function(topic, payload, prop, cpt)
+      put(topic, tostring(payload), type(payload), #payload, payload[1], prop.contenttype, prop.colour,
+        #prop.correlationdata, cpt)
+      mqtt:publish("single", ba.bytearray.create("bytes"))
+    end, {port = port})
+    put(mqtt:status())
+    put(type(mqtt), mqtt:publish("early", "x"))
+    """
+    assert lua(code, mosquitto.port) == [
+        "0 false false",
+        "userdata false",
+        "mqtt connect 0 false 20",
+        "own/# 2 table",
+        "true",
+        "own/a text userdata 4 116 x red 2 50",
+        "single bytes",
+    ]
+
+
+def test_strings_instead_of_byte_arrays(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local mqtt
+    mqtt = require"mqttc".create("127.0.0.1", function() return true end,
+      function(topic, payload) put(type(payload), payload) mqtt:disconnect() put"end" end,
+      {port = port, recbta = false})
+    mqtt:subscribe("string")
+    mqtt:publish("string", 42)
+    """
+    assert lua(code, mosquitto.port) == ["string 42"]
+
+
+def test_decisions_of_onstatus(lua: Lua) -> None:
+    broker = ScriptedBroker(on_open=lambda wire: wire.send(packet(DISCONNECT, b"\x8b\0")))
+    code = """
+    local times = 0
+    require"mqttc".create("127.0.0.1", function(kind, code, status)
+      put(kind, code, status and status.reasoncode)
+      if code == "connect" then return true end
+      times = times + 1
+      if times == 2 then put"end" return nil end
+      return 0
+    end, {port = port})
+    """
+    assert lua(code, int(broker.address.split(":")[1])) == ["mqtt connect 0", "mqtt disconnect 139"] * 2
+    gevent.sleep(0.05)
+    assert broker.connections == 2
+    broker.close()
+
+
+def test_a_function_makes_the_connection(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local times = 0
+    local function connect(mqtt, op)
+      times = times + 1
+      put(op.port, ba.socket.getsock() ~= nil)
+      if times == 1 then return nil, "notyet" end
+      if times == 2 then error"oh no" end
+      return ba.socket.connect("127.0.0.1", op.port)
+    end
+    local mqtt
+    mqtt = require"mqttc".create(connect, function(kind, code)
+      put(kind, code)
+      if code == "connect" then mqtt:subscribe("made") mqtt:publish("made", "hi") end
+      return 0
+    end, function(topic) put(topic) mqtt:disconnect() ba.sleep(50) put(ba.socket.stat()) put"end" end, {port = port})
+    """
+    port = mosquitto.port
+    again = f"{port} true"
+    assert lua(code, port) == [again, "sock notyet", again, "sock failed", again, "mqtt connect", "made", "0 0"]
+
+
+def test_untrusted_and_trusted_brokers(lua: Lua, secure: Mosquitto) -> None:
+    code = """
+    local io, store = ba.openio"disk", ba.create.certstore()
+    store:addcert(io, "ca.pem")
+    local function try(tls, op)
+      op = op or {}
+      op.port, op.secure = port, tls
+      local told
+      local mqtt = require"mqttc".create("localhost", function(...) told = {...} return told[2] == "connect" end, op)
+      while not told do ba.sleep(5) end
+      put(told[1], told[2])
+      mqtt:disconnect()
+    end
+    try(true)
+    try(ba.create.sharkssl(store))
+    try(true, {nocheck = true})
+    put(require"mqtt3c".connect("localhost", put, {port = port, secure = true}))
+    local mqtt, err = require"mqtt3c".connect("localhost", put, {port = port, shark = ba.create.sharkssl(store)})
+    put(type(mqtt), err)
+    put"end"
+    """
+    assert lua(code, secure.port) == ["sock cn", "mqtt connect", "mqtt connect", "nil cn sock", "userdata nil"]
+
+
+RUNNING = {
+    "blocking": "put(mqtt:run())",
+    "a cosocket": 'mqtt.sock:event(function() put(mqtt:run()) end, "s") while not done do ba.sleep(5) end',
+    "a thread": "ba.thread.run(function() put(mqtt:run()) done = true end) while not done do ba.sleep(5) end",
+}
+
+
+@pytest.mark.parametrize("how", RUNNING)
+def test_the_older_form(lua: Lua, mosquitto: Mosquitto, how: str) -> None:
+    code = f"""
+    local mqtt, done
+    local function onpub(topic, payload)
+      put(topic, payload, type(payload))
+      ba.sleep(5)
+      mqtt:unsubscribe("old/#", function() put"unsubscribed" done = true mqtt:disconnect() end)
+    end
+    mqtt = require"mqttc".connect("127.0.0.1", onpub, {{port = port, keepalive = 5}})
+    mqtt:subscribe("old/single", {{onpub = function(...) put("single", ...) end}})
+    mqtt:subscribe("old/#", function(code)
+      put("suback", code) mqtt:publish("old/single", "1") mqtt:publish("old/x", "2")
+    end)
+    {RUNNING[how]}
+    ba.sleep(50)
+    put(ba.socket.stat())
+    put"end"
+    """
+    lines = lua(code, mosquitto.port)
+    assert lines[0] == "suback 0"
+    assert lines[1].startswith("single old/single 1")
+    assert "old/x 2 string" in lines
+    assert lines[-3:] == ["unsubscribed", "nil disconnect", "0 0"]
+
+
+def test_in_a_cosocket(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    ba.socket.event(function(cosock)
+      local mqtt
+      mqtt = require"mqtt3c".connect("127.0.0.1", function(...) put(...) mqtt:disconnect() end, {port = port})
+      put(mqtt.sock == cosock, ba.socket.getsock() == cosock)
+      mqtt:subscribe("co")
+      mqtt:publish("co", "hi")
+      put(mqtt:run())
+      put"end"
+    end)
+    """
+    assert lua(code, mosquitto.port) == ["true true", "co hi", "nil disconnect"]
+
+
+ENDS = {
+    "invalidresp": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, b"\x30\x02\0\x09")},
+    "unknowncp": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, b"\x00\x00")},
+    "overflow": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, publish("t", b"x" * 66000))},
+    "socketclosed": {"on_open": lambda wire: wire.sock.close()},
+    "pingresp": {"on_packet": lambda wire, first, body: first == PINGREQ and (stall(), True)[1]},
+}
+
+
+@pytest.mark.parametrize("word", ENDS)
+def test_how_run_ends(lua: Lua, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if word == "pingresp":
+        monkeypatch.setattr("smqrt.mqtt.protocol.PINGS_PER_KEEPALIVE", 3000)
+    broker = ScriptedBroker(4, **ENDS[word])  # type: ignore[arg-type]
+    code = 'local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port}) put(mqtt:run()) put"end"'
+    assert lua(code, int(broker.address.split(":")[1])) == [f"nil {word}"]
+    broker.close()
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5])
+def test_refusals_of_the_older_form(lua: Lua, code: int) -> None:
+    broker = ScriptedBroker(4, code=code)
+    text = 'put(require"mqtt3c".connect("127.0.0.1", put, {port = port, id = "x", uname = "y", passwd = "z"})) put"end"'
+    assert lua(text, int(broker.address.split(":")[1])) == [f"nil {code} true"]
+    body = broker.packets[0][1]
+    assert body[10:] == b"\0\x01x\0\x01y\0\x01z"
+    assert body[8:10] == b"\x02\x58", "600 seconds"
+    broker.close()
+
+
+def test_create_of_the_older_module(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local mqtt
+    mqtt = require"mqtt3c".create("127.0.0.1", function(kind, code, st) put(kind, code, st.reasoncode) return true end,
+      function(topic, payload) put(topic, payload, type(payload)) mqtt:disconnect() put"end" end,
+      {port = port, will = {topic = "t", payload = "w"}})
+    mqtt:subscribe("older")
+    mqtt:publish("older", "x")
+    """
+    assert lua(code, mosquitto.port) == ["mqtt connect 0", "older x string"]
+
+
+def test_the_documented_way_through_a_proxy(lua: Lua, secure: Mosquitto) -> None:
+    code = """
+    local io, store, rounds = ba.openio"disk", ba.create.certstore(), 0
+    store:addcert(io, "ca.pem")
+    ba.sharkclient = function() return ba.create.sharkssl(store) end -- the authority of this test
+    local function start()
+      local http = require"httpc".create{proxy = "127.0.0.1", proxyport = proxy, socks = true, proxycon = true}
+      local ok, err = http:request{url = "https://localhost:" .. port}
+      put(ok, err)
+      local s = ba.socket.http2sock(http)
+      put(s:upgrade(ba.sharkclient()))
+      local mqtt
+      mqtt = require"mqttc".connect(s, function(topic, payload)
+        put(topic, payload)
+        mqtt:disconnect()
+      end, {uname = "anna", passwd = "s3cret"})
+      mqtt:subscribe("tunnel", function() mqtt:publish("tunnel", "through") end)
+      s:event(function()
+        put(mqtt:run())
+        rounds = rounds + 1
+        if rounds == 2 then put"end" else ba.thread.run(start) end
+      end, "s")
+    end
+    ba.thread.run(start)
+    """
+    with SocksProxy() as proxy:
+        lines = lua(code, secure.port, proxy=proxy.port)
+        assert lines == ["nil prxready", "true", "tunnel through", "nil disconnect"] * 2
+        assert proxy.seen == [f"localhost:{secure.port}"] * 2
+
+
+WRONG = {
+    'create("h")': "onstatus|function expected",
+    'create("h", put, put, 5)': "table expected",
+    'create("h", put, put, {will = {}})': "will.topic",
+    'create("h", put, put, {version = 3, keepalive = -1})': "keepalive",
+    'create("h:x", put)': "address",
+    'create("h", put, put, {}, {receivemaximum = 0})': "receivemaximum",
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
+    (line,) = lua(f'put(select(2, pcall(function() require"mqttc".{call} end))) put"end"')
+    assert any(word in line for word in WRONG[call].split("|"))
+    assert line.startswith("test.lua:1:")
+
+
+def test_an_error_in_a_callback_is_told_with_its_line(
+    lua: Lua, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = """
+    local mqtt
+    mqtt = require"mqttc".create("127.0.0.1", function() return true end, function(topic, payload)
+      if tostring(payload) == "2" then mqtt:disconnect() put"end" return end
+      error"oh no"
+    end, {port = port})
+    mqtt:subscribe("faulty", {qos = 1})
+    mqtt:publish("faulty", "1", {qos = 1}) mqtt:publish("faulty", "2", {qos = 1})
+    """
+    with caplog.at_level(logging.ERROR):
+        lua(code, mosquitto.port)
+    assert "test.lua:5: oh no" in caplog.text
