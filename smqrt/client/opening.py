@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import monotonic
 
 from smqrt.client.options import Options
 from smqrt.client.url import Endpoint
-from smqrt.errors import ArgumentError, StreamError
-from smqrt.net.contexts import ClientTls, Identity
+from smqrt.errors import StreamError
+from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import open_through
 from smqrt.net.stream import Stream
-from smqrt.net.trust import CertStore, Trust
+from smqrt.net.trust import Trust
 
 _REASONS = {
     Trust.CERTCN: "the certificate is out of date",
@@ -34,7 +33,8 @@ class Opener:
 
     def __init__(self, endpoint: Endpoint, options: Options) -> None:
         self._endpoint, self._options = endpoint, options
-        self._tls = (options.tls or _client_tls(options)) if endpoint.secure else None
+        files = (options.cafile, options.certfile, options.keyfile)
+        self._tls = (options.tls or ClientTls.from_files(*files)) if endpoint.secure else None
 
     def __call__(self) -> Stream:
         """A new connection.
@@ -62,21 +62,3 @@ class Opener:
         if trust is not Trust.TRUSTED:
             stream.close()
             raise StreamError("sslnottrusted", _REASONS[trust])
-
-
-def _client_tls(options: Options) -> ClientTls:
-    tls = ClientTls()
-    if options.cafile:
-        tls.store = CertStore()
-        tls.store.add(_content(options.cafile, "cafile"))
-    if options.certfile:
-        keyfile = options.keyfile or options.certfile
-        tls.add_identity(Identity(_content(options.certfile, "certfile"), _content(keyfile, "keyfile")))
-    return tls
-
-
-def _content(path: str, option: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ArgumentError(f"{option}: can't read {path}: {error.strerror}") from None

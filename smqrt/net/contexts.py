@@ -6,6 +6,7 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from smqrt.errors import ArgumentError
 from smqrt.net.trust import CertStore
@@ -59,6 +60,28 @@ class ClientTls:
     store: CertStore = field(default_factory=CertStore.system)
     identities: list[Identity] = field(default_factory=list)
     _contexts: dict[tuple[str, ...], ssl.SSLContext] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def from_files(
+        cls, cafile: str | None = None, certfile: str | None = None, keyfile: str | None = None
+    ) -> ClientTls:
+        """Read PEM files.
+
+        Args:
+            cafile: whom to trust, instead of the system's authorities.
+            certfile: one's own certificate with its chain.
+            keyfile: its key, when it is not in the same file.
+
+        Raises:
+            ArgumentError: a file can't be read or is wrong.
+        """
+        tls = cls()
+        if cafile:
+            tls.store = CertStore()
+            tls.store.add(_content(cafile, "cafile"))
+        if certfile:
+            tls.add_identity(Identity(_content(certfile, "certfile"), _content(keyfile or certfile, "keyfile")))
+        return tls
 
     def add_identity(self, identity: Identity) -> None:
         """Present `identity` to servers that ask, from the next connection on."""
@@ -114,3 +137,10 @@ def _prepared(protocol: ssl._SSLMethod, identities: Sequence[Identity], alpn: Se
     if alpn:
         context.set_alpn_protocols(list(alpn))
     return context
+
+
+def _content(path: str, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"{what}: can't read {path}: {error.strerror}") from None

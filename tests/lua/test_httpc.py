@@ -280,3 +280,14 @@ def test_a_client_that_is_forgotten_closes_its_connection(server: AppServer) -> 
         run(server, code, url=scripted.url)
         run(server, "http = nil collectgarbage() collectgarbage() ba.sleep(10)")
     assert not server.services.http_clients
+
+
+def test_where_a_connection_comes_from(server: AppServer, hello: ScriptedHttp) -> None:
+    code = """
+        for _, op in ipairs{{intf = "127.0.0.5"}, {intf = "192.0.2.1"}, {ipv6 = true}} do
+            local http = require"httpc".create(op)
+            local ok, err = http:request{url = "{url}"}
+            print(ok and http:sockname() or err)
+        end
+    """
+    assert run(server, code, url=hello.url) == ["127.0.0.5", "bind", "cannotresolve"]
