@@ -92,7 +92,7 @@ def open_client(
     """
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
     chosen = {"uid": uid, "info": info, "cafile": cafile}
-    credentials = _credentials(credentials_file)
+    credentials = credentials_of(credentials_file)
     try:
         client = SmqClient(
             url,
@@ -110,7 +110,8 @@ def open_client(
     return client
 
 
-def _credentials(file: Path | None) -> bytes:
+def credentials_of(file: Path | None) -> bytes:
+    """What the file, or without one the environment, holds; empty when there are none."""
     if file is not None:
         return file.read_bytes().rstrip(b"\r\n")
     return os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")

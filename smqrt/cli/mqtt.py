@@ -1,0 +1,147 @@
+"""`smqrt pub` and `smqrt sub` with `mqtt://` and `mqtts://`: the same for MQTT brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import gevent
+from gevent.queue import Queue
+
+from smqrt.cli.connecting import Failure, Refused, TimeRanOut, credentials_of
+from smqrt.errors import ArgumentError
+from smqrt.mqtt import Delivery, End, MqttClient
+
+_BACKLOG = 1000
+_RETRY_S = 1.0
+
+
+def is_mqtt(url: str) -> bool:
+    """Whether the broker at `url` speaks MQTT."""
+    return url.lower().startswith(("mqtt://", "mqtts://"))
+
+
+def publish(url: str, topic: str, lines: Iterator[bytes], qos: int, retain: bool, **connection: Any) -> None:
+    """Publish `lines` to a topic.
+
+    Raises:
+        Failure: there is no connection, or the broker refuses.
+    """
+    with _opened(url, lambda *_: False, **connection) as client:
+        recent: list[Delivery] = []
+        for line in lines:
+            recent.append(_checked(client.publish, topic, line, qos, retain))
+            if len(recent) >= _BACKLOG:
+                _deliver(client, topic, recent)
+        _deliver(client, topic, recent)
+
+
+def _deliver(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
+    if not client.flush() or client.closed:
+        raise _failure(client.end)
+    for delivery in recent:
+        if delivery.error is not None:
+            raise Refused(f"the broker refused a message to {topic!r}: {delivery.error}")
+    recent.clear()
+
+
+def subscribe(
+    url: str,
+    topics: tuple[str, ...],
+    show: Callable[..., None],
+    count: int | None,
+    timeout: float | None,
+    qos: int,
+    **connection: Any,
+) -> None:
+    """Give what is published to `topics` to `show(topic, payload, properties, cpt)`.
+
+    Raises:
+        Failure: there is no connection, the broker refuses, or time ran out before `count` messages came.
+    """
+    messages: Queue[Any] = Queue()
+    with _opened(url, partial(_status, messages), **connection) as client:
+        for topic in topics:
+            granted = partial(_granted, messages)
+            _checked(client.subscribe, topic, lambda *message: messages.put(message), granted, qos=qos)
+        printed = 0
+        with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
+            while count is None or printed < count:
+                message = messages.get()
+                if isinstance(message, Failure):
+                    raise message
+                show(*message)
+                printed += 1
+            return
+    if count is not None:
+        raise TimeRanOut(f"{printed} of {count} messages came within {timeout:g} seconds")
+
+
+def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
+    if reason >= 0x80:
+        messages.put(Refused(f"the broker refused the subscription to {topic!r}"))
+
+
+def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
+    if (kind, code) == ("mqtt", "connect") and not status["reasoncode"]:
+        return True
+    end = End(kind, code, status)
+    if end.can_reconnect:
+        click.echo(f"{end}; trying again", err=True)
+        return _RETRY_S
+    messages.put(_failure(end))
+    return False
+
+
+def _opened(
+    url: str,
+    onstatus: Callable[..., Any],
+    *,
+    uid: str | None = None,
+    credentials_file: Path | None = None,
+    cafile: str | None = None,
+    insecure: bool = False,
+    connect_timeout: float = 5.0,
+    version: str = "5",
+    info: str | None = None,
+) -> MqttClient:
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
+    if info is not None:
+        raise click.UsageError("--info is for SMQ brokers only")
+    options: dict[str, Any] = {"cafile": cafile, "nocheck": insecure, "timeout": connect_timeout}
+    options["version"] = 5 if version == "5" else 4
+    if uid is not None:
+        options["clientidentifier"] = uid
+    if credentials := credentials_of(credentials_file):
+        user, _, password = credentials.decode("utf-8", "replace").partition(":")
+        options |= {"username": user, "password": password}
+    first: list[Any] = []
+    client = _checked(MqttClient, url, lambda *what: _first(first, onstatus, what), **options)
+    if not client.wait_connected():
+        raise _failure(client.end)
+    return client  # type: ignore[no-any-return]
+
+
+def _first(first: list[Any], onstatus: Callable[..., Any], what: tuple[Any, ...]) -> Any:
+    """The first attempt has to succeed; later ones are up to `onstatus`."""
+    accepted = what[:2] == ("mqtt", "connect") and not what[2]["reasoncode"]
+    if not first and not accepted:
+        return False
+    first.append(what)
+    return accepted or onstatus(*what)
+
+
+def _checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    try:
+        return fn(*arguments, **keywords)
+    except ArgumentError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _failure(end: End | None) -> Failure:
+    if end is None:
+        return Failure("no connection")
+    return Refused(str(end)) if end.code == "connect" else Failure(str(end))
