@@ -41,6 +41,7 @@ def der(leaf: trustme.LeafCert) -> list[bytes]:
         (["*.a.example"], "x.a.example", Trust.TRUSTED),
         (["*.a.example"], "x.y.a.example", Trust.CERT),
         (["*.a.example"], "a.example", Trust.CERT),
+        (["*.example"], "a.example", Trust.CERT),
         (["bücher.example"], "bücher.example", Trust.TRUSTED),
         (["127.0.0.1"], "127.0.0.1", Trust.TRUSTED),
         (["::1"], "::1", Trust.TRUSTED),

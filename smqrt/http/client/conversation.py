@@ -169,7 +169,6 @@ class Conversation:
             StreamError: also "toomuchdata": more than was announced.
         """
         stream = self._talking()
-        self._repeatable = False
         if self._left is None:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         elif len(data) > self._left:

@@ -40,12 +40,13 @@ def test_not_kept() -> None:
         assert all("Connection: close" in head for head in scripted.heads)
 
 
-@pytest.mark.parametrize("first", [LAST, [*HELLO, 0.05, CLOSE], [*HELLO, b"rubbish"]])
-def test_made_anew_when_the_server_ended_it(client: Conversation, first: list[object]) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("first", [LAST, [*HELLO, 0.05, CLOSE], [*HELLO, b"rubbish"], [*HELLO, 0.05, b"rubbish"]])
+def test_made_anew_when_the_server_ended_it(client: Conversation, first: list[object], method: str) -> None:
     with ScriptedHttp([first], [HELLO]) as scripted:  # type: ignore[list-item]
         assert get(client, scripted.url) == b"hello"
         gevent.sleep(0.1)
-        assert get(client, scripted.url) == b"hello"
+        assert get(client, scripted.url, method, 0) == b"hello"
         assert scripted.connections == 2
 
 
