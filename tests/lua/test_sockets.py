@@ -483,6 +483,16 @@ def test_bind_failures(vm: Vm, server: Any) -> None:
     assert vm.eval("return ba.socket.bind(70000)")[:2] == (None, b"bind")
 
 
+def test_a_killed_reader_leaves_the_socket_to_others(vm: Vm, server: Any) -> None:
+    vm.eval("s = ba.socket.connect('127.0.0.1', ...)", "=t", port_of(server))
+    reader = gevent.spawn(vm.eval, "s:read()")
+    gevent.sleep(0.01)
+    reader.kill()
+    peer, _ = server.accept()
+    peer.sendall(b"for the next")
+    assert vm.eval("return s:read(1000)") == (b"for the next",)
+
+
 def test_whoever_waits_hears_of_the_shutdown(services: Services, vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """

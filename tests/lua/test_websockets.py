@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
 from app_server import AppServer
 from gevent import socket
+from gevent.ssl import SSLContext
 
+from smqrt.net.listener import Listener
+from smqrt.net.selfsigned import self_signed_pair
+from smqrt.net.tls import server_context
 from smqrt.wire import websocket, wsclient
 from smqrt.wire.conversation import Conversation, Message
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
@@ -36,8 +42,10 @@ BLOCKING = ECHO + "\nlocal s <close> = ba.socket.req2sock(request)\necho(s)"
 class Client:
     """A WebSocket client on a gevent socket."""
 
-    def __init__(self, port: int, path: str = "/ws.lsp", headers: str = "") -> None:
+    def __init__(self, port: int, path: str = "/ws.lsp", headers: str = "", tls: SSLContext | None = None) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        if tls:
+            self.sock = tls.wrap_socket(self.sock)
         key = wsclient.new_key()
         fields = "".join(f"{name}: {value}\r\n" for name, value in wsclient.request_headers(key))
         self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}{headers}\r\n".encode())
@@ -253,6 +261,42 @@ def test_a_raw_request_and_back_to_http(server: AppServer) -> None:
 def test_req2sock_of_a_committed_response_fails(server: AppServer) -> None:
     page(server, "response:write('x') response:flush() response:write(select(2, ba.socket.req2sock(request)))")
     assert server.ask("/ws.lsp").body == b"xiscommitted"
+
+
+@pytest.fixture
+def secure_port(server: AppServer, tmp_path: Path) -> Iterator[int]:
+    context = server_context(*self_signed_pair("127.0.0.1", tmp_path / "tls"))
+    listener = Listener("127.0.0.1", 0, server.server.accepted_secure, context)
+    listener.start()
+    yield listener.address[1]
+    listener.close()
+
+
+def anybody() -> SSLContext:
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def test_over_tls(echo: AppServer, secure_port: int) -> None:
+    client = Client(secure_port, tls=anybody())
+    for number in range(20):
+        data = os.urandom(60_000)
+        client.send(BINARY, data)
+        client.send(TEXT, b"%d" % number)
+        assert client.receive() == (data, False, 0, 0)
+        assert client.receive() == (b"%d" % number, True, 0, 0)
+    client.send(CLOSE, struct.pack(">H", 1000))
+    assert client.closed() == 1000
+    assert ending(echo) == ["socketclosed", 1000]
+
+
+def test_back_to_https(server: AppServer, secure_port: int) -> None:
+    page(server, "ba.socket.sock2req(ba.socket.req2sock(request), 'GET /state.lsp HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')")
+    with anybody().wrap_socket(socket.create_connection(("127.0.0.1", secure_port), timeout=5)) as sock:
+        for _ in range(3):
+            sock.sendall(b"GET /ws.lsp HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b'"s":0' in sock.recv(1000)
 
 
 def test_an_upgrade_without_a_valid_key_is_raw(server: AppServer) -> None:

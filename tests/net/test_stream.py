@@ -129,7 +129,10 @@ def test_close_wakes_who_waits(ends: Ends) -> None:
 def test_a_killed_reader_leaves_the_stream_usable(ends: Ends) -> None:
     reader = gevent.spawn(ends.stream.read)
     gevent.sleep(0.01)
+    assert ends.stream._input
+    assert len(ends.stream._input) == 1
     reader.kill()
+    assert len(ends.stream._input) == 0
     ends.peer.sendall(b"for the next")
     assert ends.stream.read() == b"for the next"
 
