@@ -1,0 +1,154 @@
+"""Ops that park: what waits in one has no greenlet."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import greenlet
+import pytest
+from recorder import Recorder
+
+from smqrt.broker.hooks import Pending
+from smqrt.lua.bridge import ArgumentError, LuaError
+from smqrt.lua.parking import Parking
+from smqrt.lua.vm import Vm
+
+Settled = Callable[[Callable[[], object]], None]
+
+
+class Desk:
+    """Hands out `Parking`s and answers them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Parking] = []
+
+    def park(self) -> Parking:
+        self.waiting.append(Parking())
+        return self.waiting[-1]
+
+    def at_once(self, *values: Any) -> Any:
+        parking = Parking()
+        parking.resolve(values)
+        return parking
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+    def refuse(self) -> Parking:
+        raise ArgumentError("not like that")
+
+    def answer(self, *values: Any) -> None:
+        self.waiting.pop(0).resolve(values)
+
+
+@pytest.fixture
+def desk(vm: Vm) -> Desk:
+    desk = Desk()
+    ops = {name: getattr(desk, name) for name in ("park", "at_once", "plain", "refuse")}
+    vm.namespace("desk", {"answer": desk.answer}, parking=ops, source=b"local core, py = ... desk = py")
+    return desk
+
+
+def test_an_answer_at_once_and_later(vm: Vm, desk: Desk, recorder: Recorder) -> None:
+    ref = vm.compile("local a, b = desk.at_once(1, 2) return a, b, desk.plain(3), desk.park()")
+    result = vm.call(ref)
+    assert type(result) is Pending
+    assert (result.done, vm.activities.blocked) == (False, 1)
+    desk.answer(4, 5)
+    gevent.sleep(0)
+    assert (result.result(), vm.activities.blocked) == ((1, 2, 3, 4, 5), 0)
+
+
+def test_what_parks_at_once_ends_the_call_at_once(vm: Vm, desk: Desk) -> None:
+    assert vm.call(vm.compile("return desk.at_once(1, nil, 3)")) == (1, None, 3)
+
+
+def test_run_waits(vm: Vm, desk: Desk) -> None:
+    running = gevent.spawn(vm.eval, "return desk.park()")
+    gevent.sleep(0)
+    desk.answer(b"now")
+    assert running.get(timeout=1) == (b"now",)
+
+
+def test_errors(vm: Vm, desk: Desk) -> None:
+    assert vm.eval("return pcall(desk.refuse)") == (False, b"eval:1: not like that")
+    result = vm.call(vm.compile("return pcall(desk.park)", "@a.lua"))
+    desk.waiting.pop().reject(ArgumentError("later refused"))
+    gevent.sleep(0)
+    assert type(result) is Pending
+    assert result.result() == (False, b"a.lua:1: later refused")
+    failing = vm.call(vm.compile("desk.park() error'behind it'", "@b.lua"))
+    desk.answer()
+    gevent.sleep(0)
+    assert type(failing) is Pending
+    with pytest.raises(LuaError, match="b.lua:1: behind it"):
+        failing.result()
+
+
+def test_an_activity_that_answers_another_does_not_run_it(vm: Vm, desk: Desk, recorder: Recorder) -> None:
+    vm.start(vm.compile("test.record('resumed', desk.park())"))
+    vm.eval("desk.answer('x') test.record('first')")
+    gevent.sleep(0)
+    assert recorder.seen == [b"first", (b"resumed", b"x")]
+
+
+def test_parking_and_blocking_ops_in_turn(vm: Vm, desk: Desk, recorder: Recorder, settled: Settled) -> None:
+    source = """
+    local a = desk.park()
+    local b = test.sleep(0.001, 2)
+    local c = coroutine.wrap(function() return desk.park() end)()
+    local d = select(2, pcall(desk.park))
+    test.record(a, b, c, test.sleep(0.001, d))
+    """
+    vm.start(vm.compile(source))
+    for number in (1, 3, 4):
+        settled(lambda: desk.waiting)
+        desk.answer(number)
+    settled(lambda: recorder.seen == [(1, 2, 3, 4)])
+
+
+def test_no_greenlet_waits(vm: Vm, desk: Desk) -> None:
+    gevent.sleep(0)
+
+    def greenlets() -> int:
+        gc.collect()
+        return sum(isinstance(thing, greenlet.greenlet) for thing in gc.get_objects())
+
+    before = greenlets()
+    ref = vm.compile("desk.park()")
+    for _ in range(500):
+        vm.start(ref)
+    gevent.sleep(0)
+    assert (vm.activities.blocked, greenlets()) == (500, before)
+    for _ in range(500):
+        desk.answer()
+    gevent.sleep(0.01)
+    assert vm.activities.blocked == 0
+
+
+def test_stop_ends_the_parked(vm: Vm, desk: Desk, recorder: Recorder) -> None:
+    source = """
+    local x <close> = setmetatable({}, {__close = function() test.record("closed") end})
+    pcall(desk.park)
+    test.record("went on")
+    """
+    result = vm.call(vm.compile(source))
+    vm.stop()
+    gevent.sleep(0)
+    desk.answer("too late")
+    gevent.sleep(0)
+    assert recorder.seen == [b"closed"]
+    assert type(result) is Pending
+    assert result.failed
+
+
+def test_others_have_turns_beside_one_that_never_waits(vm: Vm, desk: Desk) -> None:
+    vm.start(vm.compile("n = 0 while n >= 0 do desk.plain(1) n = n + 1 end"))
+    for _ in range(5):
+        gevent.sleep(0)
+    assert 0 < vm.eval("local seen = n n = -2 return seen")[0] < 1_000_000
+    gevent.sleep(0)
+    assert vm.activities.blocked == 0
