@@ -35,12 +35,18 @@ def connect(broker: Broker, request: Any, arg: Any) -> bool:
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
     raw = request.get("SimpleMQ") is not None
-    key = request.get("Sec-WebSocket-Key")
-    if not raw and (key is None or not _valid_upgrade(request, key)):
+    key = None if raw else websocket_key(request)
+    if not raw and key is None:
         request.response.error(404, "This address speaks SMQ.")
         return False
-    _begin(broker, request, None if raw else key, arg)
+    _begin(broker, request, key, arg)
     return True
+
+
+def websocket_key(request: Any) -> str | None:
+    """The key of a request that asks for a WebSocket; None when it does not, or asks wrongly."""
+    key: str | None = request.get("Sec-WebSocket-Key")
+    return key if key is not None and _valid_upgrade(request, key) else None
 
 
 def _valid_upgrade(request: Any, key: str) -> bool:

@@ -14,8 +14,8 @@ from smqrt.errors import StreamError
 from smqrt.http.message import Request
 from smqrt.lua.api.certificates import describe
 from smqrt.lua.bridge import ArgumentError, fail
-from smqrt.lua.parking import Parking
 from smqrt.lua.services import Services
+from smqrt.lua.sockets.draining import Draining
 from smqrt.lua.sockets.ends import DatagramEnd, End, ListenerEnd, StreamEnd
 from smqrt.lua.sockets.options import set_option
 from smqrt.lua.sockets.reading import Reading
@@ -26,7 +26,7 @@ from smqrt.net.acceptor import Acceptor
 from smqrt.net.addresses import resolve
 from smqrt.net.contexts import ClientTls
 from smqrt.net.datagram import Datagram
-from smqrt.net.readiness import Wait
+from smqrt.net.handover import websocket_key
 from smqrt.net.stream import Stream
 from smqrt.net.tls import TlsTransport
 from smqrt.net.trust import Trust
@@ -327,41 +327,6 @@ class SocketHalf:
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
-
-
-class Draining(Parking):
-    """A writer that waits until there is room in the queue."""
-
-    __slots__ = ("_wait",)
-
-    def __init__(self, wait: Wait) -> None:
-        super().__init__()
-        self._wait = wait
-        wait.then(self._over)
-
-    def cancel(self) -> None:
-        """The activity was ended before."""
-        self._wait.cancel()
-        super().cancel()
-
-    def _over(self, _value: Any, error: BaseException | None) -> None:
-        self.resolve(fail(error.word) if isinstance(error, StreamError) else True)
-
-
-def websocket_key(request: Request) -> str | None:
-    """The key of a request that asks for a WebSocket; None when it does not, or asks wrongly."""
-    key = request.get("Sec-WebSocket-Key")
-    tokens = {token.strip().lower() for token in (request.get("Connection") or "").split(",")}
-    if (
-        key is None
-        or request.method != "GET"
-        or (request.get("Upgrade") or "").strip().lower() != "websocket"
-        or "upgrade" not in tokens
-        or (request.get("Sec-WebSocket-Version") or "").strip() != "13"
-        or not websocket.valid_key(key)
-    ):
-        return None
-    return key
 
 
 def _address(host: str, port: int) -> tuple[bytes, int, bool]:
