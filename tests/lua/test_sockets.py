@@ -483,6 +483,21 @@ def test_bind_failures(vm: Vm, server: Any) -> None:
     assert vm.eval("return ba.socket.bind(70000)")[:2] == (None, b"bind")
 
 
+def test_cosockets_inside_each_other_have_a_limit(vm: Vm, recorder: Recorder) -> None:
+    vm.eval(
+        """
+        local function deeper(me, depth)
+          local inner = ba.socket.event(deeper, depth + 1)
+          test.record(depth)
+          me:read(10000)
+        end
+        outermost = ba.socket.event(deeper, 1)
+        """
+    )
+    assert 40 < max(recorder.seen) < 100
+    assert vm.activities.blocked == len(recorder.seen)
+
+
 def test_a_killed_reader_leaves_the_socket_to_others(vm: Vm, server: Any) -> None:
     vm.eval("s = ba.socket.connect('127.0.0.1', ...)", "=t", port_of(server))
     reader = gevent.spawn(vm.eval, "s:read()")

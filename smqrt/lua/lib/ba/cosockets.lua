@@ -12,12 +12,12 @@ local Turn = {__close = function(turn) -- the function returned, failed, or was 
   sock:close()
 end}
 
--- Runs f(sock, ...) as the cosocket of sock, until it first waits.
+-- Runs f(sock, ...) as the cosocket of sock, until it first waits. False when it can't begin: too many inside each other.
 local function start(sock, mode, f, ...)
-  local arguments, ref = pack(...), nil
+  local arguments, begun, ref = pack(...), false, nil
   sock.mode = mode
   ref = core.ref(function()
-    core.unref(ref)
+    begun = true
     local me = running()
     local turn <close> = setmetatable({sock = sock, me = me}, Turn)
     sock.runner, owners[me] = me, sock
@@ -25,6 +25,9 @@ local function start(sock, mode, f, ...)
     if not ok then core.log_error("Cosocket failed: " .. message) end
   end)
   py.start(ref)
+  core.unref(ref)
+  if not begun then sock.mode = nil end
+  return begun
 end
 
 -- syntax: socket:event(f [,"r" | "s" [, arguments...]]) -> true | nil, "failed"
@@ -34,7 +37,7 @@ function methods:event(f, mode, ...)
   mode = arg.optional(arg.string, mode, "r", 2, "event")
   if mode ~= "r" and mode ~= "s" then core.bad_argument(2, "event", '"r" or "s"', mode) end
   if not self.handle or self.mode then return nil, "failed" end
-  start(self, mode, f, ...)
+  if not start(self, mode, f, ...) then return nil, "failed" end
   return true
 end
 
