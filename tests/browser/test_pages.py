@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.conftest import REPOSITORY, Served
 
-PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/"]
+PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/"]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
     .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())

@@ -1,0 +1,34 @@
+-- What went over the bridge: counts, and the latest messages, for the page. A busy bridge tells several times a second, not each message.
+
+local KEPT <const>, AT_ONCE <const>, PREVIEW_BYTES <const> = 40, 20, 160
+
+local flow = {counts = {["in"] = 0, out = 0, dropped = 0}, latest = {}}
+local fresh, changed = {}, false
+
+local function preview(data)
+   if not utf8.len(data) then return #data .. " bytes" end
+   if #data <= PREVIEW_BYTES then return data end
+   return data:sub(1, (utf8.offset(data, 0, PREVIEW_BYTES))- 1) .. " …"
+end
+
+-- Notes a message; `why` when it was left out.
+function flow.note(way, mqtt, smq, data, why)
+   local kind = why and "dropped" or way
+   flow.counts[kind] = flow.counts[kind] + 1
+   local item = {way = way, mqtt = mqtt, smq = smq, text = preview(data), size = #data, why = why, time = os.time()}
+   table.insert(flow.latest, item)
+   if #flow.latest > KEPT then table.remove(flow.latest, 1) end
+   fresh[#fresh + 1] = item
+   if #fresh > AT_ONCE then table.remove(fresh, 1) end
+   changed = true
+end
+
+-- What is new since the last call, nil when nothing is.
+function flow.news()
+   if not changed then return nil end
+   local items = fresh
+   fresh, changed = {}, false
+   return {counts = flow.counts, items = items}
+end
+
+return flow

@@ -1,0 +1,67 @@
+"use strict";
+
+const SHOWN = 40;
+const WAYS = {in: "MQTT → SMQ", out: "SMQ → MQTT", both: "MQTT ↔ SMQ"};
+const byId = id => document.getElementById(id);
+
+function showState(text, kind) {
+    byId("state").textContent = text;
+    byId("state").dataset.kind = kind;
+}
+
+function element(name, text, kind = "") {
+    return Object.assign(document.createElement(name), {textContent: text, className: kind});
+}
+
+function showBroker(state) {
+    showState(state.connected ? "connected to " + state.broker : `${state.broker}: ${state.reason}`, state.connected ? "up" : "down");
+    byId("rules").replaceChildren(...state.rules.map(rule => {
+        const item = element("li", "");
+        item.append(element("code", rule.mqtt + "#"), ` ${rule.way === "in" ? "→" : rule.way === "out" ? "←" : "↔"} `,
+            element("code", rule.smq + "#"), element("span", " " + rule.data, "soft"));
+        return item;
+    }));
+}
+
+function showCounts(counts) {
+    for (const name in counts) byId(name).textContent = counts[name];
+}
+
+function row(item) {
+    const line = element("p", "", item.why ? "why" : item.way);
+    const topics = element("span", item.way === "in" ? item.mqtt : item.smq);
+    topics.append(element("small", item.why || (item.way === "in" ? item.smq : item.mqtt)));
+    line.append(element("span", WAYS[item.way].replace(" → ", "→"), "way"), topics, element("code", item.text));
+    return line;
+}
+
+function addItems(items) {
+    byId("nothing").hidden = byId("nothing").hidden || items.length > 0;
+    for (const item of items) byId("flow").prepend(row(item));
+    while (byId("flow").childElementCount > SHOWN) byId("flow").lastElementChild.remove();
+}
+
+const smq = SMQ.Client(SMQ.wsURL("smq.lsp"));
+smq.onconnect = smq.onreconnect = () => {
+    byId("flow").replaceChildren();
+    smq.publish("", "bridge/ask");
+};
+smq.onclose = (message, canReconnect) => {
+    showState(canReconnect ? "reconnecting …" : message, "down");
+    return canReconnect && 1000;
+};
+smq.subscribe("self", {datatype: "json", onmsg: all => {
+    showBroker(all.state);
+    showCounts(all.counts);
+    addItems(Object.values(all.items)); // an empty list of Lua comes as {}
+}});
+smq.subscribe("bridge/state", {datatype: "json", onmsg: showBroker});
+smq.subscribe("bridge/flow", {datatype: "json", onmsg: news => {
+    showCounts(news.counts);
+    addItems(news.items);
+}});
+
+byId("send").onsubmit = event => {
+    event.preventDefault();
+    smq.publish(byId("text").value, byId("topic").value);
+};
