@@ -24,6 +24,7 @@ from smqrt.client.session import Session
 from smqrt.client.subscription import Settings, message_handler
 from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError
+from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.client")
 
@@ -42,7 +43,8 @@ class SmqClient:
     greenlet of their own and may block and call back.
 
     Args:
-        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket.
+        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that gives, each time a connection is
+            needed, a `Stream` over which the broker speaks SMQ already, or raises StreamError.
         options: a mapping of options; see `smqrt.client.options.Options`.
         more: the same as keyword arguments.
 
@@ -53,10 +55,10 @@ class SmqClient:
         end: the `ConnectionEnd` of the last connection that ended or failed, None before.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None, **more: Any) -> None:
-        self._endpoint = parse_url(url)
+    def __init__(self, url: str | Callable[[], Stream], options: Mapping[str, Any] | None = None, **more: Any) -> None:
+        self._endpoint = None if callable(url) else parse_url(url)
         self._options = opts = make_options(options, more)
-        self._opener = Opener(self._endpoint, opts)
+        self._opener = url if callable(url) else Opener(parse_url(url), opts)
         self.onauth, self.onconnect, self.onreconnect = opts.onauth, opts.onconnect, opts.onreconnect
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
         self.end: ConnectionEnd | None = None

@@ -12,7 +12,6 @@ from gevent.event import Event as Signal
 
 from smqrt.client.ending import ConnectionEnd, from_stream_error
 from smqrt.client.events import Ended, Event
-from smqrt.client.opening import Opener
 from smqrt.client.options import Options
 from smqrt.client.protocol import Protocol
 from smqrt.client.url import Endpoint
@@ -28,13 +27,13 @@ class Link:
     """A connection to a broker.
 
     Args:
-        endpoint: the broker.
+        endpoint: the broker; None when `opener` gives a connection over which it speaks SMQ already.
         options: times.
-        opener: makes the connection.
+        opener: makes the connection; may raise StreamError.
     """
 
-    def __init__(self, endpoint: Endpoint, options: Options, opener: Opener) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint | None, options: Options, opener: Callable[[], Stream]) -> None:
+        self._name = str(endpoint or "the application's connection")
         self._options = options
         self._opener = opener
         self._stream: Stream | None = None
@@ -119,7 +118,7 @@ class Link:
         if not self.opened:
             raise end
         if pinged:
-            raise ConnectionEnd("pong", f"{self._endpoint}: no answer to a ping within {self._options.pong:g} s")
+            raise ConnectionEnd("pong", f"{self._name}: no answer to a ping within {self._options.pong:g} s")
         self.protocol.ping()
 
     # ---- write
@@ -167,12 +166,12 @@ class Link:
 
     def _lost(self) -> ConnectionEnd:
         if self._write_failed is not None:
-            return ConnectionEnd("socketwritefailed", f"{self._endpoint}: sending failed: {self._write_failed}")
-        return ConnectionEnd("socketclosed", f"{self._endpoint}: the connection was closed")
+            return ConnectionEnd("socketwritefailed", f"{self._name}: sending failed: {self._write_failed}")
+        return ConnectionEnd("socketclosed", f"{self._name}: the connection was closed")
 
     @contextlib.contextmanager
     def _as_connection_end(self) -> Iterator[None]:
         try:
             yield
         except StreamError as error:
-            raise self._lost() if self._closed else from_stream_error(error, str(self._endpoint)) from None
+            raise self._lost() if self._closed else from_stream_error(error, self._name) from None

@@ -45,7 +45,7 @@ class Protocol:
     """The state of one connection.
 
     Args:
-        endpoint: the broker.
+        endpoint: the broker; None when the connection is the broker's already, without HTTP.
         headers: more fields for the HTTP request.
         on_output: called when something to send was added; must not block.
 
@@ -54,14 +54,17 @@ class Protocol:
     """
 
     def __init__(
-        self, endpoint: Endpoint, headers: Iterable[tuple[str, str]] = (), on_output: Callable[[], None] = lambda: None
+        self,
+        endpoint: Endpoint | None,
+        headers: Iterable[tuple[str, str]] = (),
+        on_output: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = State.HTTP
+        self.state = State.HTTP if endpoint else State.INIT
         self.unsent_bytes = 0
-        self._handshake = Handshake(endpoint, headers)
-        self._framing: Framing = WebSocketFraming() if endpoint.websocket else RawFraming()
+        self._handshake = Handshake(endpoint, headers) if endpoint else None
+        self._framing: Framing = WebSocketFraming() if endpoint and endpoint.websocket else RawFraming()
         self._frames: deque[bytes] = deque()
-        self._out = bytearray(self._handshake.request)
+        self._out = bytearray(self._handshake.request if self._handshake else b"")
         self._on_output = on_output
         self._pings: deque[object] = deque()
 
@@ -112,7 +115,7 @@ class Protocol:
     def _receive(self, data: bytes) -> list[Event]:
         if self.state is State.CLOSED:
             return []
-        if self.state is State.HTTP:
+        if self.state is State.HTTP and self._handshake:
             rest = self._handshake.receive(data)
             if rest is None:
                 return []

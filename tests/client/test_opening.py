@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import gevent
 import pytest
 import trustme
 
 from smqrt.client import SmqClient
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.proxy import Proxy
+from smqrt.net.stream import Stream
 from tests.local_broker import LocalBroker
 from tests.pki import client_of, expired, identity_of, server_of
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
@@ -51,3 +53,31 @@ def test_out_of_date(start_broker: Callable[..., LocalBroker], make_client: Make
 def test_files_that_are_not_there() -> None:
     with pytest.raises(ArgumentError, match="cafile: can't read /none.pem: No such file"):
         SmqClient("https://a.example/", cafile="/none.pem")
+
+
+def test_a_function_makes_the_connection(broker: LocalBroker, make_client: Make) -> None:
+    made: list[Stream] = []
+
+    def connect() -> Stream:
+        made.append(Stream.connect("127.0.0.1", broker.port, 5))
+        made[-1].write(b"GET /smq.lsp HTTP/1.1\r\nHost: x\r\nSimpleMQ: 1\r\n\r\n")
+        return made[-1]
+
+    client = make_client(connect)
+    assert client.wait_connected(5)
+    made[0].close()
+    with gevent.Timeout(5):
+        while len(made) < 2 or not client.connected:
+            gevent.sleep(0.01)
+
+
+def test_a_function_that_can_not(make_client: Make) -> None:
+    def connect() -> Stream:
+        raise StreamError("cannotconnect", "not today")
+
+    client = make_client(connect, reconnect=False)
+    assert not client.wait_connected(5)
+    assert (client.end.word, str(client.end)) == (
+        "cannotconnect",
+        "the application's connection: no connection: not today",
+    )

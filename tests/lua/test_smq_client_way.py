@@ -45,6 +45,51 @@ def broker() -> Iterator[LocalBroker]:
     running.close()
 
 
+CONNECT_FUNCTION = """<?lsp
+    local seen = {}
+    local function connect(self, op, cb)
+        seen[#seen + 1] = op.mark
+        local http = require"httpc".create()
+        local ok, err = http:request{url = "%s", header = {SimpleMQ = "1", SendSmqHttpResponse = "true"}}
+        if not ok then return cb(nil, err, "no way") end
+        if http:status() ~= 200 then return cb(nil, "nonsmq") end
+        cb(ba.socket.http2sock(http))
+    end
+    local smq = require"smq.client".create(connect, {mark = "m", timeout = 1000})
+    function smq.onconnect()
+        local function onmsg(data) seen[#seen + 1] = data end
+        smq:subscribe("t", {onmsg = onmsg, onack = function() smq:publish("hello", "t") end})
+    end
+    function smq.onclose(err, canreconnect)
+        seen[#seen + 1] = err
+        return #seen < 4 and 10
+    end
+    for _ = 1, 100 do
+        if #seen >= 4 then break end
+        collectgarbage()
+        ba.sleep(10)
+    end
+    print(table.concat(seen, " "))
+    smq:close()
+?>"""
+
+
+@pytest.mark.usefixtures("ca")
+def test_a_connection_that_the_application_makes(server: AppServer, broker: LocalBroker) -> None:
+    page = (CONNECT_FUNCTION % broker.url).replace("#seen >= 4", "#seen >= 2")
+    assert server.page(page).text.split() == ["m", "hello"]
+
+
+@pytest.mark.usefixtures("ca")
+def test_a_connection_that_the_application_can_not_make(server: AppServer, broker: LocalBroker) -> None:
+    text = server.page(CONNECT_FUNCTION % "http://127.0.0.1:1/").text
+    assert text.split() == ["m", "cannotconnect", "m", "cannotconnect"]
+    text = server.page(CONNECT_FUNCTION.replace("seen[#seen + 1] = op.mark", "error'oops'") % "http://a/").text
+    assert text.split() == ["failed"] * 4
+    text = server.page(CONNECT_FUNCTION.replace("cb(ba.socket.http2sock(http))", "") % broker.url).text
+    assert text.split()[:2] == ["m", "timeout"]
+
+
 def outcome(server: AppServer, url: str, op: str) -> str:
     reply = server.page(CONNECT % (op, url))
     assert reply.status == 200, reply.text

@@ -11,13 +11,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import gevent
 from gevent import get_hub
+from gevent.event import AsyncResult
 
 from smqrt.client import SmqClient
+from smqrt.client.options import Options
+from smqrt.errors import StreamError
 from smqrt.lua.api.httpc import proxy_of
 from smqrt.lua.bridge import LuaError, encoded
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.lua")
 
@@ -52,7 +57,8 @@ class ClientHalf:
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm = vm
-        self._tls = services.tls
+        self._services = services
+        self._openings: dict[int, AsyncResult[Stream]] = {}
         self._clients: dict[int, SmqClient] = {}
         self._last = 0
         self._event: Callable[..., Any] = lambda *_: None
@@ -61,10 +67,11 @@ class ClientHalf:
         """Set the Lua function that gets what concerns a client as a whole: `f(number, event, ...)`."""
         self._event = LuaFunction(self._vm, ref)
 
-    def create(self, url: bytes, *options: Any) -> int:
+    def create(self, url: bytes | None, *options: Any) -> int:
         """Make a client that connects in the background.
 
         Args:
+            url: None when the application makes the connections, see `opened`.
             options: keys and values in turn; `header:NAME` is a header field, times are seconds, `shark` is the number
                 of a TLS client, and the proxy has the names of httpc.
         """
@@ -75,12 +82,13 @@ class ClientHalf:
             for key, value in pairs.items()
             if key.startswith(b"header:")
         }
+        timeout_s = chosen.get("timeout", Options.timeout)
         proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
-        tls = self._tls[chosen.pop("shark")] if "shark" in chosen else None
+        tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
         event = self._events(number)
         client = SmqClient(
-            url.decode("utf-8", "replace"),
+            url.decode("utf-8", "replace") if url is not None else lambda: self._open(number, timeout_s),
             chosen,
             cleanstart=True,
             headers=headers,
@@ -95,6 +103,40 @@ class ClientHalf:
         client.on_end(lambda: self._forget(number))
         self._clients[number] = client
         return number
+
+    def _open(self, number: int, timeout_s: float) -> Stream:
+        """Have Lua make a connection."""
+        opening: AsyncResult[Stream] = AsyncResult()
+        self._openings[number] = opening
+        try:
+            with gevent.Timeout(timeout_s, StreamError("timeout", "the application made no connection in time")):
+                self._event(number, "open")
+                stream = opening.get()
+        finally:
+            self._openings.pop(number, None)
+        assert stream is not None
+        return stream
+
+    def opened(self, number: int, socket: int | None, word: bytes | None, detail: bytes | None) -> bool:
+        """Lua has made a connection, or not. False: nobody waits for it any more.
+
+        Args:
+            socket: the number of a bare socket; None when there is none.
+            word: what went wrong; with a socket, what was received from it already.
+        """
+        opening = self._openings.pop(number, None)
+        if opening is None:
+            return False
+        if socket is None:
+            opening.set_exception(StreamError(_text(word) or "cannotconnect", _text(detail)))
+            return True
+        try:
+            stream: Stream = self._services.sockets.stream(socket)
+            stream.unread(word or b"")
+            opening.set(stream)
+        except StreamError as error:
+            opening.set_exception(error)
+        return True
 
     def _events(self, number: int) -> Callable[[str], Callable[..., Any]]:
         def event(name: str) -> Callable[..., Any]:
@@ -207,9 +249,13 @@ class ClientHalf:
 
 
 _FUNCTIONS = (
-    "on_event create number_topic number_subtopic subscribe publish unsubscribe observe unobserve gettid "
+    "on_event create opened number_topic number_subtopic subscribe publish unsubscribe observe unobserve gettid "
     "topic2tid tid2topic subtopic2tid tid2subtopic close"
 )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 def install(vm: Vm, services: Services) -> None:

@@ -46,9 +46,30 @@ function events.msg(self, data, ptid, tid, subtid)
   if self.onmsg then self.onmsg(data, ptid, tid, subtid) end
 end
 
+local makers = {} -- integer -> what makes the connections of a client, when the application does
+
+-- The application's function has to call back with a connected socket over which the broker speaks SMQ already.
+function events.open(self)
+  local number = handles[self]
+  local maker = makers[number]
+  local function opened(sock, err, details)
+    if sock then
+      core.socket.self_of(sock, "connect")
+      if sock:websocket() then sock, err, details = nil, "incorrectuse", "a bare socket is needed" end
+    end
+    if sock then maker.sock = sock end -- kept while the client uses it
+    if not py.opened(number, sock and sock.handle, err and tostring(err), details and tostring(details)) and sock then sock:close() end
+  end
+  local ok, message = xpcall(maker.connect, core.traceback, self, maker.op, opened)
+  if not ok then
+    core.log_error("the connect function of an SMQ client failed: " .. message)
+    opened(nil, "failed", message)
+  end
+end
+
 py.on_event(ref(function(number, event, ...)
   if event == "end" then
-    clients[number] = nil
+    clients[number], makers[number] = nil, nil
     return
   end
   return events[event](clients[number], ...)
@@ -190,11 +211,15 @@ end
 
 -- syntax: create(url [,{uid, info, ping = s, pong = s, timeout = ms, header, user, password, shark, trusted = false,
 --                       proxy, proxyport, socks, proxyuser, proxypass}])
+-- syntax: create(connect, op)
+-- connect(smq, op, cb) calls cb(socket [, data that was received already]) or cb(nil, error [, details])
 local function create(url, op)
-  url, op = arg.string(url, 1, "create"), arg.optional(arg.table, op, {}, 2, "create")
+  op = arg.optional(arg.table, op, {}, 2, "create")
+  local connect = type(url) == "function" and url or nil
   local self = setmetatable({}, class)
-  local number = py.create(url, table.unpack(options(op)))
+  local number = py.create(not connect and arg.string(url, 1, "create") or nil, table.unpack(options(op)))
   handles[self], clients[number] = number, self
+  if connect then makers[number] = {connect = connect, op = op} end
   return self
 end
 
