@@ -18,7 +18,10 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 START_S = 20
-MARKS = {"serve": "servers", "served_demos": "servers", "chromium": "browser", "page": "browser", "new_page": "browser"}
+MARKS = {
+    **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "secure"), "servers"),
+    **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
