@@ -19,7 +19,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 START_S = 20
 MARKS = {
-    **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "secure"), "servers"),
+    **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto"), "servers"),
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
 }
 

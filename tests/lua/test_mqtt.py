@@ -20,6 +20,9 @@ from tests.proxies import SocksProxy
 Lua = Callable[..., list[str]]
 
 
+pytestmark = pytest.mark.servers  # mosquitto
+
+
 @pytest.fixture(scope="module")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """A plain broker for this module."""
