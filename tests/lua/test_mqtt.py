@@ -17,6 +17,8 @@ from tests.mqtt.mosquitto import Certificates, Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
 from tests.proxies import SocksProxy
 
+pytestmark = pytest.mark.servers
+
 Lua = Callable[..., list[str]]
 
 

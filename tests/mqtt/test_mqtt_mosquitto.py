@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import monotonic, process_time
+from time import process_time, process_time
 from typing import Any
 
 import gevent
@@ -15,6 +15,8 @@ import pytest
 from smqrt.errors import ArgumentError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.mosquitto import COMMON, Certificates, Mosquitto
+
+pytestmark = pytest.mark.servers
 
 Connect = Callable[..., MqttClient]
 Start = Callable[..., Mosquitto]
@@ -250,19 +252,19 @@ def test_a_busy_client_lets_others_have_a_turn(mosquitto: Mosquitto, connect: Co
     assert client.flush(5)
     for _ in range(20_000):
         client.publish("busy", b"x" * 50, qos)
-    waits: list[float] = []
-    ticker = gevent.spawn(_tick, waits)
+    held: list[float] = []
+    ticker = gevent.spawn(_tick, held)
     until(lambda: got == 20_000, 20)
     ticker.kill()
-    assert max(waits) < 0.05
+    assert max(held) < 0.05
 
 
-def _tick(waits: list[float]) -> None:
-    """Notes for how long this process kept each sleep waiting: time in which others had the processor is not counted."""
+def _tick(held: list[float]) -> None:
+    """Notes how long this process computed during each sleep; the clock would tell about other processes as well."""
     while True:
-        before, used = monotonic(), process_time()
+        before = process_time()
         gevent.sleep(0.001)
-        waits.append(min(monotonic() - before - 0.001, process_time() - used))
+        held.append(process_time() - before)
 
 
 # ---- arguments
