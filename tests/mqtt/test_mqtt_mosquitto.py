@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import process_time, process_time
+from time import process_time
 from typing import Any
 
 import gevent
