@@ -51,10 +51,12 @@ class Activities:
         new: makes a coroutine of the Lua activity loop, waiting for its first job.
         close_ref: reference of the Lua function that closes a coroutine.
         failure: the marker with which an op's answer becomes a Lua error.
+        dropped: called with a coroutine that won't be used again.
     """
 
-    def __init__(self, new: Callable[[], Any], close_ref: int, failure: Any) -> None:
+    def __init__(self, new: Callable[[], Any], close_ref: int, failure: Any, dropped: Callable[[Any], object]) -> None:
         self._new = new
+        self._dropped = dropped
         self._close_ref = close_ref
         self._failure = failure
         self._idle: list[Any] = []
@@ -140,8 +142,12 @@ class Activities:
         if parked in self._parked:
             self._parked.discard(parked)
             parked.parking.cancel()
-            self.call(self._close_ref, parked.co)
+            self._close(parked.co)
             parked.outcome.reject(GreenletExit())
+
+    def _close(self, co: Any) -> None:
+        self.call(self._close_ref, co)
+        self._dropped(co)
 
     def _send(self, co: Any, values: Values) -> Any:
         if self._depth >= MAX_DEPTH:
@@ -151,6 +157,7 @@ class Activities:
         try:
             return co.send(values)
         except Exception as error:  # the coroutine is dead or refused a value: it can't be used again
+            self._dropped(co)
             raise LuaError(_text_of(error)) from error
         finally:
             self._depth -= 1
@@ -158,6 +165,8 @@ class Activities:
     def _ended(self, co: Any, answer: Values) -> Values:
         if len(self._idle) < MAX_IDLE:
             self._idle.append(co)
+        else:
+            self._dropped(co)
         if answer[0]:
             return answer[1:]
         raise LuaError(answer[1])
@@ -251,7 +260,7 @@ class Activities:
         try:
             return work()
         except BaseException:
-            self.call(self._close_ref, co)
+            self._close(co)
             raise
         finally:
             self._drivers.discard(me)

@@ -152,3 +152,20 @@ def test_others_have_turns_beside_one_that_never_waits(vm: Vm, desk: Desk) -> No
     assert 0 < vm.eval("local seen = n n = -2 return seen")[0] < 1_000_000
     gevent.sleep(0)
     assert vm.activities.blocked == 0
+
+
+def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder) -> None:
+    for source in ("desk.park()", "desk.park() error'x'", "test.sleep(0.01)"):
+        ref = vm.compile(source)
+        for _ in range(200):
+            vm.start(ref)
+        gevent.sleep(0.05)
+        while desk.waiting:
+            desk.answer()
+        gevent.sleep(0.05)
+    for _ in range(100):
+        vm.start(vm.compile("desk.park()"))
+    vm.stop()
+    gevent.sleep(0.05)
+    assert vm.activities.blocked == 0
+    assert len(vm.states) == vm.activities.idle
