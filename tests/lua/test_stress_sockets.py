@@ -228,7 +228,7 @@ def test_three_thousand_at_once(
     assert vm.eval("return open") == (0,)
     assert after.greenlets <= before.greenlets + 20
     assert after.objects < before.objects + len(crowd.steps) * 2 + 2000  # the list of what was expected
-    assert after.memory_bytes < before.memory_bytes + 500_000
+    assert after.memory_bytes < before.memory_bytes + 1_500_000  # four tables of the size of the largest crowd
     assert after.files <= before.files
     vm.eval("stop_server()")
     settled(lambda: vm.activities.blocked == 0)
