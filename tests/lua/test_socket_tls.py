@@ -134,7 +134,7 @@ def test_upgrade(vm: Vm, objects: None, authority: trustme.CA, recorder: Recorde
         local function talk(s)
           s:write("STARTTLS")
           assert(s:read() == "STARTTLS ok")
-          assert(s:upgrade(client) == true)
+          assert(not pcall(s.upgrade, s, client, {{}}) and s:upgrade(client, "smqrt") == true and s:alpn() == "smqrt")
           assert(select(2, s:upgrade(client)) == "incorrectuse")
           s:write("secret")
           assert(s:read() == "secret" and s:trusted("localhost") == true)

@@ -375,6 +375,7 @@ def test_names_options_and_state(vm: Vm, server: Any) -> None:
         assert(own ~= port)
         assert(s:setoption("keepalive", true, 60, 10) and s:setoption("tcp-nodelay", false))
         assert(s:setoption("dontroute", false))
+        assert(not pcall(s.setoption, s, "keepalive", true, {}) and not pcall(s.setoption, s, "keepalive", true, "x"))
         assert(not pcall(s.setoption, s, "colour", true) and not pcall(s.setoption, s, "keepalive", 1))
         local word, connected = s:state()
         assert(word == "connected" and connected == true)

@@ -24,9 +24,15 @@ def set_option(end: Any, name: bytes, *values: Any) -> None:
 def _keepalive(end: Any, is_on: bool, idle_s: int | None = None, interval_s: int | None = None) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(is_on))
     if is_on and idle_s is not None:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(idle_s))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _seconds(idle_s))
     if is_on and interval_s is not None:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(interval_s))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _seconds(interval_s))
+
+
+def _seconds(value: Any) -> int:
+    if not isinstance(value, int | float) or not 1 <= value <= 32767:
+        raise ArgumentError(f"setoption: 'keepalive' takes seconds, 1 to 32767, not {value!r}")
+    return int(value)
 
 
 def _membership(end: Any, is_on: bool, group: bytes = b"", interface: bytes | None = None) -> None:

@@ -1,7 +1,7 @@
 -- Where sockets come from (spec: bas-api §8.1).
 local core = ...
 
-local arg, running, unpack = core.arg, coroutine.running, table.unpack
+local arg, running = core.arg, coroutine.running
 
 local socket = core.socket
 local py, made = socket.py, socket.made
@@ -14,12 +14,6 @@ local function options(op, index, fname)
   return op
 end
 
-local function protocols(alpn)
-  if alpn == nil then return end
-  if core.type(alpn) == "table" then return unpack(alpn) end
-  return arg.string(alpn, "alpn", "connect")
-end
-
 -- syntax: ba.socket.connect(host, port [,{timeout=ms, shark=, alpn=, intf=, ipv6=}]) -> socket | nil, error [, reason]
 -- In a cosocket without a connection, the cosocket becomes that connection.
 function ba.socket.connect(host, port, op)
@@ -28,7 +22,7 @@ function ba.socket.connect(host, port, op)
   if me and me.handle then return nil, "incorrectuse" end
   local timeout_ms = arg.optional(arg.number, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
   local tls = op.shark and core.tls.check(op.shark, "shark", "connect", "client")
-  local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, protocols(op.alpn))
+  local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
   if not handle then return nil, word, reason end
   if not me then return socket.new(handle) end
   if me.handle or not me.runner then py.close(handle) return nil, "incorrectuse" end

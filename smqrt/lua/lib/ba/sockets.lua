@@ -6,7 +6,7 @@ local core, py = ...
 
 local arg, describe, is_bytearray, raise, running, setmetatable, sub, tostring =
   core.arg, core.certificate, core.is_bytearray, core.raise, coroutine.running, setmetatable, string.sub, tostring
-local rawtype = core.rawtype
+local ipairs, rawtype, select, unpack = ipairs, core.rawtype, select, table.unpack
 
 local methods = {}
 local class = core.class("socket", methods)
@@ -156,7 +156,14 @@ fact("peername", py.peername)
 fact("sockname", py.sockname)
 
 -- syntax: socket:setoption(name, on, ...) -> true | nil, error
-fact("setoption", function(handle, name, ...) return py.setoption(handle, arg.string(name, 1, "setoption"), ...) end)
+fact("setoption", function(handle, name, on, ...)
+  local values = {...}
+  for i = 1, select("#", ...) do
+    local kind = rawtype(values[i])
+    if kind ~= "number" and kind ~= "string" then core.bad_argument(i + 2, "setoption", "number or string", values[i]) end
+  end
+  return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), ...)
+end)
 
 -- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
 fact("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.integer, limit, nil, 1, "queuelen")) end)
@@ -184,13 +191,22 @@ end
 
 -- ---- TLS
 
--- syntax: socket:upgrade(tls [,alpn, ...]) -> true | nil, error [, reason]
-function methods:upgrade(tls, ...)
+--- ALPN protocols, as one string or a table of them.
+function socket.protocols(alpn, fname)
+  if alpn == nil then return end
+  if core.type(alpn) ~= "table" then return arg.string(alpn, "alpn", fname) end
+  local words = {}
+  for i, word in ipairs(alpn) do words[i] = arg.string(word, "alpn", fname) end
+  return unpack(words)
+end
+
+-- syntax: socket:upgrade(tls [,alpn]) -> true | nil, error [, reason]
+function methods:upgrade(tls, alpn)
   self_of(self, "upgrade")
   if self.runner and self.runner ~= running() then raise("upgrade: the socket belongs to a cosocket; only that may upgrade it") end
   local number = core.tls.check(tls, 1, "upgrade")
   if not self.handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
-  return py.upgrade(self.handle, number, ...)
+  return py.upgrade(self.handle, number, socket.protocols(alpn, "upgrade"))
 end
 
 -- syntax: socket:trusted([name]) -> true | nil, "cn" | "cert" | "certcn" | "none"
