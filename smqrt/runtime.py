@@ -202,6 +202,7 @@ class Server:
             application.unload()
         self._loader.exit_functions.run()
         self.services.sockets.shutdown()
+        self.services.mqtt.shutdown()
         broker.shutdown_all(CloseReason.SHUTDOWN.value.encode())
         gevent.sleep(FLUSH_S)
         self.http.drain(self.settings.drain_s)

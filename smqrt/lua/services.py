@@ -19,6 +19,7 @@ class Services:
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketHalf`).
+    mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttHalf`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
@@ -32,6 +33,7 @@ class Services:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)
     sockets: Any = None
+    mqtt: Any = None
     http_clients: dict[int, Any] = field(default_factory=dict)
     http_server: Any = None
     exchanges: Any = None

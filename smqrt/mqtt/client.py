@@ -307,6 +307,14 @@ class MqttClient:
             self._greenlet.kill(_Stopped, block=False)
         return was_connected
 
+    def shutdown(self) -> None:
+        """The process ends: disconnect, tell `onstatus` ("sock", "sysshutdown"), and do not come back."""
+        if self._connection is None or not self.connected:
+            self.disconnect()
+            return
+        self._connection.end(End("sock", "sysshutdown", detail="the process ends"))
+        self._engine.part()
+
     def close(self, timeout: float | None = 5.0) -> None:
         """Disconnect after all that was published, and wait for the end; at most `timeout` seconds."""
         if self.connected and not self._stopping.is_set():

@@ -51,9 +51,11 @@ def lua(tmp_path: Path) -> Iterator[Lua]:
     files.install(machine, services)
     put = (
         b"local core, py = ... function put(...) local t = {...} "
-        b"for i = 1, select('#', ...) do t[i] = tostring(t[i]) end py.put(table.concat(t, ' ')) end"
+        b"for i = 1, select('#', ...) do t[i] = tostring(t[i]) end py.put(table.concat(t, ' ')) end "
+        b"shutdown = py.shutdown"
     )
-    machine.namespace("put", {"put": lambda text: lines.append(text.decode())}, source=put)
+    functions = {"put": lambda text: lines.append(text.decode()), "shutdown": services.mqtt.shutdown}
+    machine.namespace("put", functions, source=put)
 
     def run(code: str, port: int = 0, **values: object) -> list[str]:
         header = "".join(f"local {name} = {value!r} " for name, value in {"port": port, **values}.items())
@@ -330,3 +332,35 @@ def test_an_error_in_a_callback_is_told_with_its_line(
     with caplog.at_level(logging.ERROR):
         lua(code, mosquitto.port)
     assert "test.lua:5: oh no" in caplog.text
+
+
+def test_with_a_broker_in_lua(lua: Lua) -> None:
+    code = """
+    local broker = assert(require"mqttbroker".create(0, {address = "127.0.0.1"}))
+    local mqtt, older
+    mqtt = require"mqttc".create("127.0.0.1", function(_, code) put(code) return code == "connect" end,
+      function(topic, payload, prop) put(topic, tostring(payload), prop.colour) older:publish("back", "again") end,
+      {port = broker:status().port})
+    mqtt:subscribe("there", function()
+      older = require"mqtt3c".connect("127.0.0.1", function(...) put(...) older:disconnect() end,
+        {port = broker:status().port})
+      older:subscribe("back", function() mqtt:publish("there", "x", {qos = 1}, {colour = "red"}) end)
+      ba.thread.run(function() put(older:run()) mqtt:disconnect() broker:close() put"end" end)
+    end)
+    """
+    assert lua(code) == ["connect", "there x red", "back again", "nil disconnect"]
+
+
+def test_the_end_of_the_server_is_told(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port})
+    require"mqttc".create("127.0.0.1", function(kind, code)
+      put(kind, code)
+      if code == "connect" then shutdown() end
+      return 1
+    end, {port = port})
+    put(mqtt:run())
+    ba.sleep(50)
+    put"end"
+    """
+    assert sorted(lua(code, mosquitto.port)) == ["mqtt connect", "nil sysshutdown", "sock sysshutdown"]

@@ -10,7 +10,19 @@ import gevent
 import pytest
 
 from smqrt.mqtt import End, MqttClient
-from tests.mqtt.scripted import CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBLISH, ScriptedBroker, packet, publish, stall
+from tests.mqtt.scripted import (
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    ScriptedBroker,
+    packet,
+    publish,
+    stall,
+)
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
@@ -336,3 +348,30 @@ def test_a_callback_that_fails_costs_nothing_else(
     connect(broker.address, None, onpub).subscribe("in")
     until(lambda: len(got) == 2)
     until(lambda: caplog.text.count("oh no") >= 2)
+
+
+def test_a_packet_identifier_is_used_again(scripted: Scripted, connect: Connect, until: Until) -> None:
+    numbers = iter(range(1, 4))
+
+    def on_packet(wire: Any, first: int, body: bytes) -> bool:
+        if first & 0xF0 == PUBREC:
+            wire.send(packet(0x62, body[:2]))
+        elif first & 0xF0 == PUBCOMP and (number := next(numbers, None)):
+            wire.send(publish("in", str(number).encode(), 2, 1, properties=b""))
+        return first & 0xF0 in (PUBREC, PUBCOMP)
+
+    got: list[bytes] = []
+    broker = scripted(on_open=lambda wire: wire.send(publish("in", b"0", 2, 1, properties=b"")), on_packet=on_packet)
+    connect(broker.address, None, lambda topic, payload, *_: got.append(payload))
+    until(lambda: len(got) == 4)
+    assert got == [b"0", b"1", b"2", b"3"]
+
+
+def test_the_end_of_the_process_is_told(scripted: Scripted, connect: Connect, until: Until) -> None:
+    log: list[Any] = []
+    broker = scripted()
+    client = connect(broker.address, lambda *told: log.append(told) or True)
+    client.shutdown()
+    until(lambda: client.closed)
+    assert [told[:2] for told in log] == [("mqtt", "connect"), ("sock", "sysshutdown")]
+    assert len(broker.of_kind(DISCONNECT)) == 1

@@ -232,9 +232,9 @@ class MqttHalf:
         return (0, False, True) if client is None else client.status()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """The server stops: whoever has a connection is told "sysshutdown"."""
         for client in list(self._clients.values()):
-            client.disconnect()
+            client.shutdown()
 
 
 def _decision(answer: Any) -> Any:
@@ -287,7 +287,7 @@ _PARKING = "opened take"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua what `mqttc` and `mqtt3c` are made of."""
-    half = MqttHalf(vm, services)
+    services.mqtt = half = MqttHalf(vm, services)
 
     def functions(names: str) -> dict[str, Callable[..., Any]]:
         return {name: getattr(half, name) for name in names.split()}
