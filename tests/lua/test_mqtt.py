@@ -364,3 +364,16 @@ def test_the_end_of_the_server_is_told(lua: Lua, mosquitto: Mosquitto) -> None:
     put"end"
     """
     assert sorted(lua(code, mosquitto.port)) == ["mqtt connect", "nil sysshutdown", "sock sysshutdown"]
+
+
+def test_nothing_is_left(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    for _ = 1, 5 do
+      local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port})
+      mqtt:subscribe("left", {onpub = put})
+    end
+    for _ = 1, 3 do collectgarbage() ba.sleep(20) end
+    put(ba.socket.stat())
+    put"end"
+    """
+    assert lua(code, mosquitto.port) == ["0 0"]

@@ -10,6 +10,8 @@ import pytest
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import ScriptedBroker
 
+pytestmark = pytest.mark.servers  # no process of its own, but some seconds
+
 EACH = 5
 WAIT_S = 5
 

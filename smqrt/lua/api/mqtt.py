@@ -153,7 +153,7 @@ class MqttHalf:
             return _refusal(client.end)
         self._clients[number], self._inboxes[number] = client, inbox
         client.on_ended(lambda: inbox.end(_run_word(client.end)))
-        if client.closed:
+        if client.closed:  # meanwhile
             inbox.end(_run_word(client.end))
         return number
 

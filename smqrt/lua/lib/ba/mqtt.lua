@@ -138,6 +138,9 @@ end
 function methods:close() py.disconnect(number_of(self, "close"), 0) end
 
 class.__close = methods.close
+class.__gc = function(self) -- a client that is run, and that nobody knows any more
+  if self.runs then py.dropped(self.number) end
+end
 
 -- syntax: mqtt:status() -> queued, connected, disconnected
 function methods:status() return py.status(number_of(self, "status")) end
