@@ -21,6 +21,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.topics import NameStore, Topic
 from smqrt.errors import ArgumentError
 from smqrt.net import datapath, handover
+from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.namestore import SqliteNames
 from smqrt.net.randomness import random_u32
 from smqrt.wire import smq
@@ -35,7 +36,7 @@ MIN_KEEPALIVE_INTERVAL_S = 3
 class Options:
     """The numbers among the options of `create` (specification: smq.md §2.2)."""
 
-    keepidle_s: int = 230
+    keepidle_s: int = KEEPALIVE_IDLE_S
     keepintv_s: int = 0
     readtmo_ms: int = 4000
     queuesize: int = 200
@@ -111,7 +112,9 @@ class Broker:
         self.keepintv_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
     def keep_alive(self, sock: Any) -> None:
-        """Set TCP keep-alive on a client's socket."""
+        """Set TCP keep-alive on a client's socket, unless it is what the listener gave it."""
+        if (self.keepidle_s, self.keepintv_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
+            return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.keepidle_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.keepintv_s)

@@ -1,1 +1,1 @@
-<?lsp if require "smq.hub".isSMQ(request) then app.smq:connect(request) else response:senderror(404) end ?>
+<?lsp app.smq:connect(request) ?>
