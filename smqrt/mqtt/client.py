@@ -299,7 +299,7 @@ class MqttClient:
         self._stopping.set()
         self._flows = False
         if self._connection is not None and was_connected:
-            gevent.spawn_later(self._options.timeout, self._connection.abort)
+            self._connection.abort_after(self._options.timeout)
             self._engine.part(reason)
         elif self._connection is not None:
             self._connection.abort()

@@ -41,6 +41,7 @@ class Connection:
         self._is_over = False
         self._is_reading = True
         self._ticker: Any = None
+        self._last_call: gevent.Greenlet[..., Any] | None = None
 
     def run(self, clean: bool, keepalive_s: int, properties: Mapping[str, Any], timeout_s: float) -> End | None:
         """Connect as `Engine.start` says, and read until the end.
@@ -62,6 +63,8 @@ class Connection:
             self._stop_ticking()
             writer.kill()
             self._close()
+            if self._last_call is not None:
+                self._last_call.kill(block=False)
         return self._end
 
     def wake(self) -> None:
@@ -73,6 +76,10 @@ class Connection:
         if not self._is_over:
             self._is_over, self._end = True, end
             self._wake.set()
+
+    def abort_after(self, seconds: float) -> None:
+        """Close it at the latest then."""
+        self._last_call = gevent.spawn_later(seconds, self.abort)
 
     def abort(self) -> None:
         """Close it now, whatever still waits to be sent."""

@@ -93,7 +93,7 @@ def test_messages_cross_both_ways(
 def test_nothing_goes_round_in_circles(broker: Mosquitto, bridge: Served, new_page: Callable[..., Any]) -> None:
     page = new_page(bridge.url)
     expect(page.get_by_role("status")).to_contain_text("connected")
-    send(page, "home/a", '[1]')
+    send(page, "home/a", "[1]")
     publish(broker, "house/b", '{"n": 2}')
     expect(flow(page)).to_have_count(2)
     time.sleep(0.6)

@@ -306,3 +306,23 @@ def test_wrong_options_are_named(options: dict[str, Any]) -> None:
 def test_wrong_addresses_are_named(address: str) -> None:
     with pytest.raises(ArgumentError):
         MqttClient(address)
+
+
+def test_nothing_is_left_of_clients_that_ended(mosquitto: Mosquitto) -> None:
+    def left() -> tuple[int, int]:
+        gc.collect()
+        kinds = [type(item) for item in gc.get_objects()]
+        return len(list(Path("/proc/self/fd").iterdir())), kinds.count(MqttClient)
+
+    def use_clients(count: int) -> None:
+        for _ in range(count):
+            with MqttClient(mosquitto.address) as client:
+                client.subscribe("left")
+                client.publish("left", b"x", 1).wait(5)
+        del client
+        gevent.sleep(0.2)
+
+    use_clients(1)
+    before = left()
+    use_clients(20)
+    assert left() == before
