@@ -13,7 +13,6 @@ from gevent.event import Event as Signal
 
 from smqrt.client.arguments import FactoryOrMethod, make_payload, subtopic_key, to_text, topic_key
 from smqrt.client.backoff import Backoff
-from smqrt.client.dispatcher import Dispatcher
 from smqrt.client.ending import ConnectionEnd
 from smqrt.client.events import Accepted, Ack, Change, Event, Init, Message, Pong
 from smqrt.client.link import Link
@@ -24,6 +23,7 @@ from smqrt.client.session import Session
 from smqrt.client.subscription import Settings, message_handler
 from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError
+from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.client")
@@ -63,7 +63,7 @@ class SmqClient:
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
         self.end: ConnectionEnd | None = None
         self._session = Session(opts.queue_bytes, opts.cleanstart)
-        self._dispatcher = Dispatcher()
+        self._callbacks = Callbacks(log)
         self._backoff = Backoff(opts.reconnect_delay, opts.reconnect_delay_max)
         self._link: Link | None = None
         self._hello: tuple[int, str] = (0, "")
@@ -98,7 +98,7 @@ class SmqClient:
     def _onack(self, onack: Callable[..., Any] | None, name: object) -> Callable[[int], None]:
         def done(number: int) -> None:
             if onack is not None:
-                self._dispatcher.post(onack, bool(number), name, number)
+                self._callbacks.post(onack, bool(number), name, number)
 
         return done
 
@@ -208,7 +208,7 @@ class SmqClient:
         def done(tid: int, stid: int) -> None:
             if chosen.onack is not None:
                 numbers = zip(names, (tid, stid), strict=False)
-                self._dispatcher.post(chosen.onack, bool(tid), *(item for pair in numbers for item in pair))
+                self._callbacks.post(chosen.onack, bool(tid), *(item for pair in numbers for item in pair))
 
         self._session.subscribe(key, subkey, message_handler(chosen, self._general), done)
 
@@ -222,7 +222,7 @@ class SmqClient:
         Args:
             onchange: `f(subscribers, topic)`; for an ETID once, with 0, when its client goes away.
         """
-        self._session.observe(topic_key(topic), lambda count: self._dispatcher.post(onchange, count, topic))
+        self._session.observe(topic_key(topic), lambda count: self._callbacks.post(onchange, count, topic))
 
     def unobserve(self, topic: Name) -> None:
         """Stop watching."""
@@ -287,14 +287,14 @@ class SmqClient:
         self._settled.set()
         self._fail_flushes()
         if self._last_job is not None:
-            self._dispatcher.post(self._last_job)
-        self._dispatcher.finish()
+            self._callbacks.post(self._last_job)
+        self._callbacks.finish()
 
     def _one_connection(self) -> ConnectionEnd:
         link = self._link = Link(self._endpoint, self._options, self._opener)
         try:
             link.connect()
-            end = link.run(self._handle, self._dispatcher.wait_for_room)
+            end = link.run(self._handle, self._callbacks.wait_for_room)
         except ConnectionEnd as failure:
             end = failure
         self._link, self.end = None, end
@@ -307,7 +307,7 @@ class SmqClient:
     def _delay_after(self, end: ConnectionEnd) -> float | None:
         """Seconds until the next attempt, None to stay away. The application decides if it wants to."""
         log.info("%s", end)
-        answer = self._dispatcher.ask(self.onclose, end.word, end.can_reconnect) if self.onclose else None
+        answer = self._callbacks.ask(self.onclose, end.word, end.can_reconnect) if self.onclose else None
         if answer is None:
             answer = self._options.reconnect and end.can_reconnect
         if isinstance(answer, bool):
@@ -348,14 +348,14 @@ class SmqClient:
         if self._connections > 1:
             callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
         if callback is not None:
-            self._dispatcher.post(callback, self._session.etid, *self._hello)
+            self._callbacks.post(callback, self._session.etid, *self._hello)
 
     def _on_ack(self, event: Ack) -> None:
         self._session.acked(event)
 
     def _on_message(self, event: Message) -> None:
         handler: Handler = self._session.route(event.tid, event.subtid) or self._general
-        self._dispatcher.post(handler, *event)
+        self._callbacks.post(handler, *event)
 
     def _general(self, data: bytes, ptid: int, tid: int, subtid: int) -> None:
         if self.onmsg is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from smqrt.lua import flat
 from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.parking import Parking
 from smqrt.lua.vm import Vm
-from smqrt.mqtt.callbacks import ROOM_JOBS, Callbacks, log
+from smqrt.net.callbacks import ROOM_JOBS, Callbacks
+
+log = logging.getLogger("smqrt.mqtt")
 
 _JOBS_PER_TAKE = 4  # six values each; what crosses to Lua at once is limited
 
@@ -59,7 +62,7 @@ class Inbox(Callbacks):
     """Callbacks that wait until an activity takes them. What is no `LuaCall` runs at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(log)
         self._calls: deque[tuple[LuaCall, tuple[Any, ...]]] = deque()
         self._taking: Parking | None = None
         self._word: str | None = None

@@ -11,7 +11,6 @@ import gevent
 from gevent.event import Event
 
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.mqtt.callbacks import Callbacks
 from smqrt.mqtt.connection import Connection
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End, refused
@@ -22,6 +21,7 @@ from smqrt.mqtt.protocol import FIRST_FAILURE, Engine
 from smqrt.mqtt.subscriptions import Request, Requests, Routes
 from smqrt.mqtt.topics import check_filter, check_topic
 from smqrt.mqtt.url import parse_address
+from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.mqtt")
@@ -82,7 +82,7 @@ class MqttClient:
         self._opener = self._make_opener(address)
         self._set_credentials()
         self._engine._connect_properties = as_paho(properties, PacketTypes.CONNECT) if opts.version == 5 else None
-        self._callbacks = callbacks or Callbacks()
+        self._callbacks = callbacks or Callbacks(log)
         self._routes, self._requests = Routes(), Requests(opts.resubscribe)
         self._queue: deque[Delivery] = deque()
         self._connection: Connection | None = None

@@ -12,11 +12,11 @@ from gevent import get_hub
 from gevent.event import Event
 
 from smqrt.errors import StreamError
-from smqrt.mqtt.callbacks import Callbacks
 from smqrt.mqtt.ending import End
 from smqrt.mqtt.protocol import Engine
-from smqrt.mqtt.turn import Turn
+from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
+from smqrt.net.turn import Turn
 
 log = logging.getLogger("smqrt.mqtt")
 

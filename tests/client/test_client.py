@@ -258,7 +258,7 @@ def test_a_slow_callback_holds_the_reading_up_not_the_memory(url, make_client):
         publisher.publish(bytes(100), "flood")
     assert publisher.flush(5)
     gevent.sleep(0.05)
-    assert len(client._dispatcher._jobs) < 1800, "the limit and what one receive brought"
+    assert len(client._callbacks._jobs) < 1800, "the limit and what one receive brought"
     gate.set()
     wait_until(lambda: count[0] == 3000)
 

@@ -10,18 +10,21 @@ from typing import Any
 import gevent
 from gevent.event import AsyncResult, Event
 
-from smqrt.mqtt.turn import Turn
+from smqrt.net.turn import Turn
 
-log = logging.getLogger("smqrt.mqtt")
-
-ROOM_JOBS = 2000
+ROOM_JOBS = 1000
 """With more jobs waiting the connection is not read: a slow callback slows the broker down, not the memory up."""
 
 
 class Callbacks:
-    """Runs jobs one after the other. A callback may block and may call any method of the client."""
+    """Runs jobs one after the other. A callback may block and may call any method of the client.
 
-    def __init__(self) -> None:
+    Args:
+        log: takes what callbacks raise.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
         self._jobs: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._wake = Event()
         self._room = Event()
@@ -41,7 +44,7 @@ class Callbacks:
     def ask(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Run `fn(*args)` in its turn and wait for its answer; None when it failed, which is logged."""
         answer: AsyncResult[Any] = AsyncResult()
-        self.post(lambda: answer.set(_guarded(fn, args)))
+        self.post(lambda: answer.set(self._guarded(fn, args)))
         return answer.get()
 
     @property
@@ -66,20 +69,19 @@ class Callbacks:
                 if fn is _stop:
                     self._greenlet = None
                     return
-                _guarded(fn, args)
+                self._guarded(fn, args)
                 if len(jobs) < ROOM_JOBS // 2 and not self._room.is_set():
                     self._room.set()
                 turn.breathe()
             self._wake.clear()
 
+    def _guarded(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return fn(*args)
+        except Exception:
+            self._log.exception("a callback failed")
+            return None
+
 
 def _stop() -> None:
     """The job that ends it."""
-
-
-def _guarded(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return fn(*args)
-    except Exception:
-        log.exception("a callback failed")
-        return None
