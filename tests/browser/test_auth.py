@@ -67,7 +67,7 @@ def test_a_device_signs_in(served_demos: Served, new_page: Callable[..., Any], d
     keeper = sign_in(new_page(served_demos.url + "/auth/"), "keeper", "sesame")
     expect(keeper.locator("#move")).to_be_enabled()
     deadline = time.monotonic() + 20
-    while not {"open", "closed"} <= set(watcher.lines):  # the device may still be starting: nobody tells when it listens
+    while not {"open", "closed"} <= set(watcher.lines):  # it may still be starting: nobody tells when it listens
         assert time.monotonic() < deadline, f"the device printed only {watcher.lines}"
         keeper.locator("#move").click()
         keeper.wait_for_timeout(200)
