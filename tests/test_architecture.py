@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
-ORDER = "errors, settings, wire, broker, net, http + client + mqtt, hub, pyapps, lua, reload, runtime, cli"
+ORDER = (
+    "errors, settings + place, wire, broker, net, http + client + mqtt, journal, hub, pyapps, lua, reload, runtime, "
+    "pipeline, cli"
+)
+IN_THE_HUB = ("writer", "recorder", "service")
+"""The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""
 LAYERS = [layer.replace(" + ", " ") for layer in ORDER.split(", ")]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -65,6 +70,22 @@ def test_lupa_has_one_door(module: Path) -> None:
         return
     for line, name in imported(module):
         assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/lua and smqrt/net/jit.py import lupa"
+
+
+def test_the_journal_core_and_pipelines_stand_alone(module: Path) -> None:
+    if place(module) != "pipeline" and (place(module) != "journal" or module.stem in IN_THE_HUB):
+        return
+    for line, name in imported(module):
+        allowed = layer(name) in ("errors", "settings", "pipeline", "journal", "") or not name.startswith("smqrt.")
+        assert allowed, f"{module}:{line} imports {name}: pipelines and the journal core know no hub"
+        assert name.split(".")[0] not in ("gevent", "greenlet", "lupa"), f"{module}:{line}: no {name} here"
+        assert not name.startswith(tuple(f"smqrt.journal.{one}" for one in IN_THE_HUB)), f"{module}:{line}: {name}"
+
+
+def test_pyspark_has_one_door(module: Path) -> None:
+    if place(module) != "pipeline":
+        for line, name in imported(module):
+            assert name.split(".")[0] != "pyspark", f"{module}:{line}: only smqrt/pipeline imports pyspark"
 
 
 def test_only_the_command_line_patches(module: Path) -> None:
