@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from smqrt import place
 from smqrt.errors import SmqrtError
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import ResourceReader
@@ -112,8 +113,9 @@ class Application:
             log.error("application %s: %s", self.uri, self.error)
             return
         try:
-            for script in self._running.scripts:
-                script.load()
+            with place.inside(self.path):
+                for script in self._running.scripts:
+                    script.load()
         except SmqrtError as error:
             self.error = str(error)
             log.error("application %s failed: %s", self.uri, self.error)
@@ -125,7 +127,8 @@ class Application:
             return
         for script in self._running.scripts:
             try:
-                script.stop()
+                with place.inside(self.path):
+                    script.stop()
             except SmqrtError as error:
                 log.error("onunload of application %s failed: %s", self.uri, error)
         self._take_down()

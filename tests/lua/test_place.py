@@ -1,0 +1,66 @@
+"""An application's own code knows its folder, in Python and in Lua, also behind something that blocks."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from app_server import AppServer
+
+from smqrt import place
+
+PYTHON = """
+import gevent
+from smqrt import place
+seen = [place.folder()]
+gevent.sleep(0.01)
+seen.append(place.folder())
+other = gevent.spawn(place.application_folder.get).get()
+
+def onunload():
+    open(io.realpath("gone"), "w").write(str(place.folder()))
+"""
+LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
+
+
+@pytest.fixture
+def noted(server: AppServer) -> list[Path | None]:
+    """What `test.note()` of Lua saw."""
+    seen: list[Path | None] = []
+    note = {"note": lambda: seen.append(place.application_folder.get())}
+    server.vm.namespace("test", note, source=b"local core, py = ... test = py")
+    return seen
+
+
+def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    probe: list[object] = []
+    monkeypatch.setattr(place, "probe", probe, raising=False)
+    application = server.app({".preload.py": PYTHON + "place.probe += [*seen, other]"}, "py")
+    assert application.error is None
+    assert probe == [tmp_path / "py", tmp_path / "py", None]
+    application.unload()
+    assert (tmp_path / "py" / "gone").read_text() == str(tmp_path / "py")
+    assert place.application_folder.get() is None
+    assert place.folder() == Path.cwd()
+
+
+def test_lua_and_its_onunload(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
+    application = server.app({".preload": LUA}, "lua")
+    assert application.error is None
+    application.unload()
+    assert noted == [tmp_path / "lua"] * 3
+
+
+def test_two_applications_do_not_mix(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
+    server.app({".preload": "test.note()"}, "one")
+    server.app({".preload": "test.note() error'x'"}, "two")
+    server.app({".preload": "test.note()"}, "three")
+    assert noted == [tmp_path / name for name in ("one", "two", "three")]
+
+
+def test_a_zip_file_has_no_folder(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr(".preload", "test.note()")
+    assert server.applications.load("", tmp_path / "app.zip").error is None
+    assert noted == [None]
