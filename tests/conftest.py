@@ -21,7 +21,10 @@ START_S = 20
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto"), "servers"),
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
+    "spark": "spark",
 }
+PARTS = ("browser", "spark", "servers", "unit")
+"""A test that could be in two parts is in the first of them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,8 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks a test by what it uses, so that `scripts/test unit` needs no list."""
     for item in items:
         marks = {MARKS[name] for name in getattr(item, "fixturenames", ()) if name in MARKS}
-        marks |= {mark.name for mark in item.iter_markers() if mark.name in ("servers", "browser")}
-        item.add_marker("browser" if "browser" in marks else "servers" if marks else "unit")
+        marks |= {mark.name for mark in item.iter_markers() if mark.name in PARTS}
+        item.add_marker(next((part for part in PARTS if part in marks), "unit"))
 
 
 class Served:

@@ -1,0 +1,57 @@
+"""One Spark for all tests of pipelines: starting it takes longer than most of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Duser.timezone=UTC "
+    f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
+)
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": JVM,
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.log.structuredLogging.enabled": "false",
+}
+"""Settings for a quick start on two cores; what a test needs besides, it sets and unsets itself."""
+
+
+def needed_java() -> None:
+    """Fails where Java is missing: Spark tests never skip."""
+    home = os.environ.get("JAVA_HOME")
+    assert shutil.which("java") or (home and Path(home, "bin/java").exists()), (
+        "the Spark tests need Java 17 or 21; scripts/test installs it, or: apt-get install openjdk-17-jre-headless"
+    )
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The SparkSession of the whole run: `local[2]`, UTC, one shuffle partition, quiet."""
+    needed_java()
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    builder = SparkSession.builder.master("local[2]").appName("smqrt tests")
+    for name, value in CONF.items():
+        builder = builder.config(name, value)
+    builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+    session = builder.config("spark.local.dir", str(folder)).getOrCreate()
+    yield session
+    session.stop()
