@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.broker.hooks import Hooks
+from smqrt.broker.routes import Recorder
 from smqrt.broker.server_client import ServerClient
 from smqrt.broker.session import Session, State
 from smqrt.broker.stats import Drop, Stats
@@ -53,6 +54,7 @@ class Hub:
         self.sessions: dict[int, Session] = {}
         self.uids: dict[bytes, Session] = {}
         self.server = ServerClient(self, 0 if random_server_etid else SERVER_ETID, queue_size)
+        self.recorder: Recorder | None = None
         self.limit_chunks: Callable[[Session, int], None] = lambda session, size_bytes: None
         self._clock = clock
         self._logged: dict[Session, float] = {}
@@ -124,6 +126,12 @@ class Hub:
         for session in chosen:
             if session:
                 self.disconnect(session, CloseReason.SHUTDOWN, text)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Write what is published from now on to `recorder`; None ends it."""
+        self.recorder = recorder
+        for session in self.sessions.values():
+            session.forget_routes()
 
     # ---- the server's own client
 

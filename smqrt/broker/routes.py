@@ -1,19 +1,115 @@
-"""Routes that are more than a topic: through the onpublish hook, and to nobody.
+"""Routes that are more than a topic: through the onpublish hook, into the journal, and to nobody.
 
-A client's route cache holds the topic itself when no hook is set, so that hooks cost the data path nothing.
+A client's route cache holds the topic itself when no hook is set and nothing is recorded, so that neither costs the
+data path anything then.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.hooks import Pending
+from smqrt.broker.outbox import Outbox
 from smqrt.broker.stats import Drop
-from smqrt.broker.topics import Route
+from smqrt.broker.topics import Route, Topic
 from smqrt.wire.smq import count_frames
 
 if TYPE_CHECKING:
     from smqrt.broker.hub import Hub
+
+
+class Recorder(Protocol):
+    """Keeps what is published: the broker's side of a journal.
+
+    Attributes:
+        full: it can take no more for now; publishers have to wait.
+    """
+
+    full: bool
+
+    def selects(self, topic: Topic | None) -> bool:
+        """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
+        ...
+
+    def record(self, run: bytes) -> None:
+        """Keep a run, in the order of the calls."""
+        ...
+
+    def record_unrouted(self, run: bytes) -> None:
+        """Keep a run that nobody receives."""
+        ...
+
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
+        """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
+        ...
+
+    def skipped(self, messages: int) -> None:
+        """Count messages that were not selected."""
+        ...
+
+    def hold(self, publisher: Any) -> bool:
+        """Let the outbox of `publisher` resume once there is room again; gives true."""
+        ...
+
+
+def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
+    """Where messages of `peer` to `tid` go now, the hook left aside."""
+    topic = hub.topics.get(tid)
+    route: Route = topic if topic and topic.subscribers else Unrouted(hub, tid, ptid, peer)
+    recorder = hub.recorder
+    if recorder is None:
+        return route
+    return Recorded(recorder, route, peer) if recorder.selects(topic) else Skipped(recorder, route)
+
+
+class Recorded:
+    """A route that is written to the journal before anybody receives from it.
+
+    Attributes:
+        record: what takes runs for the journal.
+    """
+
+    __slots__ = ("_deliver", "_peer", "_recorder", "_route", "record")
+
+    def __init__(self, recorder: Recorder, route: Route, peer: Any) -> None:
+        self._recorder, self._route, self._peer = recorder, route, peer
+        self._deliver = route.deliver
+        self.record = recorder.record_unrouted if isinstance(route, Unrouted) else recorder.record
+
+    @property
+    def sole_raw(self) -> Outbox | None:
+        """See `Topic.sole_raw`; while the recorder is full, publishers must come through here."""
+        return None if self._recorder.full else getattr(self._route, "sole_raw", None)
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Record the run, then deliver it; true when the publisher has to wait for the journal."""
+        self.record(run)
+        return self._deliver(run) or (self._recorder.full and self._recorder.hold(self._peer))
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        self.record(bytes(view))
+        return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
+
+
+class Skipped:
+    """A route that the journal does not want: its messages are counted."""
+
+    __slots__ = ("_recorder", "_route")
+
+    def __init__(self, recorder: Recorder, route: Route) -> None:
+        self._recorder, self._route = recorder, route
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Count the run, then deliver it."""
+        self._recorder.skipped(count_frames(run))
+        return self._route.deliver(run)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        self._recorder.skipped(count_frames(view))
+        return self._route.deliver_view(view)
 
 
 class Guarded:
@@ -27,30 +123,29 @@ class Guarded:
         self._hub, self._tid, self._ptid, self._peer = hub, tid, ptid, peer
 
     def deliver(self, run: bytes) -> bool:
-        """Deliver what the hook lets pass; true when the hook waits."""
+        """Deliver what the hook lets pass; true when the hook or the journal waits."""
         hook = self._hub.hooks.onpublish
         answer: Any = hook(run, self._tid, self._ptid, self._peer) if hook else run
         if not isinstance(answer, Pending):
-            self._pass(run, answer or b"")
-            return False
-        answer.then(lambda allowed, error: self._pass(run, allowed or b""))
+            return self._pass(run, answer)
         if answer.done:
-            return False
-        answer.then(lambda allowed, error: self._peer.outbox.resume())
+            return self._pass(run, None if answer.failed else answer.result())
+        answer.then(lambda allowed, error: self._answered(run, allowed))
         return True
+
+    def _answered(self, run: bytes, allowed: bytes | None) -> None:
+        if not self._pass(run, allowed):
+            self._peer.outbox.resume()
 
     def deliver_view(self, view: memoryview) -> bool:
         """See `deliver`."""
         return self.deliver(bytes(view))
 
-    def _pass(self, run: bytes, allowed: bytes) -> None:
+    def _pass(self, run: bytes, allowed: bytes | None) -> bool:
+        allowed = allowed or b""
         if len(allowed) < len(run):
             self._hub.stats.drop(Drop.SWALLOWED, count_frames(run) - count_frames(allowed))
-        if allowed:
-            topic = self._hub.topics.get(self._tid)
-            found = topic and topic.subscribers
-            route: Route = topic if topic and found else Unrouted(self._hub, self._tid, self._ptid, self._peer)
-            route.deliver(allowed)
+        return bool(allowed and destination(self._hub, self._tid, self._ptid, self._peer).deliver(allowed))
 
 
 class Unrouted:

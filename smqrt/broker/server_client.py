@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.routes import Guarded, Unrouted
+from smqrt.broker.routes import Guarded, destination
 from smqrt.broker.stats import Drop
 from smqrt.broker.topics import Route, Topic
 from smqrt.wire import smq
@@ -160,9 +160,10 @@ class ServerClient(Outbox):
             self._waiting.extend(waiting)
 
     def _route(self, tid: int, ptid: int, frame: bytes) -> None:
-        topic = self.hub.topics.get(tid)
-        route: Route = topic if topic and topic.subscribers else Unrouted(self.hub, tid, ptid, self)
+        route: Route
         if self.hub.hooks.onpublish:
             route = Guarded(self.hub, tid, ptid, self)
+        else:
+            route = destination(self.hub, tid, ptid, self)
         if route.deliver(frame):
             self._waiting = deque()

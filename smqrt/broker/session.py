@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.routes import Guarded, Unrouted
+from smqrt.broker.routes import Guarded, destination
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -278,11 +278,13 @@ class Session:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
         topic = self.hub.topics.by_key.get(key[1:5])
         tid = int.from_bytes(key[1:5], "big")
-        guarded = Guarded(self.hub, tid, self.etid, self) if self.hub.hooks.onpublish else None
-        if topic is None or not topic.subscribers:
-            return guarded or Unrouted(self.hub, tid, self.etid, self)
-        route = guarded or topic
-        self._cache(key, topic, route)
+        route: Route
+        if self.hub.hooks.onpublish:
+            route = Guarded(self.hub, tid, self.etid, self)
+        else:
+            route = destination(self.hub, tid, self.etid, self)
+        if topic is not None:
+            self._cache(key, topic, route)
         return route
 
     def _cache(self, key: bytes, topic: Topic, route: Route) -> None:
@@ -318,7 +320,9 @@ class Session:
         if packet[1:5] == b"\0\0\0\0":
             return False
         self._fragments, self._fragments_bytes = None, 0
-        return self.publish(smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + b"".join(parts)))
+        whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + b"".join(parts))
+        recorder = self.hub.recorder
+        return recorder.record_assembled(self.publish, whole) if recorder else self.publish(whole)
 
     def publish(self, run: bytes) -> bool:
         """Route a run of this client's Publish frames; true when the session waits for a hook."""

@@ -216,7 +216,12 @@ class RawConnection(Outbox):
     def _spread(self, size: int) -> int:
         """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
         _, table, outboxes, publisher = self.session.lanes
+        recorder = self.session.hub.recorder
+        if recorder and recorder.full:
+            return 0
         count, used = datapath.kernels.spread(size, table, publisher)
+        if recorder and used:
+            recorder.record(chars[:used])
         at = 0
         for lane, end in zip(share_lanes[:count].tolist(), share_ends[:count].tolist(), strict=True):
             outboxes[lane].put(shares[at:end])

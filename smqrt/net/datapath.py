@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ encode = partial(encode_run, kernels)
 _handshakes: dict[RawConnection, float] = {}
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
+turn_ends: list[Callable[[], None]] = []
+"""Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
 _watchers: list[Any] = []
 _loop: Any = None
 _AT_ONCE = 2
@@ -58,6 +61,8 @@ def _flush() -> None:
     """Flush, and let the loop go on at once when handlers began something: its own callbacks were run before this
     watcher, and it would not look at new ones before the next event.
     """
+    for turn_end in turn_ends:
+        turn_end()
     if (dirty and flush_dirty()) or _loop._callbacks:
         _watchers[_AT_ONCE].start(bool)
 
