@@ -4,6 +4,7 @@
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
     ├── StreamError        a connection failed; `word` says how
+    ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
     └── StartError         the server can't start; one sentence for the person at the terminal
 
 `CloseReason` names the endings, so that an operator reads why a client went away.
@@ -73,3 +74,7 @@ class StreamError(SmqrtError):
 
 class StartError(SmqrtError):
     """The server can't start; the message is one clear sentence."""
+
+
+class PipelineError(SmqrtError):
+    """A pipeline can't be read, planned or run; the message says where, which rule and what to do."""

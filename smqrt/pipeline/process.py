@@ -1,0 +1,69 @@
+"""The process that runs a query, as other processes see it: a file with its number, and a file that asks it to stop.
+
+<state>/<query>/pid     "4711 83541": the process and when the kernel started it, so that a number that
+                        was given to somebody else is never taken for a pipeline
+<state>/<query>/stop    somebody asks for the query to stop; its runner removes it
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PID, _STOP = "pid", "stop"
+_STARTED = 19
+"""Field of /proc/N/stat behind the name in parentheses: when the process started, in clock ticks since boot."""
+
+
+def claim(query: Path) -> None:
+    """Writes down that this process runs the query.
+
+    Args:
+        query: the folder of the query's state, `<state>/<name>`.
+    """
+    query.mkdir(parents=True, exist_ok=True)
+    (query / _STOP).unlink(missing_ok=True)
+    temporary = query / (_PID + ".new")
+    temporary.write_text(f"{os.getpid()} {_started(os.getpid())}\n")
+    temporary.rename(query / _PID)
+
+
+def release(query: Path) -> None:
+    """Writes down that nobody runs the query; does nothing when another process has claimed it."""
+    if _read(query)[:1] == [str(os.getpid())]:
+        (query / _PID).unlink(missing_ok=True)
+        (query / _STOP).unlink(missing_ok=True)
+
+
+def running(query: Path) -> int | None:
+    """Returns the process that runs the query; None when there is none, or it died."""
+    words = _read(query)
+    if len(words) != 2 or not words[0].isdigit():
+        return None
+    return int(words[0]) if _started(int(words[0])) == words[1] else None
+
+
+def request_stop(query: Path) -> None:
+    """Asks the process that runs the query to stop it, and only it."""
+    (query / _STOP).touch()
+
+
+def stop_requested(query: Path) -> bool:
+    """Whether somebody asked for the query to stop."""
+    return (query / _STOP).exists()
+
+
+def _read(query: Path) -> list[str]:
+    try:
+        return (query / _PID).read_text().split()
+    except OSError:
+        return []
+
+
+def _started(pid: int) -> str:
+    """Returns when the process started; empty when it is gone or only waits for its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[_STARTED]
