@@ -78,3 +78,7 @@ class StartError(SmqrtError):
 
 class PipelineError(SmqrtError):
     """A pipeline can't be read, planned or run; the message says where, which rule and what to do."""
+
+
+class JournalError(SmqrtError):
+    """A journal can't be opened, read or written; the message says which file, why and what to do."""
