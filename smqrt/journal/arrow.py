@@ -1,0 +1,288 @@
+"""Rows to Arrow's IPC stream format and back, without pyarrow (Arrow columnar format 1.5, "Serialization and IPC").
+
+A segment always has the same columns, so the metadata of a record batch always has the same shape: a template, into
+which `batch_header` puts the numbers. The body is the buffers of the columns in order, each padded to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+from smqrt.errors import JournalError
+from smqrt.journal.flatbuffer import Child, Table, Writer, string, structs, table, vector
+from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
+
+_VERSION_5 = 4
+_SCHEMA, _RECORD_BATCH = 1, 3
+_BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
+_CODES = {"BIGINT": "q", "TIMESTAMP": "q", "INT": "i"}
+"""The columns of a fixed width, by array's type code; the others are text or bytes."""
+
+FIELDS = len(SEGMENT_COLUMNS)
+BUFFERS = sum(2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS)
+"""How many lengths `batch_header` wants: validity and data per column, and offsets between them for text and bytes."""
+
+_INDEX = {one.name: at for at, one in enumerate(SEGMENT_COLUMNS)}
+_FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
+_PADDING = [bytes(size) for size in range(8)]
+
+
+def _type(column: Column) -> tuple[int, Child]:
+    if column.type == "TIMESTAMP":
+        return _TIMESTAMP, table(("h", 2), string("UTC"))
+    if column.type in _CODES:
+        return _INT, table(("i", 64 if column.type == "BIGINT" else 32), ("B", 1))
+    return (_UTF8 if column.type == "STRING" else _BINARY), table()
+
+
+def _field(column: Column) -> Child:
+    number, described = _type(column)
+    return table(string(column.name), ("B", column.nullable), ("B", number), described, None, vector())
+
+
+def _message(kind: int, header: Child, body_size: int = 0) -> bytes:
+    data = Writer(table(("h", _VERSION_5), ("B", kind), header, ("q", body_size))).data
+    data += bytes(-len(data) % 8)
+    return struct.pack("<Ii", 0xFFFFFFFF, len(data)) + data
+
+
+def schema_message(node: str, broker: str) -> bytes:
+    """Returns the first message of a segment.
+
+    Args:
+        node: the writer's name.
+        broker: the name of its hub.
+    """
+    pairs = [table(string(key), string(value)) for key, value in (("node", node), ("broker", broker))]
+    return _message(_SCHEMA, table(("h", 0), vector(*map(_field, SEGMENT_COLUMNS)), vector(*pairs)))
+
+
+def message_size(start: bytes | memoryview) -> int:
+    """Returns the size of a message without its body, in bytes, from its first 8 bytes.
+
+    Raises:
+        ValueError: no message starts there.
+    """
+    mark, size = struct.unpack_from("<Ii", start) if len(start) >= 8 else (0, 0)
+    if mark != 0xFFFFFFFF or size <= 0 or size % 8:
+        raise ValueError("no Arrow message starts here")
+    return 8 + int(size)
+
+
+def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
+    """Returns {"node": …, "broker": …} of a segment's first message.
+
+    Raises:
+        ValueError: it is no schema of a segment.
+    """
+    try:
+        schema = Table.root(message[8 : message_size(message)]).table(2)
+        return {pair.string(0): pair.string(1) for pair in schema.tables(2)}
+    except struct.error as error:
+        raise ValueError(f"no Arrow schema: {error}") from None
+
+
+def _template() -> tuple[struct.Struct, list[bytes]]:
+    """Returns the layout of a batch's header, and the constant bytes between its numbers."""
+    marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
+    rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
+    nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
+    header = _message(_RECORD_BATCH, table(("q", rows), structs(FIELDS, nodes), structs(BUFFERS, buffers)), body)
+    first, rest = header.split(marks[1])
+    second, rest = rest.split(marks[0])
+    third, rest = rest.split(nodes)
+    fourth, last = rest.split(buffers)
+    parts = [first, second, third, fourth, last]
+    sizes = [f"{len(part)}s" for part in parts]
+    layout = f"<{sizes[0]}q{sizes[1]}q{sizes[2]}{2 * FIELDS}q{sizes[3]}{2 * BUFFERS}q{sizes[4]}"
+    return struct.Struct(layout), parts
+
+
+_HEADER, _PARTS = _template()
+_START, _MIDDLE, _BEFORE_NODES, _BEFORE_BUFFERS, _END = _PARTS
+HEADER_BYTES = _HEADER.size
+"""The size of what `batch_header` returns: always the same, and a multiple of 8."""
+
+
+def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> bytes:
+    """Returns the message header of a batch; the body follows it in the file.
+
+    Args:
+        rows: how many.
+        nulls: how many nulls each of the `FIELDS` columns has.
+        lengths: bytes of each of the `BUFFERS` buffers, in Arrow's order (per column validity, offsets for text and
+            bytes, data), without the padding to 8 that each has in the body; 0 for a validity that is left out.
+
+    Raises:
+        struct.error: the counts of `nulls` or `lengths` are wrong.
+    """
+    ends = list(accumulate([(size + 7) & -8 for size in lengths], initial=0))
+    buffers = [0] * (2 * BUFFERS)
+    buffers[1::2] = lengths
+    buffers[0::2] = ends[:-1]
+    nodes = [rows] * (2 * FIELDS)
+    nodes[1::2] = nulls
+    return _HEADER.pack(_START, ends[-1], _MIDDLE, rows, _BEFORE_NODES, *nodes, _BEFORE_BUFFERS, *buffers, _END)
+
+
+def encode(rows: Sequence[Row]) -> list[bytes | array[int]]:
+    """Returns a whole batch: its header and the pieces of its body, to be written one after the other.
+
+    Args:
+        rows: at least one; together below 2 GiB per column.
+    """
+    nulls: list[int] = []
+    lengths: list[int] = []
+    pieces: list[bytes | array[int]] = [b""]
+    for (kind, code), values in zip(_KINDS, zip(*rows, strict=True), strict=True):
+        missing, buffers = _fixed(values, code) if code else _variable(values, kind)
+        nulls.append(missing)
+        for buffer in buffers:
+            size = len(buffer) * (buffer.itemsize if buffer.__class__ is array else 1)
+            lengths.append(size)
+            if size:
+                pieces.append(buffer)
+                if size & 7:
+                    pieces.append(_PADDING[-size & 7])
+    pieces[0] = batch_header(len(rows), nulls, lengths)
+    return pieces
+
+
+_KINDS = [(one.type, _CODES.get(one.type, "")) for one in SEGMENT_COLUMNS]
+_Buffers: TypeAlias = "tuple[int, Sequence[bytes | array[int]]]"
+
+
+def _fixed(values: Sequence[Any], code: str) -> _Buffers:
+    if values[0] is not None:
+        try:
+            return 0, (b"", array(code, values))
+        except TypeError:
+            pass
+    missing, validity = _validity(values)
+    if missing == len(values):
+        return missing, (validity, bytes(missing * array(code).itemsize))
+    return missing, (validity, array(code, [value or 0 for value in values]))
+
+
+def _variable(values: Sequence[Any], kind: str) -> _Buffers:
+    if values[0] is not None:
+        try:
+            return 0, (b"", *_joined(values, kind))
+        except TypeError:
+            pass
+    missing, validity = _validity(values)
+    if missing == len(values):
+        return missing, (validity, bytes(4 * missing + 4), b"")
+    empty: Any = "" if kind == "STRING" else b""
+    return missing, (validity, *_joined([empty if value is None else value for value in values], kind))
+
+
+def _joined(values: Sequence[Any], kind: str) -> tuple[array[int], bytes]:
+    if kind == "STRING":
+        text = "".join(values)
+        if not text.isascii():
+            return _joined([value.encode("utf-8", "replace") for value in values], "BINARY")
+        data = text.encode("ascii")
+    else:
+        data = b"".join(values)
+    return array("i", accumulate(map(len, values), initial=0)), data
+
+
+def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
+    """Returns how many are None, and the bitmap of those that are not."""
+    missing, size = values.count(None), (len(values) + 7) // 8
+    if missing == len(values):
+        return missing, bytes(size)
+    bits = "".join(["0" if value is None else "1" for value in reversed(values)])
+    return missing, int(bits, 2).to_bytes(size, "little")
+
+
+class Header(NamedTuple):
+    """What a batch's header says: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
+
+    rows: int
+    nulls: tuple[int, ...]
+    buffers: list[tuple[int, int]]
+    body_bytes: int
+
+
+def read_header(batch: bytes | memoryview) -> Header:
+    """Returns what the header of a batch says.
+
+    Args:
+        batch: at least the first `HEADER_BYTES` of it.
+
+    Raises:
+        ValueError: it's not a batch of a segment.
+    """
+    if len(batch) < HEADER_BYTES:
+        raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
+    start, body_size, middle, rows, before_nodes, *numbers = _HEADER.unpack_from(batch)
+    nodes, (before_buffers, *places, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
+    if [start, middle, before_nodes, before_buffers, end] != _PARTS:
+        raise ValueError("no batch of a journal starts here")
+    buffers = list(zip(places[::2], places[1::2], strict=True))
+    if rows < 0 or any(at < 0 or size < 0 or at + size > body_size for at, size in buffers):
+        raise ValueError("the header of the batch contradicts itself")
+    return Header(rows, tuple(nodes[1::2]), buffers, body_size)
+
+
+def decode(batch: bytes | memoryview) -> list[Row]:
+    """Returns the rows of a whole batch, header and body, as a segment holds it.
+
+    Raises:
+        JournalError: it's not a whole batch.
+    """
+    columns = _columns(batch, range(FIELDS))
+    return list(map(Row._make, zip(*columns, strict=True)))
+
+
+def decode_column(batch: bytes | memoryview, name: str) -> list[Any]:
+    """Returns one column of a batch, such as `decode_column(batch, "txn")`.
+
+    Raises:
+        JournalError: it's not a whole batch.
+    """
+    return _columns(batch, [_INDEX[name]])[0]
+
+
+def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]]:
+    try:
+        header = read_header(batch)
+        if len(batch) < HEADER_BYTES + header.body_bytes:
+            raise ValueError("the batch is cut off")
+        body = memoryview(batch)[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+        return [_values(body, header, at) for at in wanted]
+    except (ValueError, IndexError) as error:
+        raise JournalError(f"These bytes are no batch of a journal: {error}.") from None
+
+
+def _values(body: memoryview, header: Header, at: int) -> list[Any]:
+    kind, code = _KINDS[at]
+    first, rows = _FIRST_BUFFER[at], header.rows
+    validity, second, *rest = (body[place : place + size] for place, size in header.buffers[first:][:3])
+    values = _numbers(second, code, rows) if code else _texts(_numbers(second, "i", rows + 1), rest[0], kind)
+    if not header.nulls[at]:
+        return values
+    bits = int.from_bytes(validity, "little")
+    return [value if bits >> row & 1 else None for row, value in enumerate(values)]
+
+
+def _numbers(data: memoryview, code: str, count: int) -> list[Any]:
+    numbers = array(code)
+    numbers.frombytes(data[: count * numbers.itemsize])
+    if len(numbers) != count:
+        raise ValueError("a column is shorter than its rows")
+    return numbers.tolist()
+
+
+def _texts(ends: list[int], data: memoryview, kind: str) -> list[Any]:
+    if ends[-1] > len(data):
+        raise ValueError("a column is shorter than its rows")
+    raw = bytes(data)
+    values = [raw[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return values if kind == "BINARY" else [value.decode("utf-8", "replace") for value in values]
