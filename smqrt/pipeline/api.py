@@ -1,0 +1,442 @@
+"""The decorators of a pipeline file, and the `Declaration` that each leaves on its function.
+
+A decorated function stays what it was, so it can be called and tested with any DataFrame. What the decorator said is
+kept beside it: `declaration_of(function)`. `smqrt.pipeline.discover` collects the declarations of a folder.
+
+Source: design of the pipeline §8 (help/pipelines.md is the page for users).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import intervals
+from smqrt.pipeline.template import Template
+
+Kind = Literal["source", "view", "publish", "table", "alert", "reference"]
+Mode = Literal["append", "update", "complete"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
+DEFAULT_TRIGGER = "200 ms"
+
+PLACE: ContextVar[str] = ContextVar("place", default="")
+"""`file:line` that messages begin with when a decorator is applied for a SQL file."""
+
+_DECLARATION = "__smqrt_declaration__"
+_EXPECTATIONS = "__smqrt_expectations__"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A condition that every row should meet.
+
+    Attributes:
+        condition: a Spark SQL condition, such as "temp between -60 and 150".
+        on_fail: "drop" leaves the row out, "dead_letter" publishes it to `topic` too, "fail" ends the query.
+        topic: where the rows that fail go; empty unless `on_fail` is "dead_letter".
+        name: how the status calls it.
+    """
+
+    condition: str
+    on_fail: Literal["drop", "dead_letter", "fail"]
+    topic: str
+    name: str
+
+
+@dataclass
+class Declaration:
+    """What one function or SQL file of a pipeline is.
+
+    Attributes:
+        name: of the function or the SQL file; what other functions call it by.
+        kind: what it is; "publish", "table" and "alert" are queries, the others are what queries are made of.
+        function: DataFrames in, in the order of `inputs`, a DataFrame out; a source and a reference get their raw frame.
+        inputs: names of the sources, views, queries and references that it reads.
+        options: what its decorator was given, by name, with defaults filled in.
+        expectations: in the order in which they are written.
+        file, line: where it is written.
+    """
+
+    name: str
+    kind: Kind
+    function: Callable[..., Any]
+    inputs: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    expectations: list[Expectation] = field(default_factory=list)
+    file: str = ""
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """Returns `file:line`, with which messages begin."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it runs by itself, rather than being a part of what runs."""
+        return self.kind in QUERY_KINDS
+
+
+def source(
+    topics: str | Sequence[str] = "#",
+    *,
+    exclude: str | Sequence[str] = (),
+    json: str | None = None,
+    prefix: str = "",
+    watermark: str | None = None,
+    event_time: str = "ts",
+    dead_letter: str | None = None,
+    include_pipeline: bool = False,
+    max_rows: int = 500_000,
+    **unknown: Any,
+) -> Callable[[Function], Function]:
+    """Declares where messages come from: the function gets them as a DataFrame and returns the one that others read.
+
+    Args:
+        topics: topic names, with MQTT's wildcards `+` and `#`.
+        exclude: topics to leave out of these.
+        json: fields of a JSON payload as Spark DDL, such as "device string, temp double"; each becomes a column. Rows
+            whose payload is no JSON object are left out and counted; a field of another type is NULL and counted.
+        prefix: put before the name of each of these columns, when a field is called as a column of the journal is.
+        watermark: how late messages may be, such as "10 seconds".
+        event_time: the column that the watermark is on; the time of arrival, "ts", if not given.
+        dead_letter: topic for the rows that `json` leaves out.
+        include_pipeline: also read what pipelines have published.
+        max_rows: the most rows of one micro-batch.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "source", source, unknown)
+    options = {
+        "topics": _texts(where, "topics", topics),
+        "exclude": _texts(where, "exclude", exclude),
+        "json": _optional(where, "json", json),
+        "prefix": _text(where, "prefix", prefix, empty=True),
+        "watermark": _duration(where, "watermark", watermark),
+        "event_time": _text(where, "event_time", event_time),
+        "dead_letter": _optional(where, "dead_letter", dead_letter),
+        "include_pipeline": _flag(where, "include_pipeline", include_pipeline),
+        "max_rows": _count(where, "max_rows", max_rows),
+    }
+    if options["dead_letter"] and not json:
+        raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is good.")
+    return _declares("source", options, raw_frame=True)
+
+
+def view(function: Function | None = None, **unknown: Any) -> Any:
+    """Declares a function that others name as an input, and that doesn't run by itself. Written `@view`.
+
+    Raises:
+        PipelineError: it is given options.
+    """
+    _no_unknown(_caller(), "view", view, unknown)
+    return _declares("view", {}) if function is None else _declares("view", {})(function)
+
+
+def publish(
+    to: str,
+    *,
+    subtopic: str | None = None,
+    mode: Mode = "append",
+    trigger: str = DEFAULT_TRIGGER,
+    **unknown: Any,
+) -> Callable[[Function], Function]:
+    """Declares a query whose rows are published, each exactly once.
+
+    Args:
+        to: the topic, such as "alerts/{device}": what is in braces is a column of the row.
+        subtopic: the sub-topic, a template as `to` is.
+        mode: "append" publishes rows when they are final, "update" when they change, "complete" all of them each time.
+        trigger: the shortest time between micro-batches, such as "200 ms".
+
+    The message is the column `payload` if there is one, else the row as JSON without the journal's own columns.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "publish", publish, unknown)
+    options = {
+        "to": _template(where, "to", to),
+        "subtopic": None if subtopic is None else _template(where, "subtopic", subtopic),
+        "mode": _choice(where, "mode", mode, ("append", "update", "complete")),
+        "trigger": _duration(where, "trigger", trigger),
+    }
+    return _declares("publish", options)
+
+
+def table(
+    path: str,
+    *,
+    partition_by: str | Sequence[str] = (),
+    trigger: str = "10 seconds",
+    **unknown: Any,
+) -> Callable[[Function], Function]:
+    """Declares a query whose rows are kept as Parquet files, each exactly once.
+
+    Args:
+        path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
+            is taken as it is.
+        partition_by: columns that become folders.
+        trigger: the shortest time between micro-batches: each makes at least one file.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "table", table, unknown)
+    options = {
+        "path": _text(where, "path", path),
+        "partition_by": _texts(where, "partition_by", partition_by),
+        "mode": "append",
+        "trigger": _duration(where, "trigger", trigger),
+    }
+    return _declares("table", options)
+
+
+def alert(
+    to: str,
+    *,
+    key: str | Sequence[str],
+    when: str | None = None,
+    clear: str | None = None,
+    cooldown: str | None = None,
+    absent: str | None = None,
+    rate: str | None = None,
+    trigger: str = DEFAULT_TRIGGER,
+    **unknown: Any,
+) -> Callable[[Function], Function]:
+    """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
+
+    Args:
+        to: the topic of the alarms, such as "alerts/{device}": what is in braces is one of the columns in `key`.
+        key: the columns whose every value has an alarm of its own.
+        when: condition that raises it, such as "temp > 80".
+        clear: condition that ends it, such as "temp < 75"; the contrary of `when` if not given.
+        cooldown: the shortest time between two alarms of one key.
+        absent: raise it when a key has sent nothing for this long.
+        rate: raise it when a key sends more than this, such as "100 per 1 minute".
+        trigger: the shortest time between micro-batches.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "alert", alert, unknown)
+    if not (when or absent or rate):
+        raise PipelineError(f"{where}: @alert needs when=, absent= or rate=, which say what raises it.")
+    options = {
+        "to": _template(where, "to", to),
+        "subtopic": None,
+        "key": _texts(where, "key", key),
+        "when": _optional(where, "when", when),
+        "clear": _optional(where, "clear", clear),
+        "cooldown": _duration(where, "cooldown", cooldown),
+        "absent": _duration(where, "absent", absent),
+        "rate": _optional(where, "rate", rate),
+        "mode": "update",
+        "trigger": _duration(where, "trigger", trigger),
+    }
+    return _declares("alert", options)
+
+
+def reference(path: str, *, schema: str | None = None, **unknown: Any) -> Callable[[Function], Function]:
+    """Declares a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
+
+    Args:
+        path: the file or folder, relative to the folder of pipelines.
+        schema: its columns as Spark DDL; found by looking into the file if not given.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "reference", reference, unknown)
+    options = {"path": _text(where, "path", path), "schema": _optional(where, "schema", schema)}
+    return _declares("reference", options, raw_frame=True)
+
+
+def expect(
+    condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: Any
+) -> Callable[[Function], Function]:
+    """Declares what the rows that a function returns must be like. May be given several times; written below the kind.
+
+    Args:
+        condition: a Spark SQL condition; NULL fails it.
+        on_fail: "drop" leaves the row out and counts it, "dead_letter:TOPIC" publishes it there too, "fail" ends the query.
+        topic: the topic, when `on_fail` is "dead_letter".
+        name: how the status calls it; the condition if not given.
+
+    Raises:
+        PipelineError: an option is unknown or wrong.
+    """
+    where = _caller()
+    _no_unknown(where, "expect", expect, unknown)
+    found = expectation(where, condition, on_fail, topic, name)
+
+    def decorate(function: Function) -> Function:
+        own: list[Expectation] = function.__dict__.setdefault(_EXPECTATIONS, [])
+        own.insert(0, found)
+        return function
+
+    return decorate
+
+
+def expectation(
+    where: str, condition: str, on_fail: str = "drop", topic: str | None = None, name: str | None = None
+) -> Expectation:
+    """Returns a checked `Expectation`; `where` begins the messages.
+
+    Raises:
+        PipelineError: an option is wrong.
+    """
+    action, _, rest = on_fail.partition(":")
+    action = _choice(where, "on_fail", action, ("drop", "dead_letter", "fail"))
+    topic = rest or topic or ""
+    if (action == "dead_letter") != bool(topic):
+        raise PipelineError(
+            f"{where}: on_fail={on_fail!r} and topic={topic!r} don't go together; "
+            "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."
+        )
+    return Expectation(_text(where, "condition", condition), action, topic, name or condition)  # type: ignore[arg-type]
+
+
+def declaration_of(function: Any) -> Declaration | None:
+    """Returns what a decorator has left on a function; a function with `@expect` alone is a view."""
+    found = getattr(function, _DECLARATION, None)
+    if isinstance(found, Declaration):
+        return found
+    return implied_view(function) if getattr(function, _EXPECTATIONS, None) else None
+
+
+def implied_view(function: Callable[..., Any]) -> Declaration:
+    """Returns the declaration of a plain function that another one names as an input."""
+    return _declaration("view", {}, function, raw_frame=False)
+
+
+def _declares(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        earlier = getattr(function, _DECLARATION, None)
+        if earlier is not None:
+            raise PipelineError(
+                f"{earlier.where}: {earlier.name} is a @{earlier.kind} and a @{kind}; "
+                f"write a second function for one of them: def {earlier.name}_2({earlier.name}): return {earlier.name}."
+            )
+        setattr(function, _DECLARATION, _declaration(kind, options, function, raw_frame))
+        return function
+
+    return decorate
+
+
+def _declaration(kind: Kind, options: dict[str, Any], function: Callable[..., Any], raw_frame: bool) -> Declaration:
+    code = function.__code__
+    where = f"{code.co_filename}:{code.co_firstlineno}"
+    inputs = _parameters(where, function)
+    if raw_frame and len(inputs) != 1:
+        raise PipelineError(
+            f"{where}: {function.__name__} takes {len(inputs)} parameters; a @{kind} takes one, the DataFrame."
+        )
+    if not inputs:
+        raise PipelineError(f"{where}: {function.__name__} has no parameter; its parameters name what it reads.")
+    expectations = function.__dict__.setdefault(_EXPECTATIONS, [])
+    return Declaration(
+        function.__name__,
+        kind,
+        function,
+        () if raw_frame else inputs,
+        options,
+        expectations,
+        code.co_filename,
+        code.co_firstlineno,
+    )
+
+
+def _parameters(where: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise PipelineError(f"{where}: {function.__name__} has the parameter {name}; give each input a plain name.")
+        if parameter.default is parameter.empty:
+            found.append(name)
+    return tuple(found)
+
+
+def _caller() -> str:
+    if place := PLACE.get():
+        return place
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _no_unknown(where: str, decorator: str, function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    for name in unknown:
+        known = [known for known in inspect.signature(function).parameters if known not in ("unknown", "function")]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        options = f"its options are {', '.join(known)}" if known else "it takes none"
+        raise PipelineError(f"{where}: @{decorator} has no option {name!r}; {hint}{options}.")
+
+
+def _text(where: str, name: str, value: Any, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (empty or value):
+        raise PipelineError(f"{where}: {name}={value!r} must be a text{'' if empty else ' that is not empty'}.")
+    return value
+
+
+def _optional(where: str, name: str, value: Any) -> str | None:
+    return None if value is None else _text(where, name, value)
+
+
+def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, Sequence) or not all(isinstance(item, str) and item for item in values):
+        raise PipelineError(f"{where}: {name}={value!r} must be a text or a list of texts.")
+    return tuple(values)
+
+
+def _flag(where: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise PipelineError(f"{where}: {name}={value!r} must be True or False.")
+    return value
+
+
+def _count(where: str, name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise PipelineError(f"{where}: {name}={value!r} must be a whole number above 0.")
+    return value
+
+
+def _choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise PipelineError(f"{where}: {name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    return str(value)
+
+
+def _duration(where: str, name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        intervals.milliseconds(value)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {name}: {error}") from None
+    return str(value)
+
+
+def _template(where: str, name: str, value: Any) -> str:
+    try:
+        Template(_text(where, name, value))
+    except PipelineError as error:
+        raise PipelineError(f"{where}: {name}: {error}") from None
+    return str(value)

@@ -1,0 +1,213 @@
+"""What a folder of pipelines declares: `load(folder)` gives its `Catalog`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import api, sql
+from smqrt.pipeline.api import Declaration
+
+
+class Catalog:
+    """The declarations of one folder, checked: every input exists, and nothing reads itself.
+
+    Args:
+        folder: where the files are; paths of references are relative to it.
+        declarations: in the order of the files and lines.
+
+    Raises:
+        PipelineError: two have one name, an input isn't declared, or there is a circle.
+    """
+
+    def __init__(self, folder: Path, declarations: Iterable[Declaration]) -> None:
+        self.folder = folder
+        self.declarations: dict[str, Declaration] = {}
+        for declaration in declarations:
+            self._add(declaration)
+        for declaration in self.declarations.values():
+            self._check_inputs(declaration)
+        for declaration in self.declarations.values():
+            self._check_sources(declaration)
+
+    def _add(self, declaration: Declaration) -> None:
+        earlier = self.declarations.get(declaration.name)
+        if earlier is not None:
+            raise PipelineError(
+                f"{declaration.where}: {declaration.name} is also declared at {earlier.where}; rename one of them."
+            )
+        self.declarations[declaration.name] = declaration
+
+    def _check_inputs(self, declaration: Declaration) -> None:
+        for name in declaration.inputs:
+            found = self.declarations.get(name)
+            if found is None:
+                raise PipelineError(f"{declaration.where}: {declaration.name} reads {name!r}, {self._unknown(name)}")
+            if found.kind == "alert":
+                message = f"{declaration.name} reads the alert {name}; let it read what {name} reads."
+                raise PipelineError(f"{declaration.where}: {message}")
+
+    def _check_sources(self, declaration: Declaration) -> None:
+        if not self.sources_of(declaration) and declaration.is_query:
+            raise PipelineError(f"{declaration.where}: {declaration.name} reads no @source: there is nothing to run.")
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self.declarations, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
+        return f"which no @source, @reference or function declares; {hint}"
+
+    def queries(self) -> list[Declaration]:
+        """Returns what runs by itself: the declarations of @publish, @table and @alert."""
+        return [declaration for declaration in self.declarations.values() if declaration.is_query]
+
+    def get(self, name: str) -> Declaration:
+        """Returns a declaration by name.
+
+        Raises:
+            PipelineError: there is none.
+        """
+        if name not in self.declarations:
+            raise PipelineError(f"There is no pipeline {name!r} in {self.folder}: {self._unknown(name)}")
+        return self.declarations[name]
+
+    def select(self, names: Iterable[str] = ()) -> list[Declaration]:
+        """Returns the queries with these names, or all when none is given.
+
+        Raises:
+            PipelineError: a name is unknown or isn't that of a query, or there is no query at all.
+        """
+        found = [self.get(name) for name in names] or self.queries()
+        for declaration in found:
+            if not declaration.is_query:
+                raise PipelineError(
+                    f"{declaration.where}: {declaration.name} is a {declaration.kind}, which doesn't run by itself; "
+                    f"the queries are {', '.join(query.name for query in self.queries()) or 'none'}."
+                )
+        if not found:
+            raise PipelineError(f"There is no query in {self.folder}: nothing has @publish, @table or @alert.")
+        return found
+
+    def walk(self, declaration: Declaration) -> list[Declaration]:
+        """Returns a declaration after everything that it reads, each once.
+
+        Raises:
+            PipelineError: it reads itself.
+        """
+        found: dict[str, Declaration] = {}
+        self._visit(declaration, found, [])
+        return list(found.values())
+
+    def _visit(self, declaration: Declaration, found: dict[str, Declaration], path: list[str]) -> None:
+        if declaration.name in path:
+            circle = " reads ".join([*path[path.index(declaration.name) :], declaration.name])
+            raise PipelineError(f"{declaration.where}: {circle}; a pipeline can't read itself.")
+        for name in declaration.inputs:
+            self._visit(self.declarations[name], found, [*path, declaration.name])
+        found.setdefault(declaration.name, declaration)
+
+    def sources_of(self, declaration: Declaration) -> list[Declaration]:
+        """Returns the sources that a declaration reads, directly or not."""
+        return [each for each in self.walk(declaration) if each.kind == "source"]
+
+
+def load(folder: Path) -> Catalog:
+    """Reads every `*.py` and `*.sql` of a folder; names that begin with `_` or `test_` are left out.
+
+    Args:
+        folder: usually `<application>/pipelines`; one file may be given too.
+
+    Returns:
+        What they declare.
+
+    Raises:
+        PipelineError: there is no such folder, a file can't be run, or what it declares is wrong. The message begins
+            with file:line.
+    """
+    if not folder.exists():
+        raise PipelineError(
+            f"There is no {folder}: pipelines are the .py and .sql files there; see smqrt pipeline init."
+        )
+    home = folder.parent if folder.is_file() else folder
+    return Catalog(home, [found for path in _files(folder) for found in _declared(path)])
+
+
+def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    found = [path for path in folder.iterdir() if path.suffix in (".py", ".sql") and path.is_file()]
+    return sorted(path for path in found if not path.name.startswith(("_", "test_", ".")))
+
+
+def _declared(path: Path) -> list[Declaration]:
+    if path.suffix == ".sql":
+        found = sql.load(path)
+        return [found] if found else []
+    module = _imported(path)
+    own = [value for value in vars(module).values() if _is_of(value, path)]
+    declared = {each.name: each for value in own if (each := api.declaration_of(value))}
+    return sorted(_with_views(declared, own), key=lambda each: each.line)
+
+
+def _is_of(value: Any, path: Path) -> bool:
+    return callable(value) and getattr(getattr(value, "__code__", None), "co_filename", "") == str(path)
+
+
+def _with_views(declared: dict[str, Declaration], own: list[Any]) -> Iterator[Declaration]:
+    """A plain function that another one names as an input is a view."""
+    plain = {value.__name__: value for value in own if value.__name__ not in declared}
+    waiting = list(declared.values())
+    while waiting:
+        each = waiting.pop()
+        yield each
+        for name in each.inputs:
+            if name in plain:
+                waiting.append(api.implied_view(plain.pop(name)))
+
+
+def _imported(path: Path) -> ModuleType:
+    """Runs a file as a module that sys.modules doesn't know: what it defines then travels to Spark's workers by value."""
+    spec = importlib.util.spec_from_file_location(f"smqrt_pipelines_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise PipelineError(f"{_place(error, path)}: {_sentence(error)}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+        _forget(path.parent, set(sys.modules) - before)
+    return module
+
+
+def _forget(folder: Path, names: set[str]) -> None:
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(folder):
+            del sys.modules[name]
+
+
+def _place(error: Exception, path: Path) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)]
+    return f"{path}:{lines[-1] if lines else 1}"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"it isn't Python: {error.msg}."
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        return f"{error}; give it to the decorator."
+    return f"it can't be loaded: {type(error).__name__}: {error}."
