@@ -4,6 +4,7 @@
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
     ├── StreamError        a connection failed; `word` says how
+    ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
     ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
     └── StartError         the server can't start; one sentence for the person at the terminal
 

@@ -1,0 +1,76 @@
+"""How far the queries of pipelines have come: `readers/<query>.json` of a journal. Retention goes no further."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from smqrt.errors import ArgumentError, JournalError
+
+_QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def checked_query(query: object) -> str:
+    """Returns the id of a query that may name a file; raises ArgumentError for others."""
+    if isinstance(query, str) and _QUERY.fullmatch(query):
+        return query
+    raise ArgumentError(f"query: {query!r} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
+
+
+def checked(body: bytes) -> dict[str, Any]:
+    """Reads a report of progress.
+
+    Args:
+        body: JSON with `query`, `name`, `offset` (node: next sequence number) and perhaps `time_us`.
+
+    Returns:
+        What `save` takes.
+
+    Raises:
+        ArgumentError: one sentence that names the wrong field.
+    """
+    try:
+        values = json.loads(body)
+    except ValueError as error:
+        raise ArgumentError(f"progress: this is no JSON ({error}); send query, name and offset.") from None
+    if not isinstance(values, dict):
+        raise ArgumentError("progress: this is no JSON object; send query, name and offset.")
+    query, name = checked_query(values.get("query")), values.get("name") or ""
+    if not isinstance(name, str):
+        raise ArgumentError(f"name: {name!r} is no text; the name of the query is needed.")
+    time_us = values.get("time_us")
+    if not _is_count(time_us):
+        time_us = time.time_ns() // 1000
+    return {"query": query, "name": name, "offset": _offset(values.get("offset")), "time_us": time_us}
+
+
+def _offset(offset: object) -> dict[str, int]:
+    if isinstance(offset, dict) and all(_is_count(seq) for seq in offset.values()):
+        return offset
+    raise ArgumentError(f"offset: {offset!r} is no object of node: sequence number, such as {{'n1': 17}}.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def save(journal: Path, values: dict[str, Any]) -> None:
+    """Keeps a report in the journal's folder.
+
+    Raises:
+        JournalError: it can't be written.
+    """
+    folder = journal / "readers"
+    path = folder / f"{values['query']}.json"
+    beside = folder / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(exist_ok=True)
+        beside.write_text(json.dumps(values) + "\n", "utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise JournalError(f"{path} can't be written: {error.strerror}; make room on the disk.") from None

@@ -1,0 +1,273 @@
+"""The journals of this process over HTTP: /rtl/journal/, for pipelines that don't share the hub's disk.
+
+    GET  <name>/manifest             segments, compacted files and ends; see `standing.manifest`
+    GET  <name>/end, <name>/stats    where each node ends; the writer's counters
+    GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
+    POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
+    POST <name>/publish              rows, without that promise
+    POST <name>/progress             how far a query has come: retention goes no further
+
+Every request shows the journal's token (`Authorization: Bearer`). What is refused is told in one plain-text sentence.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+from urllib.parse import parse_qsl
+
+import gevent
+from gevent import get_hub
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.http.message import Request
+from smqrt.http.ranges import Span, parse_ranges
+from smqrt.http.resources import DiskIo, IoError
+from smqrt.http.status import HttpError
+from smqrt.http.tree import Directory
+from smqrt.journal import hubfile, progress, standing
+from smqrt.journal.incoming import Decoder, Record
+from smqrt.wire.smq import MAX_PAYLOAD_BYTES
+
+BODY_BYTES = 64 << 20
+RETRY_S = 1
+_PIECE = 1 << 20
+_PROGRESS_BYTES = 64 << 10
+_FILE = re.compile(r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII)
+_UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
+_READS, _WRITES = ("GET", "HEAD"), ("POST",)
+
+
+class OpenJournal(Protocol):
+    """What is served: `smqrt.journal.writer.JournalWriter`."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
+        """Store and publish the rows of a micro-batch; False when that was done before."""
+
+    def publish(self, rows: list[Record]) -> None:
+        """Store and publish rows."""
+
+    def stats(self) -> dict[str, Any]:
+        """The counters."""
+
+
+class Refused(Exception):
+    """A request that is answered with a status and one sentence."""
+
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class JournalService(Directory):
+    """The directory that serves journals.
+
+    Args:
+        opened: the journals by name, looked at with every request.
+        body_bytes: the longest commit that is taken.
+    """
+
+    def __init__(self, opened: Mapping[str, OpenJournal], body_bytes: int = BODY_BYTES) -> None:
+        super().__init__("journal")
+        self._opened = opened
+        self._body_bytes = body_bytes
+        self._tokens: dict[str, tuple[OpenJournal, str]] = {}
+        self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, str], None]]] = {
+            "manifest": (_READS, self._manifest),
+            "end": (_READS, self._end),
+            "stats": (_READS, self._stats),
+            "commit": (_WRITES, self._commit),
+            "publish": (_WRITES, self._publish),
+            "progress": (_WRITES, self._progress),
+        }
+        self.setfunc(self._answer)
+
+    def _answer(self, request: Request, relpath: str) -> None:
+        try:
+            self._route(request, relpath)
+        except Refused as refused:
+            _say(request, refused.status, str(refused), refused.headers)
+        except ArgumentError as error:
+            _say(request, 400, str(error), {})
+        except JournalError as error:
+            _say(request, 503, str(error), {"Retry-After": str(RETRY_S)})
+        except HttpError as error:  # of the body
+            request.response.close = error.close
+            _say(request, error.status, f"{error}.", error.headers)
+
+    def _route(self, request: Request, relpath: str) -> None:
+        name, _, rest = relpath.partition("/")
+        if not name:
+            _allow(request, _READS)
+            _give(request, {"journals": self._names(request)})
+            return
+        journal = self._permitted(request, name)
+        methods, action = self._actions.get(rest, (_READS, self._file))
+        _allow(request, methods)
+        action(request, journal, rest)
+
+    # ---- who may
+
+    def _names(self, request: Request) -> list[str]:
+        names = [name for name, journal in self._opened.items() if self._shows(request, name, journal)]
+        return names or _unauthorized()
+
+    def _permitted(self, request: Request, name: str) -> OpenJournal:
+        journal = self._opened.get(name)
+        if journal is None:
+            known = ", ".join(self._names(request))
+            raise Refused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
+        if not self._shows(request, name, journal):
+            _unauthorized()
+        return journal
+
+    def _shows(self, request: Request, name: str, journal: OpenJournal) -> bool:
+        """Whether the request shows the token of this journal."""
+        scheme, _, shown = (request.get("authorization") or "").partition(" ")
+        of, token = self._tokens.get(name, (None, ""))
+        if of is not journal:
+            token = hubfile.token(journal.path)
+            self._tokens[name] = journal, token
+        return hmac.compare_digest(shown.strip().encode(), token.encode()) and scheme.lower() == "bearer"
+
+    # ---- reading
+
+    def _manifest(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        _give(request, _elsewhere(standing.manifest, journal.path))
+
+    def _end(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        _give(request, {"end": _elsewhere(standing.ends, journal.path)})
+
+    def _stats(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        _give(request, journal.stats())
+
+    def _file(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        if not _FILE.fullmatch(rest) or ".." in rest:
+            raise Refused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
+        try:
+            file = _elsewhere(DiskIo(journal.path).open_published, rest)
+        except IoError:
+            raise Refused(404, f"{rest} is not there any more: compacted or retired; read the manifest anew.") from None
+        with file:
+            _send_file(request, file.fileno())
+
+    # ---- writing
+
+    def _commit(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        query, batch = _batch(request)
+        rows = self._rows(request)
+        stored = journal.commit(query, batch, rows)
+        _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
+
+    def _publish(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        rows = self._rows(request)
+        journal.publish(rows)
+        _give(request, {"rows": len(rows)})
+
+    def _progress(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        _elsewhere(progress.save, journal.path, progress.checked(request.body(_PROGRESS_BYTES)))
+        _give(request, {})
+
+    def _rows(self, request: Request) -> list[Record]:
+        size, limit = request.content_length or 0, self._body_bytes
+        decoder, rows = Decoder(MAX_PAYLOAD_BYTES), list[Record]()
+        for piece in [] if size > limit else request.chunks():
+            size = size if request.content_length else size + len(piece)
+            if size > limit:
+                break
+            rows += decoder.feed(piece)
+            gevent.sleep(0)  # a client at full speed is not alone here
+        if size > limit:
+            raise Refused(413, f"The rows have more than {limit} bytes; commit fewer in one batch (maxRowsPerTrigger).")
+        decoder.finish()
+        return rows
+
+
+def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function that waits for the disk returns; the loop goes on meanwhile."""
+    return get_hub().threadpool.apply(function, args)
+
+
+def _unauthorized() -> NoReturn:
+    raise Refused(401, f"The token is wrong or missing; {_UNNAMED}.", WWW_Authenticate="Bearer")
+
+
+def _allow(request: Request, methods: tuple[str, ...]) -> None:
+    if request.method not in methods:
+        allowed = ", ".join(methods)
+        raise Refused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
+
+
+def _batch(request: Request) -> tuple[str, int]:
+    """The query and the number of the batch that a commit is about."""
+    values = dict(parse_qsl(request.query, keep_blank_values=True))
+    query, batch = progress.checked_query(values.get("query")), values.get("batch", "")
+    if not re.fullmatch(r"[0-9]{1,18}", batch):
+        raise ArgumentError(f"batch: {batch!r} is no number; a commit says which batch of the query it is.")
+    return query, int(batch)
+
+
+def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:
+    if request.response.committed:
+        raise HttpError(500, sentence, close=True)
+    request.response.reset()
+    request.response.status = status
+    for name, value in headers.items():
+        request.response.headers.set(name, value)
+    _finish(request, "text/plain; charset=utf-8", (sentence.replace("\n", " ") + "\n").encode())
+
+
+def _give(request: Request, values: dict[str, Any]) -> None:
+    body = json.dumps(values, separators=(",", ":")).encode()
+    tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    request.response.headers.set("ETag", tag)
+    if request.get("if-none-match") == tag:
+        request.response.status = 304
+        body = b""
+    _finish(request, "application/json", body)
+
+
+def _finish(request: Request, kind: str, body: bytes) -> None:
+    request.response.headers.set("Content-Type", kind)
+    request.response.headers.set("Cache-Control", "no-store")
+    request.response.end(body)
+
+
+def _send_file(request: Request, fd: int) -> None:
+    """Answers with a file, or the one span of it that is asked for; it may grow meanwhile."""
+    headers, size = request.response.headers, os.fstat(fd).st_size
+    spans = parse_ranges(request.get("range") or "", size)
+    span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None
+    if span is None:
+        raise Refused(416, f"The file ends at {size}; nothing of it is in this range.", Content_Range=f"bytes */{size}")
+    if spans is not None and len(spans) == 1:
+        request.response.status = 206
+        headers.set("Content-Range", f"bytes {span.first}-{span.end - 1}/{size}")
+    headers.set("Content-Type", "application/octet-stream")
+    headers.set("Content-Length", str(len(span)))
+    headers.set("Accept-Ranges", "bytes")
+    headers.set("Cache-Control", "no-store")
+    if request.method != "HEAD":
+        _copy(request, fd, span)
+    request.response.end()
+
+
+def _copy(request: Request, fd: int, span: Span) -> None:
+    at = span.first
+    while at < span.end:
+        piece = _elsewhere(os.pread, fd, min(span.end - at, _PIECE), at)
+        if not piece:
+            return  # it was cut: the connection ends, since the announced length is not reached
+        request.response.write(piece)
+        at += len(piece)

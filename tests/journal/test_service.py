@@ -1,0 +1,422 @@
+"""Journals over HTTP: a real server in this process, and `requests` in a thread beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+import requests
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.http.resources import DiskIo
+from smqrt.http.tree import ResourceReader
+from smqrt.journal import hubfile
+from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal.service import JournalService
+from tests.http.http_bench import Bench
+
+LIMIT = 1 << 20
+SEGMENT = f"{0:020d}"
+
+
+def record(topic: bytes, payload: bytes, subtopic: bytes = b"") -> bytes:
+    """A row of a commit, as CONTRACTS say it is sent."""
+    lengths = struct.pack(">H", len(topic)), struct.pack(">H", len(subtopic)), struct.pack(">I", len(payload))
+    return lengths[0] + topic + lengths[1] + subtopic + lengths[2] + payload
+
+
+class Writer:
+    """What the service needs of a journal's writer; keeps the rows in memory and obeys `trouble`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.batches: dict[tuple[str, int], list[Record]] = {}
+        self.published: list[Record] = []
+        self.trouble: Exception | None = None
+
+    def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
+        if self.trouble:
+            raise self.trouble
+        if (query, batch) in self.batches:
+            return False
+        self.batches[query, batch] = rows
+        return True
+
+    def publish(self, rows: list[Record]) -> None:
+        self.published += rows
+
+    def stats(self) -> dict[str, Any]:
+        return {"rows": len(self.published)}
+
+
+class Shelf:
+    """A server with one journal named "main" (and, when asked for, another one), and who asks it."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        self.bench = bench
+        self.writer = Writer(folder / "journal")
+        self.opened = {"main": self.writer}
+        rtl = ResourceReader("rtl", 127, io=DiskIo(folder))
+        rtl.insert(JournalService(self.opened, LIMIT))
+        bench.root.insert(rtl)
+        wal = self.writer.path / "wal" / "n1"
+        wal.mkdir(parents=True)
+        (wal / f"{SEGMENT}.arrows").write_bytes(os.urandom(3_000_000))
+        (wal / f"{SEGMENT}.idx").write_bytes(struct.pack("<qqqqqqIIq", 0, 7, 0, 10, 1, 2, 3, 0, 0) + b"torn")
+        (wal / "lock").touch()
+        self.token = hubfile.token(self.writer.path)
+
+    def ask(self, path: str, method: str = "GET", token: str | None = "", **keywords: Any) -> requests.Response:
+        """One request, by a client in a thread; token "" is the right one, None is none."""
+        headers = keywords.pop("headers", {})
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token or self.token}"
+        url = f"http://127.0.0.1:{self.bench.listener.address[1]}/rtl/journal/{path}"
+        pool = gevent.get_hub().threadpool
+        with gevent.Timeout(20):
+            return pool.apply(requests.request, (method, url), {"headers": headers, "timeout": 20, **keywords})
+
+    def refused(self, status: int, path: str, method: str = "GET", **keywords: Any) -> str:
+        """The sentence with which a request is refused."""
+        answer = self.ask(path, method, **keywords)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.text.endswith(".\n")
+        assert answer.text.count("\n") == 1
+        return answer.text
+
+    def commit(self, body: Any, query: str = "q1", batch: object = 0, **keywords: Any) -> requests.Response:
+        return self.ask(f"main/commit?query={query}&batch={batch}", "POST", data=body, **keywords)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    bench = Bench()
+    yield Shelf(bench, tmp_path)
+    bench.close()
+
+
+# ---- who may
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "ü", "x" * 5000])
+@pytest.mark.parametrize(
+    "path", ["", "main/manifest", "main/stats", f"main/wal/n1/{SEGMENT}.idx", "other/manifest", "main/x"]
+)
+def test_without_the_token_nothing_is_told(shelf: Shelf, path: str, token: str | None) -> None:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+    text = shelf.refused(401, path, token=None, headers=headers)
+    assert text.startswith("The token is wrong or missing; send")
+    assert shelf.refused(401, "main/commit?query=q&batch=1", "POST", data=record(b"t", b""), token="wrong") == text
+    assert not shelf.writer.batches
+
+
+def test_another_scheme_is_no_token(shelf: Shelf) -> None:
+    assert shelf.ask("", token=None, headers={"Authorization": f"bearer  {shelf.token}"}).status_code == 200
+    shelf.refused(401, "", token=None, headers={"Authorization": f"Basic {shelf.token}"})
+    assert "WWW-Authenticate" in shelf.ask("", token=None).headers
+
+
+def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    shelf.opened["second"] = Writer(tmp_path / "second")
+    assert shelf.ask("").json() == {"journals": ["main"]}
+    shelf.refused(401, "second/stats")
+    assert "no journal 'third' here; with this token there are: main" in shelf.refused(404, "third/stats")
+    assert shelf.ask("", token=hubfile.token(tmp_path / "second")).json() == {"journals": ["second"]}
+
+
+def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> None:
+    assert shelf.ask("main/stats").status_code == 200
+    (shelf.writer.path / "token").unlink()
+    shelf.opened["main"] = Writer(shelf.writer.path)
+    shelf.refused(401, "main/stats")
+    assert shelf.ask("main/stats", token=hubfile.token(shelf.writer.path)).status_code == 200
+
+
+# ---- reading
+
+
+def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
+    answer = shelf.ask("main/manifest")
+    assert answer.headers["content-type"] == "application/json"
+    segment = {"first": 0, "arrows_bytes": 3_000_000, "idx_bytes": 64}
+    empty = {"version": 1, "nodes": {}, "files": []}
+    assert answer.json() == {"version": 1, "wal": {"n1": [segment]}, "manifest": empty, "end": {"n1": 7}}
+    again = shelf.ask("main/manifest", headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf) -> None:
+    assert shelf.ask("main/end").json() == {"end": {"n1": 7}}
+    (shelf.writer.path / "wal" / "n1" / f"{7:020d}.arrows").touch()
+    compacted = {"version": 1, "nodes": {"n1": {"compacted_through": 5}, "n2": {"compacted_through": 9}}, "files": []}
+    (shelf.writer.path / "manifest.json").write_text(json.dumps(compacted))
+    assert shelf.ask("main/end").json() == {"end": {"n1": 7, "n2": 9}}
+    answer = shelf.ask("main/manifest").json()
+    assert answer["manifest"] == compacted
+    assert [segment["first"] for segment in answer["wal"]["n1"]] == [0, 7]
+    (shelf.writer.path / "manifest.json").write_text("{")
+    assert "manifest.json can't be read" in shelf.refused(503, "main/end")
+
+
+def test_ranges_of_a_segment(shelf: Shelf) -> None:
+    path = f"main/wal/n1/{SEGMENT}.arrows"
+    data = (shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.arrows").read_bytes()
+    whole = shelf.ask(path)
+    assert (whole.status_code, whole.content) == (200, data)
+    assert whole.headers["accept-ranges"] == "bytes"
+    for text, part in {"0-9": data[:10], "100-": data[100:], "-8": data[-8:], "2999999-5000000": data[-1:]}.items():
+        answer = shelf.ask(path, headers={"Range": f"bytes={text}"})
+        assert (answer.status_code, answer.content == part) == (206, True), text
+        assert answer.headers["content-range"].endswith("/3000000")
+    assert shelf.ask(path, headers={"Range": "bytes=10-19"}).headers["content-range"] == "bytes 10-19/3000000"
+    assert shelf.ask(path, headers={"Range": "bytes=0-1,5-6"}).content == data
+    assert "ends at 3000000" in shelf.refused(416, path, headers={"Range": "bytes=3000000-"})
+    assert shelf.ask(path, headers={"Range": "bytes=3000000-"}).headers["content-range"] == "bytes */3000000"
+    head = shelf.ask(path, "HEAD", headers={"Range": "bytes=0-9"})
+    assert (head.status_code, head.headers["content-length"], head.content) == (206, "10", b"")
+
+
+def test_a_segment_is_shown_as_far_as_it_is_written(shelf: Shelf) -> None:
+    path = shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.idx"
+    for size in (68, 128, 192):
+        path.write_bytes(b"x" * size)
+        assert shelf.ask(f"main/wal/n1/{SEGMENT}.idx").content == b"x" * size
+
+
+def test_compacted_files(shelf: Shelf) -> None:
+    folder = shelf.writer.path / "data" / "date=2026-11-21" / "hour=05"
+    folder.mkdir(parents=True)
+    (folder / "n1-0-9.parquet").write_bytes(b"PAR1 and so on")
+    answer = shelf.ask("main/data/date=2026-11-21/hour=05/n1-0-9.parquet", headers={"Range": "bytes=0-3"})
+    assert (answer.status_code, answer.content) == (206, b"PAR1")
+    assert "read the manifest anew" in shelf.refused(404, "main/data/date=2026-11-21/hour=05/n1-10-19.parquet")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "token", "hub.json", "manifest.json", "wal/n1/lock", "wal/n1/", "wal", "wal/n1", "data/x.json",
+        "readers/q.json", "txn.json", "data/.x.parquet", "wal/n1/%2e%2e/%2e%2e/token", "data/%2e%2e/%2e%2e/secret.parquet", "%2e%2e/",
+        "data//etc/x.parquet", "data/link.parquet", "data/folder.parquet", f"wal/n1/{SEGMENT}.arrows/",
+        f"wal/n1/{SEGMENT}.arrows%00", "data/a%5c..%5cx.parquet", "data/out/x.parquet",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_shown(shelf: Shelf, tmp_path: Path, path: str) -> None:
+    data = shelf.writer.path / "data"
+    data.mkdir()
+    (tmp_path / "secret.parquet").write_text("secret")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.parquet").write_text("secret")
+    (data / "link.parquet").symlink_to(tmp_path / "secret.parquet")
+    (data / "out").symlink_to(tmp_path / "elsewhere")
+    (data / "folder.parquet").mkdir()
+    wire = shelf.bench.connect()
+    answer = wire.ask(f"/rtl/journal/main/{path}", headers=f"Authorization: Bearer {shelf.token}\r\n")
+    assert answer.status in (400, 404)
+    assert b"secret" not in answer.body
+    assert shelf.token.encode() not in answer.body
+
+
+def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
+    path = shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.arrows"
+    with open(path, "wb") as file:
+        file.truncate(100 << 20)
+    pauses: list[float] = []
+
+    def watch() -> None:
+        while True:
+            before = time.monotonic()
+            gevent.sleep(0.002)
+            pauses.append(time.monotonic() - before)
+
+    watcher = gevent.spawn(watch)
+    answers = [gevent.spawn(shelf.ask, f"main/wal/n1/{SEGMENT}.arrows") for _ in range(2)]
+    assert [len(answer.get().content) for answer in answers] == [100 << 20] * 2
+    watcher.kill()
+    assert len(pauses) > 20
+    assert sorted(pauses)[len(pauses) * 9 // 10] < 0.1
+
+
+# ---- writing
+
+
+def test_a_commit_is_stored_once(shelf: Shelf) -> None:
+    rows = [record(b"agg/a", b"1"), record(b"agg/b", b"", b"sub"), record(b"agg/c", b"\0\xff" * 30000)]
+    assert shelf.commit(b"".join(rows), batch=7).json() == {"stored": True, "rows": 3}
+    assert shelf.writer.batches == {
+        ("q1", 7): [(b"agg/a", None, b"1"), (b"agg/b", b"sub", b""), (b"agg/c", None, b"\0\xff" * 30000)]
+    }
+    assert shelf.commit(b"".join(rows), batch=7).json() == {"stored": False, "rows": 0}
+    assert shelf.commit(b"", batch=8).json() == {"stored": True, "rows": 0}
+    assert shelf.commit(iter(rows), batch=9).json() == {"stored": True, "rows": 3}  # chunked
+    assert shelf.writer.batches["q1", 9] == shelf.writer.batches["q1", 7]
+
+
+def test_publish_is_no_commit(shelf: Shelf) -> None:
+    for _ in range(2):
+        assert shelf.ask("main/publish", "POST", data=record(b"t", b"x")).json() == {"rows": 1}
+    assert shelf.writer.published == [(b"t", None, b"x")] * 2
+    assert shelf.ask("main/stats").json() == {"rows": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (record(b"t", b"x")[:-1], "record 1: the body ends inside it; send whole records"),
+        (record(b"t", b"x") + b"\0", "record 2: the body ends inside it"),
+        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row is published to one."),
+        (
+            record(b"t", b"x" * 65521),
+            "record 1: the payload has 65521 bytes; a message carries at most 65520, split it.",
+        ),
+    ],
+)
+def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> None:
+    answer = shelf.commit(body)
+    assert (answer.status_code, answer.text.startswith(sentence)) == (400, True), answer.text
+    assert not shelf.writer.batches
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ("", "query: None is no id of a query"),
+        ("?query=a/b&batch=1", "query: 'a/b' is no id of a query; use 1 to 100 letters"),
+        ("?query=..&batch=1", "query: '..' is no id"),
+        ("?query=q", "batch: '' is no number"),
+        ("?query=q&batch=-1", "batch: '-1' is no number; a commit says which batch of the query it is."),
+        ("?query=q&batch=1e3", "batch: '1e3' is no number"),
+    ],
+)
+def test_a_commit_says_what_it_is(shelf: Shelf, parameters: str, sentence: str) -> None:
+    assert shelf.refused(400, f"main/commit{parameters}", "POST", data=record(b"t", b"x")).startswith(sentence)
+
+
+def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
+    rows = record(b"t", b"x" * 60000) * 20
+    wire = shelf.bench.connect()
+    head = f"POST /rtl/journal/main/publish HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {shelf.token}\r\n"
+    wire.send(f"{head}Content-Length: {len(rows)}\r\nExpect: 100-continue\r\n\r\n".encode())
+    answer = wire.answer("POST")
+    assert (answer.status, answer.fields["connection"]) == (413, "close")
+    assert answer.body.startswith(b"The rows have more than 1048576 bytes; commit fewer")
+    assert shelf.commit(rows[: 60000 * 17]).status_code == 400  # within the limit: looked at
+    wire = shelf.bench.connect()
+    wire.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rows), rows))
+    assert wire.answer("POST").status == 413
+    assert not shelf.writer.batches
+    assert not shelf.writer.published
+
+
+def test_a_body_that_ends_early_stores_nothing(shelf: Shelf) -> None:
+    wire = shelf.bench.connect()
+    head = f"POST /rtl/journal/main/publish HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {shelf.token}\r\n"
+    wire.send(f"{head}Content-Length: 100\r\n\r\n".encode() + record(b"t", b"x"))
+    wire.sock.shutdown(1)
+    answer = wire.answer("POST")
+    assert (answer.status, answer.body) == (400, b"the body ended early.\n")
+    assert not shelf.writer.published
+
+
+def test_a_journal_that_takes_nothing_asks_for_patience(shelf: Shelf) -> None:
+    shelf.writer.trouble = JournalError("journal main: no space left on the disk; make room.")
+    answer = shelf.commit(record(b"t", b"x"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.text == "journal main: no space left on the disk; make room.\n"
+    shelf.writer.trouble = ArgumentError("topic: 70000 bytes; at most 65527 fit a packet.")
+    assert shelf.commit(record(b"t", b"x")).status_code == 400
+    shelf.writer.trouble = None
+    assert shelf.commit(record(b"t", b"x")).json()["stored"]
+
+
+def test_methods(shelf: Shelf) -> None:
+    assert "GET is not possible here; there is POST." in shelf.refused(405, "main/commit?query=q&batch=1")
+    assert shelf.ask("main/manifest", "POST", data=b"").headers["allow"] == "GET, HEAD"
+    assert shelf.ask("main/manifest", "DELETE").status_code == 405
+    assert shelf.ask("main/manifest", "HEAD").content == b""
+
+
+def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
+    report = {"query": "q-1", "name": "per_minute", "offset": {"n1": 17, "n2": 0}}
+    assert shelf.ask("main/progress", "POST", json=report).status_code == 200
+    path = shelf.writer.path / "readers" / "q-1.json"
+    kept = json.loads(path.read_text())
+    assert abs(kept.pop("time_us") / 1e6 - time.time()) < 60
+    assert kept == report
+    assert shelf.ask("main/progress", "POST", json=report | {"offset": {"n1": 18}, "time_us": 5}).status_code == 200
+    assert json.loads(path.read_text()) == report | {"offset": {"n1": 18}, "time_us": 5}
+    assert os.listdir(path.parent) == ["q-1.json"]
+
+
+@pytest.mark.parametrize(
+    ("report", "sentence"),
+    [
+        (b"{", "progress: this is no JSON"),
+        (b"[]", "progress: this is no JSON object"),
+        (b'{"query":"../../token","offset":{}}', "query: '../../token' is no id"),
+        (b'{"query":"q"}', "offset: None is no object of node: sequence number"),
+        (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is no object"),
+        (b'{"query":"q","offset":{"n1":true}}', "offset: "),
+        (b'{"query":"q","offset":{},"name":3}', "name: 3 is no text"),
+        (b"\xff", "progress: this is no JSON"),
+    ],
+)
+def test_bad_progress(shelf: Shelf, report: bytes, sentence: str) -> None:
+    assert shelf.refused(400, "main/progress", "POST", data=report).startswith(sentence)
+    assert not (shelf.writer.path / "readers").exists()
+
+
+def test_records_come_in_pieces_of_any_size() -> None:
+    rows = [(b"t%d" % n, b"s" * n or None, bytes(n * 7)) for n in range(40)]
+    body = b"".join(record(topic, payload, subtopic or b"") for topic, subtopic, payload in rows)
+    for size in (1, 2, 3, 7, 64, 1000, len(body)):
+        decoder, found = Decoder(1000), list[Record]()
+        for at in range(0, len(body), size):
+            found += decoder.feed(body[at : at + size])
+        decoder.finish()
+        assert found == rows
+
+
+# ---- hub.json and the token
+
+
+def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
+    token = hubfile.token(tmp_path)
+    assert len(token) > 40
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    (tmp_path / "token").chmod(0o644)
+    assert hubfile.token(tmp_path) == token
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["token"]
+
+
+@pytest.mark.parametrize("content", [b"", b"short\n", b"two words, and long enough", b"\xff" * 40])
+def test_a_spoilt_token_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(JournalError, match=r"token .*remove"):
+        hubfile.token(tmp_path)
+
+
+def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
+    hubfile.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
+    path = tmp_path / "hub.json"
+    url, token = "http://127.0.0.1:1/rtl/journal/x", hubfile.token(tmp_path)
+    assert json.loads(path.read_text()) == {"url": url, "token": token, "pid": os.getpid()}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    hubfile.withdraw(tmp_path)
+    hubfile.withdraw(tmp_path)
+    assert os.listdir(tmp_path) == ["token"]
+    path.write_text('{"pid": 1}')
+    hubfile.withdraw(tmp_path)
+    assert path.exists()
