@@ -1,0 +1,129 @@
+"""Spark's start made short: an archive of its classes (AppCDS), which Java maps instead of loading 15,000 of them anew.
+
+The archive lies in the cache folder and is taken by itself as long as Java and pyspark are those it was made with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import java
+
+_QUIET = "-Xlog:disable"
+"""Java says nothing when an archive doesn't fit; it goes on without."""
+_CHILD_S = 300
+_SMALLEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What was won.
+
+    Attributes:
+        path: the archive; size_bytes: its size.
+        before_s, after_s: from nothing to the end of a first small job, without and with it, in seconds.
+    """
+
+    path: Path
+    size_bytes: int
+    before_s: float
+    after_s: float
+
+
+def folder() -> Path:
+    """The cache folder: `smqrt` in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smqrt"
+
+
+def archive(found: java.Java) -> Path:
+    """Where the archive for this Java and the installed pyspark lies, whether it was made or not.
+
+    Args:
+        found: the Java that Spark runs on.
+
+    Raises:
+        PipelineError: pyspark isn't installed.
+    """
+    key = hashlib.sha256(f"{found.home} {found.version} {_jars()}".encode()).hexdigest()[:12]
+    return folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
+
+
+def options(found: java.Java) -> list[str]:
+    """Options for the JVM of a driver: those that name the archive when there is a fitting one, else none.
+
+    Args:
+        found: the Java that Spark runs on.
+    """
+    try:
+        path = archive(found)
+        usable = path.stat().st_size >= _SMALLEST_BYTES and not any(map(str.isspace, str(path)))
+    except (OSError, PipelineError):
+        return []
+    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", _QUIET] if usable else []
+
+
+def build() -> Warmed:
+    """Makes the archive, in place of an older one, and measures what it brings. Takes about a minute.
+
+    Raises:
+        PipelineError: Java or pyspark is missing, the folder can't be written, or Java makes no archive.
+    """
+    found = java.find()
+    path = archive(found)
+    size_bytes = _make(found, path)  # first, so that the files of Spark are in memory for both measurements
+    return Warmed(path, size_bytes, _train(found, []), _train(found, options(found)))
+
+
+def _make(found: java.Java, path: Path) -> int:
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _train(found, [f"-XX:ArchiveClassesAtExit={fresh}", _QUIET], "everything")
+        if not fresh.exists() or fresh.stat().st_size < _SMALLEST_BYTES:
+            raise PipelineError(
+                f"Java made no archive; perhaps its own is missing, then type: {found.command} -Xshare:dump"
+            )
+        fresh.rename(path)
+    except OSError as error:
+        raise PipelineError(f"{path.parent} can't be written: {error.strerror}; name another XDG_CACHE_HOME.") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+def _train(found: java.Java, jvm: list[str], *words: str) -> float:
+    """Runs Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
+    command = [sys.executable, "-m", "smqrt.pipeline.training", " ".join(jvm), *words]
+    environment = os.environ | {"JAVA_HOME": str(found.home)}
+    try:
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_CHILD_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise PipelineError(f"Spark did not finish within {_CHILD_S} s; look with: smqrt pipeline doctor") from None
+    lines = child.stdout.strip().splitlines()
+    if child.returncode or not lines:
+        reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise PipelineError(f"Spark did not start ({reason}); look with: smqrt pipeline doctor")
+    return float(json.loads(lines[-1])["seconds"])
+
+
+def _jars() -> str:
+    """What Java compares with the archive: the files of its class path. Nothing is imported for it."""
+    spec = util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+    home = Path(os.environ.get("SPARK_HOME") or spec.submodule_search_locations[0])
+    files = sorted((entry.name, *_stamp(entry)) for entry in os.scandir(home / "jars"))
+    return f"{home} {files}"
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[int, int]:
+    found = entry.stat()
+    return found.st_size, found.st_mtime_ns
