@@ -1,0 +1,109 @@
+"""The index of a segment: 64 bytes per batch, and the names of the files.
+
+A batch counts from the moment its index record is whole; it is written after the batch. So a reader that goes by the
+index sees whole batches only, while the one writer appends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from smqrt.errors import JournalError
+
+INDEX = struct.Struct("<qqqqqqIIq")
+"""An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
+HAS_TXN = 1
+"""Flag of an index record: the batch has rows of a commit."""
+DATA, INDEXED = ".arrows", ".idx"
+REMEDY = "`smqrt journal verify` says what can be read and what to do"
+
+
+class Entry(NamedTuple):
+    """A batch, as the index has it.
+
+    Attributes:
+        first_seq, rows: it holds the rows first_seq … first_seq + rows - 1.
+        offset, length: where it is in the segment, bytes.
+        ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
+        crc32: of its bytes.
+        flags: `HAS_TXN`.
+    """
+
+    first_seq: int
+    rows: int
+    offset: int
+    length: int
+    ts_min_us: int
+    ts_max_us: int
+    crc32: int
+    flags: int
+    reserved: int = 0
+
+    @property
+    def next_seq(self) -> int:
+        """The first number behind it."""
+        return self.first_seq + self.rows
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.length
+
+
+def name(first_seq: int) -> str:
+    """Returns the name of a segment's files, without their suffix."""
+    return f"{first_seq:020d}"
+
+
+def first_seq(path: Path) -> int:
+    """Returns the number of the first row of a segment, from its name."""
+    return int(path.stem)
+
+
+def paths(folder: Path) -> list[Path]:
+    """Returns the .arrows files of a node, oldest first.
+
+    Args:
+        folder: `<journal>/wal/<node>`; it may be missing.
+    """
+    return sorted(path for path in folder.glob("*" + DATA) if path.stem.isdecimal())
+
+
+def parse_index(data: bytes | memoryview) -> list[Entry]:
+    """Returns the whole records of an index; half a record at the end is one that is being written."""
+    whole = len(data) // INDEX.size * INDEX.size
+    return list(map(Entry._make, INDEX.iter_unpack(data[:whole])))
+
+
+def read_index(path: Path) -> list[Entry]:
+    """Returns the batches of a segment.
+
+    Args:
+        path: its .arrows or its .idx file. Without an index file it has no batches.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        return parse_index(path.with_suffix(INDEXED).read_bytes())
+    except FileNotFoundError:
+        return []
+
+
+def check(entries: Sequence[Entry], path: Path) -> None:
+    """Says whether the batches of an index follow each other.
+
+    Args:
+        entries: all of an index.
+        path: of the segment, for the message.
+
+    Raises:
+        JournalError: they don't.
+    """
+    for at, (before, entry) in enumerate(zip(entries, entries[1:], strict=False), 1):
+        if entry.first_seq != before.next_seq or entry.offset != before.end or entry.rows <= 0:
+            where = f"{path.with_suffix(INDEXED)} is damaged at offset {at * INDEX.size}"
+            raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")

@@ -1,0 +1,176 @@
+"""After a crash: where the journal of a node ends, and the torn end of its newest segment cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, index, manifest, record
+from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, Entry
+
+TXNS = "txn.json"
+"""In the journal's folder: the last batch of each query, as it was when a segment was sealed."""
+DAMAGED = ".damaged"
+_NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
+
+
+class Recovered(NamedTuple):
+    """What `recover` found.
+
+    Attributes:
+        next_seq: the number of the next row.
+        removed_bytes: how much was cut off.
+        txns: the last committed batch of each query.
+    """
+
+    next_seq: int
+    removed_bytes: int
+    txns: dict[str, int]
+
+
+def recover(folder: Path) -> Recovered:
+    """Makes a node's folder ready to be appended to. Only its locked writer may call it.
+
+    Batches of the newest segment that aren't whole (length, crc32) are cut off, and the segment goes on there. When
+    whole batches stand behind a broken one, they are kept beside, in files that end with `.damaged`.
+
+    Args:
+        folder: `<journal>/wal/<node>`; it may be missing.
+
+    Raises:
+        JournalError: a file can't be read or cut, or isn't a journal's.
+    """
+    journal = folder.parent.parent
+    try:
+        next_seq, removed = _repair_newest(folder)
+        return Recovered(max(next_seq, _least_next(journal, folder.name)), removed, load_txns(journal, folder))
+    except OSError as error:
+        raise JournalError(f"{folder} can't be recovered: {error}; give this user the files.") from None
+
+
+def _repair_newest(folder: Path) -> tuple[int, int]:
+    """Returns the number behind the last row, and how many bytes were cut off."""
+    next_seq = removed = filled = 0
+    for path in reversed(index.paths(folder)):
+        entries, cut = _repair(path)
+        removed += cut
+        filled += bool(entries)
+        next_seq = max(next_seq, index.first_seq(path), entries[-1].next_seq if entries else 0)
+        if filled == _NEWEST:
+            break
+    return next_seq, removed
+
+
+def _least_next(journal: Path, node: str) -> int:
+    """Numbers below it were given: their rows are Parquet by now, or a pipeline has seen them."""
+    known = [manifest.load(journal).nodes.get(node, 0)]
+    known += [offset.get(node, 0) for offset in manifest.reader_offsets(journal).values()]
+    return max(known)
+
+
+def _repair(path: Path) -> tuple[list[Entry], int]:
+    """Cuts off what isn't whole at the end of a segment; returns its batches and the bytes cut off."""
+    indexed = path.with_suffix(INDEXED)
+    entries = index.read_index(path)
+    with path.open("rb") as file:
+        size, start = os.fstat(file.fileno()).st_size, _schema_bytes(file)
+        good = _whole(file, entries, start)
+        if any(_is_whole(file, entry) for entry in entries[len(good) + 1 :]):
+            _keep_beside(path, indexed)
+    end = good[-1].end if good else start
+    index_size = indexed.stat().st_size if indexed.exists() else 0
+    cut = size - end + index_size - len(good) * INDEX.size
+    if cut:
+        _truncate(path, end)
+        _truncate(indexed, len(good) * INDEX.size)
+    return good, cut
+
+
+def _schema_bytes(file: IO[bytes]) -> int:
+    """Returns the length of the segment's schema; 0 when that is torn already."""
+    try:
+        size = arrow.message_size(file.read(8))
+        file.seek(0)
+        head = file.read(size)
+        arrow.schema_metadata(head)
+    except ValueError:
+        return 0
+    return size if len(head) == size else 0
+
+
+def _whole(file: IO[bytes], entries: Iterable[Entry], start: int) -> list[Entry]:
+    """Returns the batches up to the first that isn't whole."""
+    good: list[Entry] = []
+    end, next_seq = start, None
+    for entry in entries:
+        follows = entry.offset == end and entry.rows > 0 and next_seq in (None, entry.first_seq)
+        if not start or not follows or not _is_whole(file, entry):
+            break
+        good.append(entry)
+        end, next_seq = entry.end, entry.next_seq
+    return good
+
+
+def _is_whole(file: IO[bytes], entry: Entry) -> bool:
+    size = os.fstat(file.fileno()).st_size
+    if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
+        return False
+    file.seek(entry.offset)
+    batch = file.read(entry.length)
+    return len(batch) == entry.length and zlib.crc32(batch) == entry.crc32
+
+
+def _keep_beside(*files: Path) -> None:
+    for path in files:
+        beside = path.with_name(path.name + DAMAGED)
+        beside.unlink(missing_ok=True)
+        beside.write_bytes(path.read_bytes())
+
+
+def _truncate(path: Path, size: int) -> None:
+    """Cuts a file; the disk keeps it before anything is appended."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def load_txns(journal: Path, folder: Path) -> dict[str, int]:
+    """Returns the last committed batch of each query: the snapshot, and what the newest segments add.
+
+    Raises:
+        JournalError: the snapshot or a batch is damaged.
+    """
+    txns, segments = _snapshot(journal / TXNS), index.paths(folder)
+    filled = [path for path in segments if index.read_index(path)[:1]]
+    for path in filled if txns is None else filled[-_NEWEST:]:
+        txns = {**(txns or {}), **_committed(path)}
+    return txns or {}
+
+
+def _snapshot(path: Path) -> dict[str, int] | None:
+    try:
+        return {str(query): int(batch) for query, batch in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError, TypeError) as error:
+        raise JournalError(f"{path} is damaged ({error}); remove it: it is made again from the journal.") from None
+
+
+def _committed(path: Path) -> dict[str, int]:
+    """Returns the last batch of each query that has rows in a segment."""
+    txns: dict[str, int] = {}
+    with path.open("rb") as file:
+        for entry in index.read_index(path):
+            if entry.flags & HAS_TXN:
+                file.seek(entry.offset)
+                values = arrow.decode_column(file.read(entry.length), "txn")
+                txns.update(record.parse_transaction(value) for value in values if value)
+    return txns
