@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as mode_bits
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -92,6 +92,8 @@ class Io:
 
     kind = "io"
     """What `resourcetype` tells: "disk" or "zip"."""
+    private: Callable[[str], bool] | None = None
+    """Tells which names, without a slash in front, no client is shown; beside those that are hidden everywhere."""
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """Open a file; mode "r", "w", "a", each also with "+". Always binary."""
@@ -112,7 +114,12 @@ class Io:
     def published(self, name: str) -> Stat:
         """Look at what may be shown to a client under this name: a regular file or directory that no link smuggled
         in."""
+        self._refuse_private("/".join(segments(name)))
         return self.stat(name)
+
+    def _refuse_private(self, name: str) -> None:
+        if self.private is not None and self.private(name):
+            raise IoError("notfound", f"{name} is not for clients")
 
     def version(self, name: str) -> Hashable:
         """Give the version a `Stat` of this name would have, cheaply; None when there is nothing."""
@@ -285,9 +292,11 @@ class DiskIo(Io):
 
     def _published_path(self, name: str) -> str:
         asked = self.realpath(name)
+        self._refuse_private(asked[len(self._prefix) :])
         path = os.path.realpath(asked)
         if path == asked or path == self._root:
             return path
+        self._refuse_private(path[len(self._prefix) :])
         if not path.startswith(self._prefix):
             raise IoError("notfound", f"{name} is a link that leads out of the folder")
         if disguised(name, path[len(self._prefix) :]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from smqrt.errors import SmqrtError
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import ResourceReader
 from smqrt.http.zips import ZipIo
+from smqrt.journal import writer as journals
 from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
@@ -32,6 +34,9 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "same-origin",
 }
+
+_PIPELINE = re.compile(r"pipelines/.*\.(?:py|sql)", re.IGNORECASE | re.DOTALL)
+"""An application's pipelines: code, which clients are not shown."""
 
 
 class Script(Protocol):
@@ -142,6 +147,7 @@ class Application:
         assert self._running is not None
         running, self._running = self._running, None
         running.reader.unlink()
+        journals.close_all(self.path)
         for script in running.scripts:
             script.clear()
 
@@ -186,7 +192,8 @@ class Applications:
         return application
 
     def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
-        io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
+        io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
+        io.private = _is_pipeline
         reader = ResourceReader(name, priority, io=io)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]
@@ -197,6 +204,10 @@ class Applications:
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref
+
+
+def _is_pipeline(name: str) -> bool:
+    return _PIPELINE.fullmatch(name) is not None
 
 
 def _has(io: Io, name: str) -> bool:

@@ -205,9 +205,9 @@ def test_compacted_files(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "token", "hub.json", "manifest.json", "wal/n1/lock", "wal/n1/", "wal", "wal/n1", "data/x.json",
-        "readers/q.json", "txn.json", "data/.x.parquet", "wal/n1/%2e%2e/%2e%2e/token", "data/%2e%2e/%2e%2e/secret.parquet", "%2e%2e/",
-        "data//etc/x.parquet", "data/link.parquet", "data/folder.parquet", f"wal/n1/{SEGMENT}.arrows/",
+        "token", "hub.json", "manifest.json", "wal/n1/lock", "wal/n1/", "wal", "wal/n1", "data/x.json", "txn.json",
+        "readers/q.json", "data/.x.parquet", "wal/n1/%2e%2e/%2e%2e/token", "data/%2e%2e/%2e%2e/secret.parquet",
+        "%2e%2e/", "data//etc/x.parquet", "data/link.parquet", "data/folder.parquet", f"wal/n1/{SEGMENT}.arrows/",
         f"wal/n1/{SEGMENT}.arrows%00", "data/a%5c..%5cx.parquet", "data/out/x.parquet",
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import zipfile
+from pathlib import Path
 
 import pytest
 from app_server import AppServer
@@ -293,3 +294,41 @@ def test_logging_goes_to_the_lua_logger(server: AppServer, caplog):
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         server.app({".preload": "error'seen'"}, "app")
     assert any(record.name == "smqrt.lua" for record in caplog.records)
+
+
+def test_pipelines_are_code_and_not_shown(server: AppServer):
+    shown = {
+        "pipelines/readme.txt": "r",
+        "pipelines/devices.csv": "d",
+        "pipelines/index.html": "i",
+        "docs/pipelines/x.py": "x",
+    }
+    closed = ["pipelines/x.py", "pipelines/x.sql", "pipelines/sub/x.py", "pipelines/X.PY", "pipelines/.state/x.json"]
+    closed += [".journal/token", ".journal/hub.json", ".journal/wal/n1/0.idx", ".pipelines/x/status.json"]
+    server.app(shown | dict.fromkeys(closed, "secret"), "app")
+    (server.folder / "app" / "link.txt").symlink_to(server.folder / "app" / "pipelines" / "x.py")
+    (server.folder / "app" / "other").symlink_to(server.folder / "app" / "pipelines")
+    server.write("", {})
+    for name, content in shown.items():
+        assert server.ask(f"/app/{name}").text == content
+    tricks = [
+        "pipelines//x.py",
+        "pipelines/./x.py",
+        "pipelines/%78.py",
+        "a/../pipelines/x.py",
+        "other/x.py",
+        "link.txt",
+    ]
+    for name in [*closed, *tricks]:
+        answer = server.ask(f"/app/{name}")
+        assert answer.status == 404, name
+        assert "secret" not in answer.text
+
+
+def test_pipelines_of_a_zip_file_are_not_shown_either(server: AppServer, tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        for name in ("in/pipelines/x.py", "in/pipelines/x.txt", "pipelines/y.py"):
+            archive.writestr(name, name)
+    server.applications.load("zip", tmp_path / "app.zip", 0, "in")
+    assert server.ask("/zip/pipelines/x.txt").text == "in/pipelines/x.txt"
+    assert server.ask("/zip/pipelines/x.py").status == 404
