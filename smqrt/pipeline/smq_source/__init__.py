@@ -1,0 +1,74 @@
+"""The data source `smq`: Spark reads a journal and publishes through its hub.
+
+    spark.read.format("smq").option("topics", "site1/#").load("app/.journal")
+    spark.readStream.format("smq").option("startingOffsets", "earliest").load("app/.journal")
+
+Spark finds it through the package `pyspark_smq` and imports that in every helper process, so that nothing here but
+pyspark itself is imported before the source is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from smqrt.pipeline.smq_source.batch import BatchReader
+    from smqrt.pipeline.smq_source.stream import StreamReader
+    from smqrt.pipeline.smq_source.writing import BatchWriter, StreamWriter
+
+__all__ = ["DefaultSource", "register"]
+
+
+class DefaultSource(DataSource):
+    """`format("smq")`; every option is described in help/format-smq.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "smq"
+
+    def schema(self) -> str:
+        from smqrt.journal.record import DDL
+        from smqrt.pipeline.smq_source.options import ReadOptions
+
+        ReadOptions.parse(self.options)
+        return DDL
+
+    def reader(self, schema: StructType) -> BatchReader:
+        from smqrt.pipeline.smq_source.batch import BatchReader
+        from smqrt.pipeline.smq_source.options import ReadOptions
+
+        return BatchReader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        from smqrt.pipeline.smq_source.options import ReadOptions
+        from smqrt.pipeline.smq_source.stream import StreamReader
+
+        return StreamReader(ReadOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from smqrt.pipeline.smq_source.options import WriteOptions
+        from smqrt.pipeline.smq_source.writing import BatchWriter
+
+        return BatchWriter(WriteOptions.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from smqrt.pipeline.smq_source.options import WriteOptions
+        from smqrt.pipeline.smq_source.writing import StreamWriter
+
+        return StreamWriter(WriteOptions.parse(self.options), schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the source known to a session whose workers have smqrt only through --py-files.
+
+    Sources that Spark finds by itself don't see such files on the workers; registered ones do.
+
+    Args:
+        spark: the session.
+    """
+    spark.dataSource.register(DefaultSource)

@@ -1,0 +1,98 @@
+"""`spark.read.format("smq")`: the rows that the journal has when the query is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from smqrt.errors import ArgumentError
+from smqrt.pipeline.smq_source import columns, offsets
+from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
+from smqrt.pipeline.smq_source.pushdown import Pushed, Pushing
+from smqrt.pipeline.smq_source.scan import Part, Scan
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from smqrt.journal.reader import Journal
+    from smqrt.journal.remote import RemoteJournal
+
+
+class BatchReader(DataSourceReader):
+    """Reads a range of the journal.
+
+    Args:
+        options: of the read.
+        schema: of the result.
+
+    Raises:
+        ArgumentError: an option is for streams only, or the schema asks for what the journal doesn't have.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if options.max_rows or options.split_at or options.query:
+            raise ArgumentError("smq options maxRowsPerTrigger, splitAt and queryName are for readStream.")
+        columns.checked(schema)
+        self.scan = Scan(options, schema)
+        self.pushFilters = Pushing()  # type: ignore[method-assign]
+
+    @property
+    def pushed(self) -> Pushed:
+        """What Spark's filters leave."""
+        return self.pushFilters.pushed  # type: ignore[attr-defined,no-any-return]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        pushed, options = self.pushed, self.scan.options
+        self.scan = replace(self.scan, topics=named(pushed, options), ts_us=pushed.times)
+        journal = self.scan.journal
+        begin, last = journal.begin(), journal.end()
+        start, end = edges(journal, options, begin, last)
+        start, end = offsets.checked(start, end, begin, last, options.fail_on_data_loss)
+        return self.scan.parts(*clipped(start, end, pushed))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return self.scan.read(partition) if isinstance(partition, Part) else iter(())
+
+
+def named(pushed: Pushed, options: ReadOptions) -> frozenset[str] | None:
+    """Returns the topics that both Spark's filters and the options leave; None for all."""
+    wanted = options.filter()
+    if pushed.topics is None or wanted is None:
+        return pushed.topics
+    return frozenset(filter(wanted.matches, pushed.topics))
+
+
+def edges(
+    journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
+) -> tuple[Offsets, Offsets]:
+    """Returns the offsets between which the options ask for rows."""
+    start = edge(journal, options.starting, options.starting_us, begin, last, begin)
+    end = edge(journal, options.ending, options.ending_us, begin, last, last)
+    return start, last | end if isinstance(options.ending, dict) else end
+
+
+def edge(
+    journal: Journal | RemoteJournal,
+    place: str | Offsets | None,
+    time_us: int | None,
+    begin: Offsets,
+    last: Offsets,
+    default: Offsets,
+) -> Offsets:
+    """Returns the offsets of one option: a place, a time or neither."""
+    if time_us is not None:
+        return journal.offsets_at(time_us)
+    if isinstance(place, str):
+        return begin if place == "earliest" else last
+    return default if place is None else place
+
+
+def clipped(start: Offsets, end: Offsets, pushed: Pushed) -> tuple[Offsets, Offsets]:
+    """Returns the part of a range that filters on `node` and `seq` leave."""
+    first, behind = pushed.seq
+    ends = {node: min(seq, max(behind, 0)) for node, seq in end.items() if pushed.nodes is None or node in pushed.nodes}
+    starts = {node: min(max(start.get(node, 0), first), seq) for node, seq in ends.items()}
+    return starts, ends

@@ -1,0 +1,127 @@
+"""What reading shares between batch and stream: planned ranges of the journal become Arrow batches in a worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from smqrt.journal.filters import Filter
+from smqrt.journal.record import Flag
+from smqrt.journal.remote import open_journal
+from smqrt.pipeline.smq_source import columns, merging
+from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from smqrt.journal.reader import Chunk, Journal
+    from smqrt.journal.remote import RemoteJournal
+
+
+class Part(InputPartition):
+    """What one task of Spark reads.
+
+    Args:
+        chunks: pieces of files, in the order of their rows.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        super().__init__(None)
+        self.chunks = list(chunks)
+
+
+@lru_cache(maxsize=4)
+def opened(place: str, token: str | None, retry_s: float) -> Journal | RemoteJournal:
+    """Returns the journal: one object for each process, so that connections are used again."""
+    return open_journal(place, token, retry_s=retry_s)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What to read, without the ranges: it's sent to the workers.
+
+    Attributes:
+        options: of the read.
+        schema: of the result, as Spark gave it.
+        topics: exact names that Spark's filters leave, or None.
+        ts_us: first and last microsecond that Spark's filters leave, or None.
+    """
+
+    options: ReadOptions
+    schema: StructType
+    topics: frozenset[str] | None = None
+    ts_us: tuple[int, int] | None = None
+
+    @property
+    def journal(self) -> Journal | RemoteJournal:
+        return opened(self.options.journal, self.options.token, self.options.retry_s)
+
+    @property
+    def filter(self) -> Filter | None:
+        """What skips whole files: the names that Spark's filters leave, where they can be told from wildcards."""
+        if self.topics and not any({"+", "#"} & set(name) for name in self.topics):
+            return Filter(sorted(self.topics))
+        return self.options.filter()
+
+    def parts(self, start: Offsets, end: Offsets) -> list[Part]:
+        """Returns the tasks that read the rows from `start` up to, without, `end`."""
+        if self.topics is not None and not self.topics:
+            return []
+        plan = self.journal.plan(
+            start, end, max_rows=self.options.rows_per_partition, ts_us=self.ts_us, topics=self.filter
+        )
+        return [Part(chunks) for chunks in plan]
+
+    def read(self, part: InputPartition) -> Iterator[Any]:
+        """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""
+        if not isinstance(part, Part):
+            return
+        target = columns.arrow_schema(self.schema)
+        names = columns.needed(self.schema.fieldNames(), *self._looked_at())
+        batches = (batch for chunk in part.chunks for batch in self._chunk(chunk, names))
+        for batch in merging.merged(batches, self.options.batch_rows):
+            if (kept := self._kept(batch)).num_rows:
+                yield columns.shaped(kept, target)
+
+    def _looked_at(self) -> Iterator[str]:
+        """Yields the columns that reading itself needs."""
+        yield "seq"
+        if self.ts_us:
+            yield "ts"
+        if self.topics is not None or self.options.filter():
+            yield "topic"
+        if not self.options.include_pipeline:
+            yield "flags"
+
+    def _chunk(self, chunk: Chunk, names: Sequence[str]) -> Iterator[Any]:
+        """Yields the batches of a chunk. Its file may be gone since it was planned: compacted into another one."""
+        node, first, end = chunk.node, chunk.first_seq + chunk.skip, chunk.first_seq + chunk.skip + chunk.rows
+        try:
+            for batch in self.journal.tables(chunk, names, self.filter):
+                yield batch
+                first = batch.column("seq")[-1].as_py() + 1 if batch.num_rows else first
+        except FileNotFoundError:
+            for again in itertools.chain(*self.journal.plan({node: first}, {node: end}, topics=self.filter)):
+                yield from self.journal.tables(again, names, self.filter)
+
+    def _kept(self, batch: Any) -> Any:
+        """Returns the rows that every filter leaves."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        masks = []
+        if self.ts_us:
+            ts = batch.column("ts").cast(pa.int64())
+            masks += [pc.greater_equal(ts, self.ts_us[0]), pc.less_equal(ts, self.ts_us[1])]
+        if self.topics is not None:
+            masks.append(pc.is_in(batch.column("topic"), pa.array(sorted(self.topics), pa.string())))
+        if not self.options.include_pipeline:
+            masks.append(pc.equal(pc.bit_wise_and(batch.column("flags"), int(Flag.PIPELINE)), 0))
+        for mask in masks[1:]:
+            masks[0] = pc.and_(masks[0], mask)
+        return batch.filter(masks[0]) if masks else batch

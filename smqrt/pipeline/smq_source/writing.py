@@ -1,0 +1,149 @@
+"""`write.format("smq")` and `writeStream.format("smq")`: rows become messages, published by the journal's hub.
+
+Columns: `topic` (string), `payload` (string or binary) and perhaps `subtopic` (string).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import commit
+from smqrt.pipeline.smq_source.options import WriteOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+Record = tuple[bytes, bytes | None, bytes]
+"""Topic, subtopic, payload."""
+
+COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
+NEEDED = ("topic", "payload")
+QUERY_ID = "sql.streaming.queryId"
+"""A local property of every task of a stream; it stays the same as long as the checkpoint does."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task hands to the driver.
+
+    Attributes:
+        query: the stream's id; empty for a batch write.
+        rows: what is to be published; none for a batch write, whose tasks publish by themselves.
+    """
+
+    query: str
+    rows: list[Record]
+
+
+def checked(schema: StructType) -> None:
+    """Raises ArgumentError when the frame's columns aren't those of messages."""
+    here = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name in NEEDED:
+        if name not in here:
+            raise ArgumentError(f'smq writes columns topic, payload and perhaps subtopic: there is no "{name}".')
+    for name, kind in here.items():
+        if name not in COLUMNS:
+            raise ArgumentError(
+                f'smq writes columns topic, payload and perhaps subtopic, not "{name}": '
+                "put what belongs to the message into payload, such as to_json(struct(...))."
+            )
+        if kind not in COLUMNS[name]:
+            raise ArgumentError(f"smq writes column {name} as string or binary, not {kind}: cast it.")
+
+
+def records(batches: Iterable[Any]) -> Iterator[Record]:
+    """Yields the rows of pyarrow.RecordBatches as messages.
+
+    Raises:
+        ArgumentError: a topic is null. A null payload is an empty one.
+    """
+    for batch in batches:
+        names = batch.schema.names
+        topics, payloads = as_bytes(batch, "topic"), as_bytes(batch, "payload")
+        subtopics = as_bytes(batch, "subtopic") if "subtopic" in names else [None] * batch.num_rows
+        for topic, subtopic, payload in zip(topics, subtopics, payloads, strict=True):
+            if not topic:
+                raise ArgumentError("smq can't publish a row whose topic is null or empty: filter such rows out.")
+            yield topic, subtopic, payload or b""
+
+
+def as_bytes(batch: Any, name: str) -> list[bytes | None]:
+    """Returns a column's values; text as UTF-8."""
+    import pyarrow as pa
+
+    found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
+    return found
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Publishes each micro-batch exactly once: in one commit with the stream's id and the batch's number.
+
+    Args:
+        options: of the write.
+        schema: of the frame.
+        overwrite: what Spark asks for in output mode "complete".
+
+    Raises:
+        ArgumentError: the frame's columns or the output mode don't fit.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ArgumentError('smq takes outputMode("append"): for others publish in foreachBatch.')
+        checked(schema)
+        self.options = options
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY_ID) if context else None
+        if not query:
+            raise JournalError(f"Spark gives no {QUERY_ID} to the task: without it a repeated batch isn't recognized.")
+        return Written(query, list(records(iterator)))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        rows = [row for message in written for row in message.rows]
+        if rows:
+            target = commit.HubAddress.of(self.options.journal, self.options.token)
+            commit.commit(target, written[0].query, batchId, rows, retry_s=self.options.retry_s)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing has been published: only a commit publishes."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Publishes a frame. A task that Spark repeats publishes again: at least once.
+
+    Args:
+        options: of the write.
+        schema: of the frame.
+        overwrite: what Spark asks for in mode "overwrite".
+
+    Raises:
+        ArgumentError: the frame's columns or the mode don't fit.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ArgumentError('smq adds to a journal and never replaces it: use mode("append").')
+        checked(schema)
+        self.options = options
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        target = commit.HubAddress.of(self.options.journal, self.options.token)
+        for batch in iterator:
+            rows = list(records([batch]))
+            commit.publish(target, rows, retry_s=self.options.retry_s)
+        return Written("", [])
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The tasks have published everything."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What the tasks have published stays published."""

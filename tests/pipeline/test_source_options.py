@@ -1,0 +1,108 @@
+"""Options of format("smq"): each mistake is one sentence that names the option and the rule."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from smqrt.errors import ArgumentError
+from smqrt.pipeline.smq_source.options import ReadOptions, WriteOptions, epoch_us, time_us
+
+NOW = "2026-11-21T15:00:00"
+
+
+def read(**given: str) -> ReadOptions:
+    return ReadOptions.parse(CaseInsensitiveDict({"path": "/tmp/journal"} | given))
+
+
+def test_names_of_options_have_no_case_as_everywhere_in_spark() -> None:
+    options = read(MAXROWSPERTRIGGER="10", startingoffsets="earliest", failOnDataLoss="FALSE")
+    assert (options.max_rows, options.starting, options.fail_on_data_loss) == (10, "earliest", False)
+
+
+def test_an_unknown_option_is_named_with_those_there_are() -> None:
+    with pytest.raises(ArgumentError, match='no option "startingoffset" here. It has: .*startingOffsets, startingTime'):
+        read(startingOffset="earliest")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("maxRowsPerTrigger", "0", "whole number of at least 1"),
+        ("rowsPerPartition", "many", "whole number of at least 1"),
+        ("batchRows", "-1", "whole number of at least 1"),
+        ("startingOffsets", "newest", 'such as {"n1": 12345}'),
+        ("startingOffsets", '{"n1": -2}', 'such as {"n1": 12345}'),
+        ("startingOffsets", '{"n1": true}', 'such as {"n1": 12345}'),
+        ("splitAt", "[1]", 'such as {"n1": 12345}'),
+        ("startingTime", "yesterday", "2026-11-21T15:00:00Z, or 2h"),
+        ("startingTime", "2 parsecs", "duration like 30s or 2h"),
+        ("failOnDataLoss", "no", '"true" or "false"'),
+        ("includePipeline", "1", '"true" or "false"'),
+        ("topics", '["a"', "JSON list"),
+        ("topics", "[1]", "every element"),
+        ("topics", "a/#/b", "'#' inside"),
+        ("retry", "soon", "duration like 30s or 2h"),
+        ("token", "", "must not be empty"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_rule(option: str, value: str, rule: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        read(**{option: value})
+    assert rule in str(caught.value)
+
+
+def test_topics_are_names_between_commas_or_a_list() -> None:
+    assert read(topics="a/#, b").topics == ("a/#", "b")
+    assert read(topics='["a,b", "c"]').topics == ("a,b", "c")
+
+
+def test_exclude_alone_means_everything_else() -> None:
+    wanted = read(exclude="dlq/#").filter()
+    assert wanted and wanted.matches("a") and not wanted.matches("dlq/a")
+    assert read().filter() is None
+
+
+def test_offsets_and_a_time_exclude_each_other() -> None:
+    with pytest.raises(ArgumentError, match="startingOffsets and startingTime say the same"):
+        read(startingOffsets="earliest", startingTime=NOW)
+
+
+def test_a_journal_is_needed_and_only_one() -> None:
+    with pytest.raises(ArgumentError, match="needs to know the journal"):
+        ReadOptions.parse({})
+    with pytest.raises(ArgumentError, match="not both"):
+        read(url="http://h:1/rtl/journal/n")
+
+
+def test_a_folder_is_made_absolute_and_an_address_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read(path="app/.journal").journal == str(tmp_path / "app" / ".journal")
+    assert read(path="http://h:1/rtl/journal/n").journal == "http://h:1/rtl/journal/n"
+
+
+def test_times_are_utc_unless_they_say_otherwise() -> None:
+    assert time_us("startingTime", NOW) == time_us("startingTime", NOW + "Z") == 1_795_273_200_000_000
+    assert time_us("startingTime", NOW + "+02:00") == 1_795_273_200_000_000 - 7_200_000_000
+
+
+def test_a_duration_is_that_long_ago() -> None:
+    from datetime import UTC, datetime
+
+    ago_us = epoch_us(datetime.now(UTC)) - time_us("startingTime", "2h")
+    assert abs(ago_us - 7_200_000_000) < 5_000_000
+
+
+def test_what_spark_adds_for_a_sink_is_no_mistake() -> None:
+    given = {"checkpointLocation": "/tmp/c", "queryName": "q", "url": "http://h:1/rtl/journal/n", "retry": "5s"}
+    assert WriteOptions.parse(CaseInsensitiveDict(given)).retry_s == 5
+    with pytest.raises(ArgumentError, match='"topics" here. It has: path, retry, token, url'):
+        WriteOptions.parse(CaseInsensitiveDict(given | {"topics": "a"}))
+
+
+def test_options_travel_to_workers() -> None:
+    options = read(topics="a/#", splitAt='{"n1": 3}')
+    assert pickle.loads(pickle.dumps(options)) == options
