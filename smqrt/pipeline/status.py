@@ -80,11 +80,10 @@ def read(query: Path) -> Status | None:
         Its status, "dead" when its process is gone without having said so; None when it never ran.
     """
     try:
-        values = json.loads((query / FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+        values = dict(json.loads((query / FILE).read_text("utf-8")))
+        status = Status(**{item.name: values[item.name] for item in fields(Status) if item.name in values})
+    except (OSError, ValueError, TypeError):
         return None
-    known = {item.name for item in fields(Status)}
-    status = Status(**{key: value for key, value in values.items() if key in known})
     died = status.state in LIVE and process.running(query) is None
     return replace(status, state="dead", rows_per_s=0.0) if died else status
 
@@ -145,17 +144,22 @@ class Board:
         with self._lock:
             return list(self._statuses.values())
 
-    def watch(self, spark: Any) -> None:
+    def watch(self, spark: Any) -> Callable[[], None]:
         """Lets Spark tell about its queries, whose names are those given to `starting`.
 
         Args:
             spark: the SparkSession.
+
+        Returns:
+            A function that ends it.
         """
         java_gateway: Any = import_module("pyspark.java_gateway")
-        gateway = spark.sparkContext._gateway
-        java_gateway.ensure_callback_server_started(gateway)
-        wrapper = gateway.jvm.PythonStreamingQueryListenerWrapper(_Listener(self))
-        spark._jsparkSession.streams().addListener(wrapper)
+        java_gateway.ensure_callback_server_started(spark.sparkContext._gateway)
+        streams = spark._jsparkSession.streams()
+        java_class = spark.sparkContext._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
+        wrapper = java_class(_Listener(self))
+        streams.addListener(wrapper)
+        return lambda: streams.removeListener(wrapper)
 
     def started(self, query_id: str, name: str) -> None:
         """Spark has started a query."""
