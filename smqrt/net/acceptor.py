@@ -1,18 +1,27 @@
-"""A listening socket that accepts when it is asked to: who is not asked leaves the connections to the kernel."""
+"""A listening socket that accepts when it is asked to: who is not asked leaves the connections to the kernel.
+
+A lack of file descriptors doesn't end it: it rests for a moment, and the connections wait in the kernel.
+"""
 
 from __future__ import annotations
 
 import _socket
+import logging
 import ssl
 from collections import deque
 from typing import Any
 
+from gevent import get_hub
+
 from smqrt.errors import StreamError
 from smqrt.net.addresses import resolve
+from smqrt.net.listener import EXHAUSTED, PAUSE_S
 from smqrt.net.readiness import READ, Ready, Signal, Wait
 from smqrt.net.tls import HandshakeQueue
 
-BACKLOG = 512
+log = logging.getLogger("smqrt")
+
+BACKLOG = 4096  # a client beyond these isn't refused: its system tries again after 1, 3, 7, 15, 31 s
 
 
 class Acceptor:
@@ -33,6 +42,7 @@ class Acceptor:
     ) -> None:
         self._socket: _socket.socket | None = _bound(port, host, ipv6)
         self._ready = Ready(self._socket.fileno(), READ)
+        self._rest = _Rest()
         self._shaken: deque[Any] = deque()
         self._shaken_signal = Signal()
         self._handshakes = HandshakeQueue(context, self._on_handshake) if context is not None else None
@@ -41,26 +51,33 @@ class Acceptor:
         """A connection's transport, or None when there is none now.
 
         Raises:
-            StreamError: "socketclosed", or "failed" (out of file descriptors).
+            StreamError: "socketclosed".
         """
         sock = self._live()
-        if self._shaken:
-            return self._shaken.popleft()
-        while True:
+        while not self._shaken and not self._rest.lasts:
             try:
                 fd, address = sock._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
-                return self._shaken.popleft() if self._shaken else None
+                break
             except ConnectionError:
                 continue  # that client's trouble
             except OSError as error:
-                raise StreamError("failed", error.strerror or "") from None
+                self._failed(error)
+                break
             client = _socket.socket(sock.family, sock.type, 0, fd)
             client.setblocking(False)
             client.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             if self._handshakes is None:
                 return client
             self._handshakes.begin(client, address)
+        return self._shaken.popleft() if self._shaken else None
+
+    def _failed(self, error: OSError) -> None:
+        if error.errno not in EXHAUSTED:
+            return  # that client's trouble as well
+        if not self._rest.begun:
+            log.error("cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror)
+        self._rest.begin()
 
     def acceptable(self, timeout_s: float | None = None) -> Wait:
         """Wait until `try_accept` is worth another try.
@@ -69,7 +86,7 @@ class Acceptor:
             StreamError: "socketclosed".
         """
         self._live()
-        wait = self._ready.wait(timeout_s)
+        wait = (self._rest if self._rest.lasts else self._ready).wait(timeout_s)
         if self._handshakes is not None:
             shaken = self._shaken_signal.wait()
             shaken.then(lambda value, error: wait.resolve())
@@ -90,7 +107,8 @@ class Acceptor:
         sock, self._socket = self._socket, None
         if sock is None:
             return False
-        self._ready.close(StreamError("socketclosed"))
+        for signal in (self._ready, self._rest):
+            signal.close(StreamError("socketclosed"))
         if self._handshakes is not None:
             self._handshakes.close()
         while self._shaken:
@@ -106,6 +124,47 @@ class Acceptor:
         if self._socket is None:
             raise StreamError("socketclosed")
         return self._socket
+
+
+class _Rest(Signal):
+    """Fires when it is over. A descriptor that is ready would wake us at once, and in vain.
+
+    Attributes:
+        begun: whether there ever was one.
+    """
+
+    __slots__ = ("_timer", "begun")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timer: Any = None
+        self.begun = False
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it goes on."""
+        return self._timer is not None
+
+    def begin(self) -> None:
+        """Rest for `PAUSE_S`."""
+        self.begun = True
+        self._timer = get_hub().loop.timer(PAUSE_S)
+        self._timer.start(self._over)
+
+    def close(self, error: BaseException) -> None:
+        """End it for good; who waits is rejected with `error`."""
+        self._stop()
+        self.fail(error)
+
+    def _over(self) -> None:
+        self._stop()
+        self.fire()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
 
 
 def _bound(port: int, host: str | None, ipv6: bool) -> _socket.socket:

@@ -22,7 +22,7 @@ OnAccept = Callable[[Any, tuple[Any, ...]], None]
 ACCEPTS_PER_EVENT = 64  # then the others have a turn
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below the four minutes after which many NATs forget
 PAUSE_S = 0.5  # without file descriptors
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _REASONS = {
     errno.EADDRINUSE: "the port is in use; stop the other server or choose another --port (0 picks a free one)",
     errno.EACCES: "not allowed; ports below 1024 need rights, choose another --port",
@@ -112,7 +112,7 @@ class Listener:
             client.close()
 
     def _failed(self, error: OSError) -> None:
-        if error.errno not in _EXHAUSTED:
+        if error.errno not in EXHAUSTED:
             return  # that client's trouble (ECONNABORTED and the like); the next event goes on
         if not self._complained:
             log.error("cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror)
