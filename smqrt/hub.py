@@ -22,6 +22,7 @@ from smqrt.broker.hooks import Hooks, Pending
 from smqrt.broker.server_client import ServerClient
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError, CloseReason
+from smqrt.journal import writer
 from smqrt.net import workers
 from smqrt.net.broker import Broker, Options
 from smqrt.net.handover import is_smq
@@ -73,16 +74,19 @@ def create(**options: Any) -> Smq:
         rndtid: a random ETID for the server instead of 1.
         persist: file that keeps topic names and their numbers over restarts.
         budget: bytes that may wait for a client that does not read (1 MiB).
+        journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
         ArgumentError: an unknown option, a callback that can't be called, a number out of range, a `persist` file that
             can't be used.
+        JournalError: a journal that can't be used, or that another process writes to.
     """
+    journal = options.pop("journal", None)
     callbacks = {name: options.pop(name, None) for name in _CALLBACKS}
     for name, function in callbacks.items():
         if function is not None:
             _function(name, function)
-    return Smq(callbacks, _options(options))
+    return Smq(callbacks, _options(options), journal)
 
 
 _NUMBERS = {
@@ -104,7 +108,7 @@ def _options(given: dict[str, Any]) -> Options:
         elif name == "persist":
             options.persist = None if value is None else _path(value)
         else:
-            known = ", ".join((*_CALLBACKS, *_NUMBERS, "rndtid", "persist"))
+            known = ", ".join((*_CALLBACKS, *_NUMBERS, "rndtid", "persist", "journal"))
             raise ArgumentError(f"{name}: no such option of create(); there are {known}")
     return options
 
@@ -240,11 +244,16 @@ def _log_error(what: str, value: Any, error: BaseException | None) -> None:
 
 
 class Smq:
-    """A broker; see `create`. Close to the Lua object in names and meaning."""
+    """A broker; see `create`. Close to the Lua object in names and meaning.
 
-    def __init__(self, callbacks: dict[str, Any], options: Options) -> None:
+    Attributes:
+        journal: what writes the journal (`smqrt.journal.writer.JournalWriter`), None without one.
+    """
+
+    def __init__(self, callbacks: dict[str, Any], options: Options, journal: Any = None) -> None:
         self._callbacks = callbacks
         self._broker = Broker(self._hooks(callbacks), options)
+        self.journal = writer.record(self._broker, journal)
         self._global: Callable[..., Any] | None = None
         if callbacks["onmsg"] is not None:
             self.onmsg(callbacks["onmsg"])

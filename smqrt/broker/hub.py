@@ -99,6 +99,8 @@ class Hub:
         self.stats.closes += 1
         if self.hooks.onclose:
             self.hooks.onclose(session, reason)
+        if self.recorder:
+            self.recorder.left(session)
         session.leave()
         del self.sessions[session.etid]
         if self.uids.get(session.uid) is session:

@@ -36,6 +36,10 @@ class Recorder(Protocol):
         """Keep a run, in the order of the calls."""
         ...
 
+    def record_large(self, run: bytes) -> None:
+        """As `record`, for runs of many kilobytes."""
+        ...
+
     def record_unrouted(self, run: bytes) -> None:
         """Keep a run that nobody receives."""
         ...
@@ -52,6 +56,10 @@ class Recorder(Protocol):
         """Let the outbox of `publisher` resume once there is room again; gives true."""
         ...
 
+    def left(self, client: Any) -> None:
+        """A client is gone; what it published is still to be written with its name."""
+        ...
+
 
 def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
@@ -64,18 +72,16 @@ def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
 
 
 class Recorded:
-    """A route that is written to the journal before anybody receives from it.
+    """A route that is written to the journal before anybody receives from it."""
 
-    Attributes:
-        record: what takes runs for the journal.
-    """
-
-    __slots__ = ("_deliver", "_peer", "_recorder", "_route", "record")
+    __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
 
     def __init__(self, recorder: Recorder, route: Route, peer: Any) -> None:
         self._recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
-        self.record = recorder.record_unrouted if isinstance(route, Unrouted) else recorder.record
+        self._record, self._record_large = recorder.record, recorder.record_large
+        if isinstance(route, Unrouted):
+            self._record = self._record_large = recorder.record_unrouted
 
     @property
     def sole_raw(self) -> Outbox | None:
@@ -84,12 +90,12 @@ class Recorded:
 
     def deliver(self, run: bytes) -> bool | None:
         """Record the run, then deliver it; true when the publisher has to wait for the journal."""
-        self.record(run)
+        self._record(run)
         return self._deliver(run) or (self._recorder.full and self._recorder.hold(self._peer))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        self.record(bytes(view))
+        self._record_large(bytes(view))
         return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
 
 

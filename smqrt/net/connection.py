@@ -221,7 +221,7 @@ class RawConnection(Outbox):
             return 0
         count, used = datapath.kernels.spread(size, table, publisher)
         if recorder and used:
-            recorder.record(chars[:used])
+            recorder.record_large(chars[:used])
         at = 0
         for lane, end in zip(share_lanes[:count].tolist(), share_ends[:count].tolist(), strict=True):
             outboxes[lane].put(shares[at:end])

@@ -6,6 +6,7 @@ Lua knows a broker and a client by integers. A client gets one the first time a 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from gevent import get_hub
 from smqrt.broker.hooks import Hooks, Pending
 from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
+from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketHalf
 from smqrt.lua.bridge import LuaError
@@ -89,6 +91,7 @@ class LuaBroker:
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         self.broker = Broker(Hooks(**adapters), options)
+        self.journal: writer.JournalWriter | None = None
 
     def _ask(self, name: str, otherwise: Any, *arguments: Any) -> Any:
         return ask(self._vm, self._refs[name], otherwise, *arguments)
@@ -216,7 +219,9 @@ class HubHalf:
         values = {name: value for name, value in given.items() if not name.startswith("f:")}
         if "persist" in values:
             values["persist"] = values["persist"].decode("utf-8", "surrogateescape")
+        journal = json.loads(values.pop("journal", b"[false]"))[0]
         broker = LuaBroker(self._vm, self, refs, Options(**values))
+        broker.journal = writer.record(broker.broker, journal)
         number = next(self._numbers)
         self._brokers[number] = broker
         return number
@@ -226,6 +231,14 @@ class HubHalf:
         broker = self._brokers.pop(number, None)
         if broker:
             get_hub().loop.run_callback(broker.broker.shutdown)
+            if broker.journal:
+                broker.journal.close()
+
+    def journal(self, number: int) -> tuple[Any, ...] | None:
+        """`counter, value, ...` of the journal; None without one."""
+        journal = self._brokers[number].journal
+        counters = journal.stats().items() if journal else ()
+        return tuple(part for word, count in counters for part in (word.encode(), count)) or None
 
     def of(self, number: int) -> Broker:
         """The broker of an integer."""
@@ -277,7 +290,7 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics peer_dropped drops origin socket create release subscribe onmsg observe "
+    "on_forget peer peer_topics peer_dropped drops journal origin socket create release subscribe onmsg observe "
     "deliver_default peers etid2peer belongs names"
 )
 _SHARED = (

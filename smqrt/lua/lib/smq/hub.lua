@@ -315,6 +315,12 @@ end
 
 function smq.queuesize(self) return py.queuesize(handle(self)) end
 
+-- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
+function smq.journal(self)
+  local list = table.pack(py.journal(handle(self)))
+  return list[1] and fold({}, table.unpack(list, 1, list.n))
+end
+
 -- ---- the module
 
 local numbers = {keepidle = "keepidle_s", keepintv = "keepintv_s", readtmo = "readtmo_ms", queuesize = "queuesize", budget = "budget_bytes"}
@@ -339,6 +345,11 @@ local function options(op)
     end
   end
   if op.rndtid then add(list, "rndtid", true) end
+  if op.journal then
+    local text, fault = ba.json.encode({op.journal})
+    if not text then core.raise("bad argument #1.journal to 'create' (" .. tostring(fault) .. ")") end
+    add(list, "journal", text)
+  end
   if op.persist then add(list, "persist", arg.string(op.persist, "1.persist", "create")) end
   return list
 end

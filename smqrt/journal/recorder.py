@@ -1,0 +1,212 @@
+"""The tap of a hub: takes what is published, and turns it into batches for the writer.
+
+Recording a message is one append to a list; the rest happens once per turn of the event loop (a time stamp) and once
+per flush (the columns of a batch, in LuaJIT).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.broker.hub import Hub
+from smqrt.broker.topics import Topic
+from smqrt.journal import arrow
+from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, PureColumns, stamp, toggle
+from smqrt.journal.filters import Filter
+from smqrt.journal.record import Flag
+from smqrt.journal.settings import JournalSettings
+from smqrt.net import datapath, jit
+
+FLUSH_RUNS = 2048
+"""So many runs are not kept waiting for the timer."""
+FLUSH_BYTES = 4 << 20
+_UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
+
+Write = Callable[[int, int, int, Sequence[Piece]], bool]
+"""`(rows, first us, last us, pieces) -> written`; false: the disk takes nothing, and the writer keeps the batch."""
+
+
+class HubRecorder:
+    """The `Recorder` of one hub (`smqrt.broker.routes`).
+
+    Args:
+        hub: what is recorded.
+        settings: which topics, and how often to flush.
+        next_seq: gives the sequence number of the next row.
+        write: takes each batch.
+
+    Attributes:
+        full: the disk takes nothing; publishers wait.
+        messages_skipped: how many messages were not selected.
+    """
+
+    def __init__(self, hub: Hub, settings: JournalSettings, next_seq: Callable[[], int], write: Write) -> None:
+        self._hub = hub
+        self._filter = Filter(settings.topics, settings.exclude)
+        self._direct = settings.direct
+        self._next_seq, self._write = next_seq, write
+        self._columns: Columns = jit.columns(arrow.batch_header) or PureColumns()
+        self._columns.server(hub.server.etid)
+        self._runs: list[bytes] = []
+        self._stamped = self._large_bytes = 0
+        self._guesses: list[tuple[int, int]] = []
+        self._departed: dict[int, bytes] = {}
+        self._held: set[Any] = set()
+        self._flush_s = settings.flush_ms / 1000
+        self._timer: Any = None
+        self.full = False
+        self.messages_skipped = 0
+        self._each = settings.sync in ("publish", "always")
+        self.record: Callable[[bytes], None] = self._record_now if self._each else self._runs.append
+        datapath.turn_ends.append(self._turn_ends)
+
+    # ---- what the broker calls
+
+    def selects(self, topic: Topic | None) -> bool:
+        """See `Recorder`."""
+        if topic is None or topic.name is None:
+            return self._direct
+        return self._filter.matches(topic.name.decode("utf-8", "replace"))
+
+    def record_large(self, run: bytes) -> None:
+        """See `Recorder`."""
+        self._large_bytes += len(run)
+        self.record(run)
+        if self._large_bytes > FLUSH_BYTES:
+            self.flush()
+
+    def record_unrouted(self, run: bytes) -> None:
+        """See `Recorder`."""
+        self._runs.extend((_UNROUTED, run))
+        self.record(_UNROUTED)
+
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
+        """See `Recorder`."""
+        self._runs.append(_ASSEMBLED)
+        try:
+            return bool(deliver(run))
+        finally:
+            self._runs.append(_ASSEMBLED)
+
+    def skipped(self, messages: int) -> None:
+        """See `Recorder`."""
+        self.messages_skipped += messages
+
+    def hold(self, publisher: Any) -> bool:
+        """See `Recorder`."""
+        self._held.add(publisher.outbox)
+        return True
+
+    def left(self, client: Any) -> None:
+        """See `Recorder`."""
+        self._departed[client.etid] = client.uid
+
+    # ---- time
+
+    def _turn_ends(self) -> None:
+        runs = self._runs
+        if len(runs) != self._stamped:
+            runs.append(stamp(time.time_ns() // 1000))
+            self._stamped = len(runs)
+            if self._stamped > FLUSH_RUNS:
+                self.flush()
+            elif self._timer is None:
+                self._timer = get_hub().loop.timer(self._flush_s, self._flush_s)
+                self._timer.start(self._tick)
+
+    def _tick(self) -> None:
+        if self._runs or self._departed:
+            self.flush()
+        else:
+            self._timer.stop()
+            self._timer = None
+
+    def _record_now(self, run: bytes) -> None:
+        self._runs.append(run)
+        self.flush()
+
+    # ---- batches
+
+    def flush(self) -> None:
+        """Write everything recorded so far, unless the disk takes nothing."""
+        runs = self._runs
+        if self.full:
+            return
+        if len(runs) != self._stamped:
+            runs.append(stamp(time.time_ns() // 1000))
+        data = b"".join(runs)
+        runs.clear()
+        self._stamped = self._large_bytes = 0
+        self._batches(data)
+        if not self.full:
+            self._forget()
+
+    def _batches(self, data: bytes) -> None:
+        at, end = 0, len(data)
+        while at < end and not self.full:
+            at, kind, number = self._columns.append(data, at)
+            if kind:
+                self._columns.name(kind, number, self._name(kind, number))
+            else:
+                self._take()
+        if at < end:
+            self._runs.insert(0, data[at:])
+
+    def _take(self) -> None:
+        rows, first_us, last_us, pieces = self._columns.take(self._next_seq())
+        if rows:
+            self.full = not self._write(rows, first_us, last_us, pieces)
+
+    def _name(self, kind: int, number: int) -> bytes | None:
+        if kind == SUBTOPIC:
+            return self._hub.subtopics.by_id.get(number)
+        if kind == UID:
+            return self._uid(number)
+        topic = self._hub.topics.get(number)
+        if topic is None or topic.name is None:
+            self._guesses.append((TOPIC, number))
+        return topic.name if topic else None
+
+    def _uid(self, etid: int) -> bytes | None:
+        session = self._hub.server if etid == self._hub.server.etid else self._hub.sessions.get(etid)
+        uid = session.uid if session else self._departed.get(etid)
+        if uid is None:
+            self._guesses.append((UID, etid))
+            return None
+        try:
+            uid.decode()
+        except UnicodeDecodeError:
+            return uid.hex().encode()
+        return uid
+
+    def _forget(self) -> None:
+        for kind, number in self._guesses:
+            self._columns.forget(kind, number)
+        self._guesses.clear()
+        for etid in self._departed:
+            self._columns.forget(UID, etid)
+            self._columns.forget(TOPIC, etid)
+        self._departed.clear()
+
+    # ---- back-pressure
+
+    def room_again(self) -> None:
+        """The disk takes something again: write what waited, and let the publishers go on."""
+        self.full = False
+        self.flush()
+        if not self.full:
+            held, self._held = self._held, set()
+            for outbox in held:
+                outbox.resume()
+
+    def close(self) -> None:
+        """Write the rest and record nothing more."""
+        self._hub.record(None)
+        self.flush()
+        datapath.turn_ends.remove(self._turn_ends)
+        if self._timer is not None:
+            self._timer.stop()

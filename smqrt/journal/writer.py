@@ -1,0 +1,289 @@
+"""A hub's journal: the recorder's batches go into segments, and to the disk in time.
+
+Nothing recorded is lost silently: when the disk takes nothing, the batch is kept, publishers are made to wait, the log
+says so once, and everything goes on by itself when there is room again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt import place
+from smqrt.broker.stats import Drop
+from smqrt.broker.topics import Topic
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import index, manifest, recovery, segment
+from smqrt.journal.arrow import encode
+from smqrt.journal.columns import Piece
+from smqrt.journal.record import Flag, Row
+from smqrt.journal.recorder import HubRecorder
+from smqrt.journal.settings import JournalSettings, parse
+from smqrt.net.broker import Broker
+from smqrt.net.turn import Turn
+from smqrt.wire import smq
+
+log = logging.getLogger("smqrt.journal")
+
+RETRY_S = 0.5
+RETENTION_S = 60.0
+OutRow = tuple[bytes, bytes | None, bytes]
+"""`(topic, subtopic, payload)` of a row that a pipeline publishes."""
+
+opened: dict[str, JournalWriter] = {}
+"""The journals that hubs of this process write, by name."""
+
+
+class JournalWriter:
+    """The journal of one hub; from here on everything selected that is published there is recorded.
+
+    Args:
+        settings: where, what and how.
+        broker: the hub's broker.
+
+    Raises:
+        ArgumentError: another journal of this process has the name.
+        JournalError: the folder can't be used, or another process writes to it.
+
+    Attributes:
+        settings: as given.
+        path: the journal's folder.
+        owner: the folder of the application that the hub belongs to.
+    """
+
+    def __init__(self, settings: JournalSettings, broker: Broker) -> None:
+        if settings.name in opened:
+            raise ArgumentError(f"journal.name: {settings.name!r} is the name of another hub's journal; choose another")
+        self.settings, self.path = settings, Path(settings.path)
+        self._broker = broker
+        self._wal = self.path / "wal" / settings.node
+        self._wal.mkdir(parents=True, exist_ok=True)
+        self._lock = segment.lock(self._wal)
+        recovered = recovery.recover(self._wal)
+        if recovered.removed_bytes:
+            log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
+        self._seq = recovered.next_seq
+        self._txns = recovered.txns
+        self._segment = segment.SegmentFile.open(*self._next())
+        self.owner = place.application_folder.get()
+        self._stuck: tuple[int, int, int, list[bytes]] | None = None
+        self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
+        self._unsynced = self._syncing = False
+        self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
+        broker.hub.record(self._recorder)
+        self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._retire)]
+        self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
+        opened[settings.name] = self
+
+    def _next(self) -> tuple[Path, int, str, str]:
+        return self._wal, self._seq, self.settings.node, self.settings.name
+
+    def _every(self, seconds: float, function: Callable[[], None]) -> Any:
+        timer = get_hub().loop.timer(seconds, seconds, ref=False)
+        timer.start(function)
+        return timer
+
+    # ---- batches
+
+    def _write(self, rows: int, first_us: int, last_us: int, pieces: Sequence[Piece]) -> bool:
+        try:
+            self._append(rows, first_us, last_us, pieces)
+        except OSError as error:
+            self._stall(error, (rows, first_us, last_us, [bytes(piece) for piece in pieces]))
+            return False
+        return True
+
+    def _append(self, rows: int, first_us: int, last_us: int, pieces: Sequence[Any], flags: int = 0) -> None:
+        self._segment.append(pieces, self._seq, rows, first_us, last_us, flags)
+        self._seq += rows
+        self._unsynced = True
+        self._counts["rows"] += rows
+        self._counts["batches"] += 1
+        self._counts["bytes"] += sum(map(len, pieces))
+        if self.settings.sync == "always":
+            self._segment.sync()
+        if self._segment.size_bytes > self.settings.segment_bytes:
+            self._seal()
+
+    def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
+        self._stuck = batch
+        self._counts["stalls"] += 1
+        log.error(
+            "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
+            self.path,
+            error.strerror,
+        )
+        self._retry.start(self._try_again)
+
+    def _try_again(self) -> None:
+        assert self._stuck
+        try:
+            self._append(*self._stuck)
+        except OSError:
+            return
+        log.warning("the journal %s is being written again", self.path)
+        self._retry.stop()
+        self._stuck = None
+        self._recorder.room_again()
+
+    def _seal(self) -> None:
+        sealed = self._segment
+        try:
+            self._segment = segment.SegmentFile.open(*self._next())
+        except OSError as error:
+            log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
+            return
+        get_hub().threadpool.spawn(_finish, sealed, self.path, dict(self._txns))
+
+    def _sync(self) -> None:
+        if self._unsynced and not self._syncing:
+            self._unsynced, self._syncing = False, True
+            get_hub().threadpool.spawn(self._segment.sync).rawlink(self._synced)
+
+    def _synced(self, result: Any) -> None:
+        self._syncing = False
+        self._counts["syncs"] += 1
+        if result.exception:
+            self._unsynced = True
+            log.error("the journal %s can't be synced: %s", self.path, result.exception)
+
+    def _retire(self) -> None:
+        get_hub().threadpool.spawn(_remove_expired, self.path, self.settings)
+
+    # ---- what pipelines write
+
+    def commit(self, query: str, batch: int, rows: Iterable[OutRow]) -> bool:
+        """Store the results of a pipeline's batch with its number, in one write, then publish them.
+
+        Args:
+            query: the streaming query's id.
+            batch: the number of its batch; batches come in ascending order.
+            rows: what to publish.
+
+        Returns:
+            False when this batch is stored already: nothing happens then.
+
+        Raises:
+            ArgumentError: a payload or a name is too long for a message.
+            JournalError: the disk takes nothing; try again later.
+        """
+        if self._txns.get(query, -1) >= batch:
+            self._counts["duplicates"] += 1
+            return False
+        outgoing = self._store(list(rows), f"{query}:{batch}")
+        self._txns[query] = batch
+        self._counts["commits"] += 1
+        self._fan_out(outgoing)
+        return True
+
+    def publish(self, rows: Iterable[OutRow]) -> None:
+        """Store and publish rows that belong to no batch; raises as `commit`."""
+        self._fan_out(self._store(list(rows), None))
+
+    def _store(self, rows: list[OutRow], txn_name: str | None) -> list[tuple[Topic, int, bytes]]:
+        outgoing = [self._addressed(*row) for row in rows]
+        self._recorder.flush()
+        if self._recorder.full:
+            raise JournalError(f"the journal {self.path} can't be written; make room on the disk")
+        if rows:
+            now_us = time.time_ns() // 1000
+            stored = [self._row(at, now_us, *one, txn_name) for at, one in enumerate(outgoing)]
+            try:
+                self._append(len(rows), now_us, now_us, encode(stored), index.HAS_TXN if txn_name else 0)
+            except OSError as error:
+                raise JournalError(f"the journal {self.path} can't be written ({error.strerror}); make room") from None
+        return outgoing
+
+    def _addressed(self, topic: bytes, subtopic: bytes | None, payload: bytes) -> tuple[Topic, int, bytes]:
+        if len(payload) > smq.MAX_PAYLOAD_BYTES:
+            shown = topic.decode("utf-8", "replace")
+            raise ArgumentError(f"{shown}: {len(payload)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}")
+        tid = self._broker.create(topic)
+        return self._broker.hub.topics.by_key[tid.to_bytes(4, "big")], self._broker.createsub(subtopic), payload
+
+    def _row(self, at: int, now_us: int, topic: Topic, stid: int, payload: bytes, txn_name: str | None) -> Row:
+        hub = self._broker.hub
+        flags = Flag.PIPELINE | Flag.SERVER | (0 if topic.subscribers else Flag.UNROUTED)
+        name, uid = (topic.name or b"").decode("utf-8", "replace"), hub.server.uid.decode()
+        sub = hub.subtopics.by_id[stid].decode("utf-8", "replace") if stid else None
+        ptid = hub.server.etid
+        return Row(self._seq + at, now_us, name, topic.id, sub, stid, ptid, uid, int(flags), payload, txn_name)
+
+    def _fan_out(self, outgoing: list[tuple[Topic, int, bytes]]) -> None:
+        hub, turn = self._broker.hub, Turn()
+        for topic, stid, payload in outgoing:
+            if topic.subscribers:
+                topic.deliver(smq.publish_frame(topic.id, hub.server.etid, stid, payload))
+            else:
+                hub.stats.drop(Drop.UNROUTED, 1)
+            turn.breathe()
+
+    # ---- looking and ending
+
+    def flush(self) -> None:
+        """Write what is recorded so far, so that readers see it."""
+        self._recorder.flush()
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
+        took nothing), skipped (messages that were not selected), and `next_seq`.
+        """
+        return self._counts | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
+
+    def close(self) -> None:
+        """Write and sync the rest, and let go of the folder."""
+        if opened.pop(self.settings.name, None) is None:
+            return
+        self._recorder.close()
+        for timer in (*self._timers, self._retry):
+            timer.stop()
+        if self._stuck:
+            log.error("the journal %s ends with %d messages that the disk did not take", self.path, self._stuck[0])
+        _finish(self._segment, self.path, self._txns)
+        os.close(self._lock)
+
+
+def _finish(sealed: segment.SegmentFile, journal: Path, txns: dict[str, int]) -> None:
+    try:
+        sealed.sync()
+        manifest.write_json(journal / recovery.TXNS, txns)
+    except OSError as error:
+        log.error("the journal %s: a segment can't be synced: %s", journal, error)
+    sealed.close()
+
+
+def _remove_expired(path: Path, settings: JournalSettings) -> None:
+    from smqrt.journal import retention
+
+    try:
+        for file in retention.expired(path, settings, time.time_ns() // 1000):
+            file.unlink(missing_ok=True)
+    except (OSError, JournalError) as error:
+        log.error("the journal %s: old parts can't be removed: %s", path, error)
+
+
+def record(broker: Broker, value: Any) -> JournalWriter | None:
+    """Begin the journal of a hub, as the option `journal` of `create` says.
+
+    Args:
+        broker: the hub's broker.
+        value: true, a folder, or a mapping of settings (help: journal); false and None for no journal.
+
+    Raises:
+        ArgumentError, JournalError: as `parse` and `JournalWriter`.
+    """
+    settings = parse(value, place.folder())
+    return JournalWriter(settings, broker) if settings else None
+
+
+def close_all(owner: Path | None = None) -> None:
+    """Close every journal of this process, as the server does when it stops, or those of the application `owner`."""
+    for journal in list(opened.values()):
+        if owner is None or journal.owner == owner.resolve():
+            journal.close()

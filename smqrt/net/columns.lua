@@ -1,0 +1,165 @@
+-- Turns recorded frames into the columns of a journal batch (layout: smqrt/journal/record.py), for LuaJIT.
+-- The twin in Python is smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes).
+local max_rows, text_room, payload_room = ...
+local ffi, bit = require "ffi", require "bit"
+local band, bor, bxor, lshift, rshift = bit.band, bit.bor, bit.bxor, bit.lshift, bit.rshift
+local u32_in, u8_in = ffi.typeof "const uint32_t*", ffi.typeof "const uint8_t*"
+
+local STAMP, TOGGLE, PUBLISH, HEADER = 0, 1, 8, 15
+local TOPIC, SUBTOPIC, UID = 1, 2, 3
+local DIRECT, SERVER = 1, 16
+local TWO32 = 4294967296
+
+local function longs() return ffi.new("int64_t[?]", max_rows) end
+
+local function texts(room)
+  local bytes = ffi.new("uint8_t[?]", room)
+  return {offsets = ffi.new("int32_t[?]", max_rows + 1), bits = ffi.new("uint8_t[?]", max_rows / 8 + 1), data = bytes, at = 0, nulls = 0, room = room}
+end
+
+local ts, tids, stids, ptids, flags = longs(), longs(), longs(), longs(), ffi.new("int32_t[?]", max_rows)
+local topics, subtopics, uids, payloads = texts(text_room), texts(text_room), texts(text_room), texts(payload_room)
+local out_room = max_rows * 68 + 3 * text_room + payload_room + 4096
+local out = ffi.new("uint8_t[?]", out_room)
+local o = ffi.cast("uint8_t*", out)
+local names = {{}, {}, {}}
+local topic_names, subtopic_names, uid_names = names[TOPIC], names[SUBTOPIC], names[UID]
+local rows, stamped, toggled, server = 0, 0, 0, -1
+local ts_min, ts_max = 0, 0
+
+local function u32(p, at) return ((p[at] * 256 + p[at + 1]) * 256 + p[at + 2]) * 256 + p[at + 3] end
+
+local function stamp(p, at)
+  local now = u32(p, at + 3) * TWO32 + u32(p, at + 7)
+  for row = stamped, rows - 1 do ts[row] = now end
+  if stamped < rows then
+    if stamped == 0 then ts_min, ts_max = now, now end
+    if now < ts_min then ts_min = now end
+    if now > ts_max then ts_max = now end
+  end
+  stamped = rows
+end
+
+-- A full batch takes the time of the turn it was recorded in, which comes later in the data.
+local function stamp_ahead(p, at, n)
+  while at < n and p[at + 2] ~= STAMP do at = at + p[at] * 256 + p[at + 1] end
+  if at < n then stamp(p, at) end
+end
+
+local function put(column, row, name)
+  local at = column.at
+  if name then
+    local size = #name
+    ffi.copy(column.data + at, name, size)
+    at = at + size
+    column.at = at
+    local byte = rshift(row, 3)
+    column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))
+  else
+    column.nulls = column.nulls + 1
+  end
+  column.offsets[row + 1] = at
+end
+
+local function fits(name, column) return not name or column.at + #name <= column.room end
+
+-- Takes frames of `data` from `at` on. Returns where it stopped and, when it needs one, the kind and number of a name.
+local function append(data, at)
+  local p, n = ffi.cast(u8_in, data), #data
+  while at < n do
+    local length, kind = p[at] * 256 + p[at + 1], p[at + 2]
+    if kind == PUBLISH then
+      local tid, ptid, stid = u32(p, at + 3), u32(p, at + 7), u32(p, at + 11)
+      local topic, uid, subtopic = topic_names[tid], uid_names[ptid], false
+      if topic == nil then return at, TOPIC, tid end
+      if uid == nil then return at, UID, ptid end
+      if stid ~= 0 then
+        subtopic = subtopic_names[stid]
+        if subtopic == nil then return at, SUBTOPIC, stid end
+      end
+      local size = length - HEADER
+      if rows == max_rows or payloads.at + size > payload_room
+        or not (fits(topic, topics) and fits(uid, uids) and fits(subtopic, subtopics)) then
+        stamp_ahead(p, at, n)
+        return at, 0, 0
+      end
+      local flag = toggled
+      if not topic then flag = bor(flag, DIRECT) end
+      if ptid == server then flag = bor(flag, SERVER) end
+      put(topics, rows, topic)
+      put(uids, rows, uid)
+      put(subtopics, rows, subtopic)
+      tids[rows], stids[rows], ptids[rows], flags[rows] = tid, stid, ptid, flag
+      ffi.copy(payloads.data + payloads.at, p + at + HEADER, size)
+      payloads.at = payloads.at + size
+      payloads.offsets[rows + 1] = payloads.at
+      rows = rows + 1
+    elseif kind == STAMP then
+      stamp(p, at)
+    elseif kind == TOGGLE then
+      toggled = bxor(toggled, p[at + 3])
+    end
+    at = at + length
+  end
+  return at, 0, 0
+end
+
+local to = 0
+
+local function piece(from, size)
+  ffi.copy(o + to, from, size)
+  to = to + size
+  local pad = band(-size, 7)
+  ffi.fill(o + to, pad)
+  to = to + pad
+end
+
+local function text_pieces(column)
+  local bits = rshift(rows + 7, 3)
+  if column.nulls > 0 then piece(column.bits, bits) end
+  piece(column.offsets, (rows + 1) * 4)
+  piece(column.data, column.at)
+  ffi.fill(column.bits, bits)
+  local size, nulls = column.at, column.nulls
+  column.at, column.nulls = 0, 0
+  return size, nulls
+end
+
+local function numbers(from) piece(from, rows * 8) end
+
+local function count_up(seq)
+  local column = ffi.cast("int64_t*", o + to)
+  for row = 0, rows - 1 do column[row] = seq + row end
+  to = to + rows * 8
+end
+
+-- Lays out what was appended as the body of an Arrow record batch and forgets it. Returns its measures.
+local function take(seq)
+  to = 0
+  count_up(seq)
+  numbers(ts)
+  local topic_bytes, topic_nulls = text_pieces(topics)
+  numbers(tids)
+  local subtopic_bytes, subtopic_nulls = text_pieces(subtopics)
+  numbers(stids)
+  numbers(ptids)
+  local uid_bytes, uid_nulls = text_pieces(uids)
+  piece(flags, rows * 4)
+  piece(payloads.offsets, (rows + 1) * 4)
+  piece(payloads.data, payloads.at)
+  -- txn: all null
+  local bits, offsets = rshift(rows + 7, 3), (rows + 1) * 4
+  local room = bits + band(-bits, 7) + offsets + band(-offsets, 7)
+  ffi.fill(o + to, room)
+  to = to + room
+  local count, payload_bytes = rows, payloads.at
+  rows, stamped, payloads.at = 0, 0, 0
+  return count, to, ts_min, ts_max, topic_nulls, subtopic_nulls, uid_nulls, topic_bytes, subtopic_bytes, uid_bytes, payload_bytes
+end
+
+local function name(kind, number, text) names[kind][number] = text or false end
+local function forget(kind, number) names[kind][number] = nil end
+local function set_server(number) server = number end
+local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
+
+return append, take, name, forget, set_server, address(out), out_room, function() return out end

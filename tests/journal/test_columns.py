@@ -1,0 +1,75 @@
+"""The LuaJIT columns make the same batches as the Python ones, which are made of rows one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smqrt.journal import arrow
+from smqrt.journal.columns import MAX_ROWS, SUBTOPIC, TOPIC, UID, Columns, PureColumns, stamp, toggle
+from smqrt.journal.record import Row
+from smqrt.net.jit import JitColumns
+from smqrt.wire import smq
+
+SERVER = 1
+NAMES = {(TOPIC, 5): b"site/5", (TOPIC, 0xFFFFFFF0): "größe".encode(), (SUBTOPIC, 9): b"sub", (UID, 0x81234567): b"uid-x"}
+IDS = st.sampled_from([5, 0xFFFFFFF0, 77, 0x81234567, 0x7FFFFFFF])
+FRAMES = st.builds(
+    smq.publish_frame, IDS, st.sampled_from([0x81234567, SERVER, 0x80000000]), st.sampled_from([0, 9, 10]), st.binary(max_size=40)
+)
+TIMES = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000)
+STREAM = st.lists(st.one_of(FRAMES, FRAMES, FRAMES, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)
+
+
+def rows(columns: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
+    """The batches that `data` makes, decoded."""
+    columns.server(SERVER)
+    batches, at = [], 0
+    while at < len(data):
+        at, kind, number = columns.append(data, at)
+        if kind:
+            columns.name(kind, number, NAMES.get((kind, number)))
+            continue
+        count, first_us, last_us, pieces = columns.take(seq)
+        batch = arrow.decode(b"".join(pieces)) if count else []
+        assert len(batch) == count
+        assert not batch or (first_us, last_us) == (min(one.ts_us for one in batch), max(one.ts_us for one in batch))
+        batches.append(batch)
+        seq += count
+    return batches
+
+
+@settings(max_examples=300, deadline=None)
+@given(STREAM, TIMES)
+def test_twins(stream: list[bytes], end_us: int) -> None:
+    data = b"".join([*stream, stamp(end_us)])
+    assert rows(JitColumns(arrow.batch_header), data) == rows(PureColumns(), data)
+
+
+def test_a_full_batch_takes_the_time_that_comes_later() -> None:
+    frame = smq.publish_frame(5, 0x81234567, 0, b"x")
+    data = frame * (MAX_ROWS + 3) + stamp(1_700_000_000_000_000) + frame + stamp(1_700_000_000_000_009)
+    for columns in (JitColumns(arrow.batch_header), PureColumns()):
+        batches = rows(columns, data)
+        assert [len(batch) for batch in batches] == [MAX_ROWS, 4]
+        times = [row.ts_us for batch in batches for row in batch]
+        assert times == [1_700_000_000_000_000] * (MAX_ROWS + 3) + [1_700_000_000_000_009]
+        assert [row.seq for batch in batches for row in batch] == list(range(7, 7 + MAX_ROWS + 4))
+
+
+def test_a_batch_of_much_payload_is_divided() -> None:
+    frames = [smq.publish_frame(5, 0x81234567, 9, bytes([at]) * smq.MAX_PAYLOAD_BYTES) for at in range(40)]
+    for columns in (JitColumns(arrow.batch_header), PureColumns()):
+        batches = rows(columns, b"".join([*frames, stamp(1)]))
+        assert len(batches) > 2
+        assert [row.payload[0] for batch in batches for row in batch] == list(range(40))
+
+
+def test_flags() -> None:
+    parts = [(5, SERVER, b"s"), (77, 0x81234567, b"d"), (5, 0x81234567, b"n")]
+    sent = [smq.publish_frame(tid, ptid, 0, payload) for tid, ptid, payload in parts]
+    data = b"".join([*sent, toggle(2), sent[2], toggle(4), sent[2], toggle(2), toggle(4), sent[2], stamp(1)])
+    [batch] = rows(JitColumns(arrow.batch_header), data)
+    assert [row.flags for row in batch] == [16, 1, 0, 2, 6, 0]
+    assert [row.topic for row in batch[:3]] == ["site/5", None, "site/5"]
+    assert [row.uid for row in batch[:3]] == [None, "uid-x", "uid-x"]

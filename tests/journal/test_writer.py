@@ -1,0 +1,273 @@
+"""What a hub publishes is in its journal: real clients, a real hub, real files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from smqrt.journal.reader import Journal
+
+from smqrt import hub
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import writer
+from smqrt.journal.record import Flag, Row
+from smqrt.wire.smq import Type
+from tests.device import RAW, WS, Site, publish, wait_until
+
+Make = Callable[..., Site]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Any:
+    yield
+    writer.close_all()
+
+
+@pytest.fixture
+def record(make_site: Make, tmp_path: Path) -> Callable[..., Site]:
+    """A factory of sites whose hub keeps a journal in `tmp_path`."""
+
+    def make(options: dict[str, Any] | None = None, **others: Any) -> Site:
+        return make_site(journal={"path": str(tmp_path / "journal"), **(options or {})}, **others)
+
+    return make
+
+
+def rows(site: Site) -> list[Row]:
+    site.smq.journal.flush()
+    journal = Journal(site.smq.journal.path)
+    return list(journal.rows({}, journal.end()))
+
+
+def test_a_message_and_what_is_known_of_it(record: Make) -> None:
+    site = record()
+    began_us = time.time_ns() // 1000
+    receiver, sender = site.device(b"receiver"), site.device(b"sensor-1")
+    tid = receiver.subscribe(b"site/1")
+    stid = site.smq.createsub("temp")
+    sender.publish(tid, b"21.5", stid)
+    receiver.expect(publish(tid, sender.etid, b"21.5", stid))
+    [row] = rows(site)
+    assert began_us <= row.ts_us <= time.time_ns() // 1000
+    assert row == Row(0, row.ts_us, "site/1", tid, "temp", stid, sender.etid, "sensor-1", 0, b"21.5", None)
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_order_and_numbers_are_dense(record: Make, kind: str) -> None:
+    site = record()
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1", kind)
+    tid = receiver.subscribe(b"numbers")
+    for number in range(500):
+        sender.publish(tid, b"%d" % number)
+    wait_until(lambda: len(rows(site)) == 500, "500 rows")
+    assert [row.payload for row in rows(site)] == [b"%d" % number for number in range(500)]
+    assert [row.seq for row in rows(site)] == list(range(500))
+
+
+def test_flags(record: Make) -> None:
+    site = record()
+    one, two = site.device(b"device-1"), site.device(b"device-2")
+    tid = one.subscribe(b"topic")
+    lonely = site.smq.create("lonely")
+    one.publish(lonely, b"nobody")
+    one.publish(two.etid, b"direct")
+    one.send(publish(tid, one.etid, b"frag", kind=Type.PUBFRAG)[:1] + publish(0, one.etid, b"frag-")[1:])
+    one.send(publish(tid, one.etid, b"ment", kind=Type.PUBFRAG))
+    site.smq.publish("server", "topic")
+    wait_until(lambda: len(rows(site)) == 4, "four rows")
+    kept = {row.payload: row for row in rows(site)}
+    assert kept[b"nobody"].flags == Flag.UNROUTED
+    assert kept[b"direct"].flags == Flag.DIRECT
+    assert kept[b"direct"].topic is None
+    assert kept[b"direct"].tid == two.etid
+    assert kept[b"frag-ment"].flags == Flag.ASSEMBLED
+    assert kept[b"server"].flags == Flag.SERVER
+    assert site.smq.drops()["unrouted"] == 1
+
+
+def test_a_client_that_left_keeps_its_name(record: Make) -> None:
+    site = record({"flush_ms": 2000})
+    receiver, sender = site.device(b"receiver"), site.device(b"short-lived")
+    tid = receiver.subscribe(b"topic")
+    sender.publish(tid, b"bye")
+    receiver.expect(publish(tid, sender.etid, b"bye"))
+    sender.disconnect()
+    wait_until(lambda: len(list(site.smq.peers())) == 2, "the end of the client")
+    assert [row.uid for row in rows(site)] == ["short-lived"]
+
+
+def test_only_what_is_asked_for(record: Make) -> None:
+    site = record({"topics": ["site/#"], "exclude": ["site/noise"], "direct": False})
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    for topic in (b"site/1", b"site/noise", b"other"):
+        sender.publish(receiver.subscribe(topic), topic)
+    sender.publish(receiver.etid, b"direct")
+    receiver.take(4)
+    assert [row.payload for row in rows(site)] == [b"site/1"]
+    assert site.smq.journal.stats()["skipped"] == 3
+
+
+def test_many_topics_at_once_go_the_quick_way_and_are_kept(record: Make) -> None:
+    site = record()
+    receivers = [site.device(b"receiver%d" % number) for number in range(4)]
+    sender = site.device(b"sender-1")
+    tids = [receiver.subscribe(b"topic/%d" % number) for number, receiver in enumerate(receivers)]
+    packets = [publish(tids[number % 4], sender.etid, b"%d" % number) for number in range(4000)]
+    for at in range(0, 4000, 100):
+        sender.send(*packets[at : at + 100])
+    wait_until(lambda: site.smq.journal.stats()["rows"] == 4000 or not site.smq.journal.flush() and False, "all rows")
+    assert [row.payload for row in rows(site)] == [b"%d" % number for number in range(4000)]
+
+
+@pytest.mark.parametrize("sync", ["publish", "always"])
+def test_written_before_anybody_receives_it(record: Make, sync: str) -> None:
+    site = record({"sync": sync, "flush_ms": 5000})
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    tid = receiver.subscribe(b"topic")
+    sender.publish(tid, b"x")
+    receiver.expect(publish(tid, sender.etid, b"x"))
+    journal = Journal(site.smq.journal.path)
+    assert [row.payload for row in journal.rows({}, journal.end())] == [b"x"], "without asking for a flush"
+
+
+def test_onpublish_comes_first(record: Make) -> None:
+    site = record(onpublish=lambda data, *rest: data != b"no")
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    tid = receiver.subscribe(b"topic")
+    sender.publish(tid, b"no")
+    sender.publish(tid, b"yes")
+    receiver.expect(publish(tid, sender.etid, b"yes"))
+    assert [row.payload for row in rows(site)] == [b"yes"]
+
+
+def test_a_restart_goes_on_behind_the_last_number(record: Make) -> None:
+    for number in range(3):
+        site = record()
+        site.smq.publish(b"%d" % number, "topic")
+        site.smq.journal.close()
+    journal = Journal(site.smq.journal.path)
+    assert [(row.seq, row.payload) for row in journal.rows({}, journal.end())] == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+def test_segments_are_sealed(record: Make) -> None:
+    site = record({"segment_bytes": "64KB"})
+    for number in range(40):
+        site.smq.publish(b"%02d" % number * 2000, "topic")
+        site.smq.journal.flush()
+    assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) > 1
+    assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
+
+
+def test_a_commit_is_stored_and_published_once(record: Make) -> None:
+    site = record()
+    device = site.device(b"device-1")
+    tid = device.subscribe(b"results")
+    journal = site.smq.journal
+    assert journal.commit("q", 0, [(b"results", None, b"one"), (b"results", b"sub", b"two")])
+    assert not journal.commit("q", 0, [(b"results", None, b"one"), (b"results", b"sub", b"two")])
+    device.expect(publish(tid, 1, b"one"))
+    device.expect(publish(tid, 1, b"two", site.smq.createsub("sub")))
+    device.expect_nothing()
+    one, two = rows(site)
+    assert one.flags == two.flags == Flag.PIPELINE | Flag.SERVER
+    assert (one.txn, two.txn, two.subtopic) == ("q:0", "q:0", "sub")
+    assert journal.stats()["duplicates"] == 1
+
+
+def test_a_commit_is_known_after_a_restart(record: Make) -> None:
+    site = record()
+    site.smq.journal.commit("q", 7, [(b"results", None, b"one")])
+    site.smq.journal.close()
+    site = record()
+    assert not site.smq.journal.commit("q", 7, [(b"results", None, b"one")])
+    assert not site.smq.journal.commit("q", 6, [(b"results", None, b"older")])
+    assert site.smq.journal.commit("q", 8, [(b"results", None, b"two")])
+    assert [row.payload for row in rows(site)] == [b"one", b"two"]
+
+
+def test_a_commit_that_is_too_long_is_refused_whole(record: Make) -> None:
+    site = record()
+    with pytest.raises(ArgumentError, match="^results: 70000 bytes; "):
+        site.smq.journal.commit("q", 0, [(b"results", None, b"fits"), (b"results", None, bytes(70000))])
+    assert not rows(site)
+    assert site.smq.journal.commit("q", 0, [(b"results", None, b"fits")])
+
+
+def test_a_disk_that_takes_nothing_makes_publishers_wait(record: Make) -> None:
+    """The disk is real: a file system of 1 MB, filled up and emptied again."""
+    site = record({"flush_ms": 1})
+    journal = site.smq.journal
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    tid = receiver.subscribe(b"topic")
+    with limited_file_size(200_000):
+        for number in range(400):
+            sender.publish(tid, b"%03d" % number + bytes(1000))
+            gevent.sleep(0)
+        wait_until(lambda: journal.stats()["stalls"] == 1, "a stall")
+        assert not journal_takes(journal)
+    wait_until(lambda: len(rows(site)) == 400, "all rows")
+    assert [int(row.payload[:3]) for row in rows(site)] == list(range(400)), "nothing is lost, doubled or out of order"
+    received = [packet for packet in receiver.take(400)]
+    assert len(received) == 400
+
+
+def journal_takes(journal: writer.JournalWriter) -> bool:
+    try:
+        return journal.commit("q", 0, [(b"results", None, b"one")])
+    except JournalError as error:
+        assert "make room" in str(error)
+        return False
+
+
+class limited_file_size:
+    """Files of this process grow no further than so many bytes: what a full disk is to a writer."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+
+    def __enter__(self) -> None:
+        import resource
+        import signal
+
+        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._most, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        import resource
+        import signal
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+        signal.signal(signal.SIGXFSZ, self._handler)
+
+
+def test_one_hub_per_folder_and_name(record: Make, tmp_path: Path) -> None:
+    record({"name": "one"})
+    with pytest.raises(JournalError, match="is written by"):
+        record({"name": "two"})
+    with pytest.raises(ArgumentError, match="^journal.name: 'one' is the name of another hub's journal"):
+        hub.create(journal={"path": str(tmp_path / "other"), "name": "one"})
+
+
+def test_a_hub_without_a_journal_has_none(site: Site) -> None:
+    assert site.smq.journal is None
+    assert site.smq._broker.hub.recorder is None
+
+
+def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:
+    site = record()
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    tid = receiver.subscribe(b"topic")
+    sender.publish(tid, b"1")
+    receiver.expect(publish(tid, sender.etid, b"1"))
+    site.smq.journal.close()
+    sender.publish(tid, b"2")
+    receiver.expect(publish(tid, sender.etid, b"2"))
+    journal = Journal(site.smq.journal.path)
+    assert [row.payload for row in journal.rows({}, journal.end())] == [b"1"]
+    assert not os.path.exists(site.smq.journal.path / "wal" / "n1" / "nothing")
