@@ -1,0 +1,364 @@
+"""Compaction: sealed segments become Parquet files, in a process of its own, while the hub writes and others read.
+
+The order makes it safe to be killed at any moment: the files are written and synced under names nobody reads, get
+their names, the manifest is switched (from now on readers take the files), and only after a grace the segments go. What
+an unfinished run left behind is removed by the next one. File names contain the range of sequence numbers, so a range
+means the same rows before and after.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, index, manifest, recovery, segment
+from smqrt.journal.manifest import Manifest
+from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
+from smqrt.journal.record import parse_transaction
+from smqrt.journal.settings import CompactSettings, JournalSettings
+from smqrt.journal.typed import TypedColumn
+
+Step = Callable[[str], None]
+"""Called after each step that a crash could follow, with its name."""
+
+_LOCK = "compact.lock"
+_LEFTOVERS = (".tmp", ".shred", ".parquet")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compact.
+
+    Attributes:
+        after_s: segments are left alone until their last row is so old, seconds.
+        grace_s: how long segments stay after their rows have become Parquet, seconds: a reader may be inside.
+        everything: also the newest segment; no hub may run.
+        schemas: DDL by topic pattern, for the column `json`.
+        shred: makes a Parquet file with a VARIANT column of one without.
+        most_bytes: of segments that become files (one an hour) together.
+    """
+
+    after_s: float = 0.0
+    grace_s: float = 60.0
+    everything: bool = False
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    shred: Shred | None = None
+    most_bytes: int = 256 << 20
+
+
+@dataclass
+class Done:
+    """What a run did.
+
+    Attributes:
+        segments, rows, files: how many segments with how many rows became how many files.
+        payload_bytes, file_bytes: the payloads, and the files they are in now.
+        removed, waiting: segments that were removed, and that stay until their grace is over.
+    """
+
+    segments: int = 0
+    rows: int = 0
+    files: int = 0
+    payload_bytes: int = 0
+    file_bytes: int = 0
+    removed: int = 0
+    waiting: int = 0
+
+
+class _Sealed(NamedTuple):
+    """A segment nobody appends to any more."""
+
+    path: Path
+    end: int
+    size_bytes: int
+
+
+def compact(journal: Path, options: Options = Options(), on_step: Step = lambda step: None) -> Done:
+    """Make Parquet files of what is sealed, and remove the segments whose grace is over.
+
+    Args:
+        journal: the journal's folder.
+        options: how.
+        on_step: hears of every step.
+
+    Returns:
+        What was done; nothing when there was nothing to do.
+
+    Raises:
+        JournalError: pyarrow is missing, another process compacts, a segment is damaged or the disk is full. The
+            journal is whole.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise JournalError("Compaction needs pyarrow, which is not installed: pip install 'smqrt[spark]'.") from None
+    held = _lock(journal)
+    try:
+        return _Run(journal, options, on_step).whole()
+    except OSError as error:
+        raise JournalError(
+            f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
+            "the segments stay as they are, run it again when that is solved."
+        ) from error
+    finally:
+        os.close(held)
+
+
+def _lock(journal: Path) -> int:
+    """Make this process the only one that compacts, until the descriptor is closed or the process ends."""
+    try:
+        fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise JournalError(f"{journal} can't be compacted: {error.strerror}; is it the folder of a journal?") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise JournalError(f"{journal} is being compacted by process {owner}; one at a time is enough.") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+class _Run:
+    def __init__(self, journal: Path, options: Options, on_step: Step) -> None:
+        self._journal, self._options, self._step = journal, options, on_step
+        self._typed = TypedColumn(options.schemas) if options.schemas else None
+        self._done = Done()
+
+    def whole(self) -> Done:
+        remove_leftovers(self._journal, manifest.load(self._journal))
+        for folder in sorted(path for path in (self._journal / "wal").glob("*") if path.is_dir()):
+            lock = segment.lock(folder) if self._options.everything else -1
+            try:
+                self._node(folder)
+            finally:
+                if lock >= 0:
+                    os.close(lock)
+            self._remove(folder)
+        return self._done
+
+    # ---- segments to files
+
+    def _node(self, folder: Path) -> None:
+        if self._options.everything:
+            recovery.recover(folder)
+        through = manifest.load(self._journal).nodes.get(folder.name, 0)
+        wanted = [one for one in sealed(folder, self._options) if one.end > through]
+        for group in _groups(wanted, self._options.most_bytes):
+            self._group(folder.name, group)
+
+    def _group(self, node: str, group: Sequence[_Sealed]) -> None:
+        files = self._written(node, group)
+        self._step("written")
+        for made in files:
+            os.utime(made.path)  # the grace of the segments counts from here
+            named = self._journal / made.file.path
+            os.replace(made.path, named)
+            segment.sync_folder(named.parent)
+            self._step("named")
+        self._switch(node, group[-1].end, files)
+        self._step("switched")
+        self._done.segments += len(group)
+        self._done.files += len(files)
+        for made in files:
+            self._done.rows += made.file.rows
+            self._done.file_bytes += made.file.bytes
+            self._done.payload_bytes += made.payload_bytes
+
+    def _switch(self, node: str, through: int, files: Sequence[Unnamed]) -> None:
+        with manifest.edit(self._journal) as state:
+            state.nodes[node] = max(through, state.nodes.get(node, 0))
+            state.files += [made.file for made in files]
+
+    def _written(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
+        files: list[Unnamed] = []
+        open_file: HourFile | None = None
+        try:
+            for piece in _by_hour(group):
+                if open_file is not None and open_file.hour != piece.hour:
+                    files.append(open_file.close(self._options.shred))
+                    self._step("file")
+                    open_file = None
+                open_file = open_file or HourFile(self._journal, node, piece.hour, piece.first, self._typed)
+                open_file.add(piece.batch, piece.broker)
+            if open_file is not None:
+                files.append(open_file.close(self._options.shred))
+        except BaseException:
+            if open_file is not None:
+                open_file.discard()
+            raise
+        return files
+
+    # ---- segments that are no longer needed
+
+    def _remove(self, folder: Path) -> None:
+        state = manifest.load(self._journal)
+        through = state.nodes.get(folder.name, 0)
+        for one in sealed(folder, self._options):
+            if one.end > through:
+                break
+            if not self._is_over(state, folder.name, one) or not _commits_are_known(self._journal, one.path):
+                self._done.waiting += 1
+                continue
+            one.path.with_suffix(index.INDEXED).unlink(missing_ok=True)
+            self._step("index removed")
+            one.path.unlink(missing_ok=True)
+            self._step("removed")
+            self._done.removed += 1
+        segment.sync_folder(folder)
+
+    def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
+        """Whether the grace of a segment is over: it counts from when the file with its last row got its name."""
+        for file in state.files:
+            if file.node == node and file.first < one.end <= file.last + 1:
+                return _age_s(self._journal / file.path) >= self._options.grace_s
+        return True
+
+
+def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
+    """Remove what an unfinished run left under `data`: files the manifest does not name. The caller compacts.
+
+    Returns:
+        What was removed.
+    """
+    named = {journal / file.path for file in state.files}
+    found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
+    left = [path for path in found if path not in named]
+    for path in left:
+        path.unlink()
+    return left
+
+
+def sealed(folder: Path, options: Options = Options()) -> list[_Sealed]:
+    """Returns the segments of a node nobody appends to, oldest first: all but the newest, and that too if asked.
+
+    Raises:
+        JournalError: the batches of one don't lead to the next.
+    """
+    paths = index.paths(folder)
+    ends = [index.first_seq(path) for path in paths[1:]]
+    if paths and options.everything and (entries := index.read_index(paths[-1])):
+        ends.append(entries[-1].next_seq)
+    found = [_Sealed(path, end, path.stat().st_size) for path, end in zip(paths, ends, strict=False)]
+    return [one for one in found if _is_old(one.path, options.after_s)]
+
+
+def _is_old(path: Path, after_s: float) -> bool:
+    return not after_s or _age_s(path) >= after_s
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was written; one that is gone is as old as can be."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _groups(sealed: Sequence[_Sealed], most_bytes: int) -> Iterator[list[_Sealed]]:
+    group: list[_Sealed] = []
+    for one in sealed:
+        if group and sum(other.size_bytes for other in group) + one.size_bytes > most_bytes:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+# ---- reading segments
+
+
+class _Piece(NamedTuple):
+    """Rows of one batch that are of one hour."""
+
+    first: int
+    hour: int
+    batch: Any
+    broker: str
+
+
+def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
+    for one in group:
+        for entry, batch, broker in _batches(one):
+            if hour_of(entry.ts_min_us) == hour_of(entry.ts_max_us):
+                yield _Piece(entry.first_seq, hour_of(entry.ts_min_us), batch, broker)
+                continue
+            at = 0
+            for hour, same in groupby(map(hour_of, batch.column("ts").cast("int64").to_pylist())):
+                rows = sum(1 for _ in same)
+                yield _Piece(entry.first_seq + at, hour, batch.slice(at, rows), broker)
+                at += rows
+
+
+def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
+    """Yields (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
+    from pyarrow import ipc, memory_map
+
+    entries = index.read_index(one.path)
+    index.check(entries, one.path)
+    reached = entries[-1].next_seq if entries else index.first_seq(one.path)
+    if reached != one.end or (entries and entries[0].first_seq != index.first_seq(one.path)):
+        raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
+    if not entries:
+        return
+    whole = memory_map(str(one.path)).read_buffer()
+    schema = ipc.open_stream(whole).schema
+    broker = schema.metadata[b"broker"].decode()
+    for entry in entries:
+        piece = whole[entry.offset : entry.end]
+        if len(piece) != entry.length or zlib.crc32(piece) != entry.crc32:
+            raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
+        yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
+
+
+def _commits_are_known(journal: Path, path: Path) -> bool:
+    """Whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
+    flagged = [entry for entry in index.read_index(path) if entry.flags & index.HAS_TXN]
+    if not flagged:
+        return True
+    known = _snapshot(journal)
+    with path.open("rb") as file:
+        for entry in flagged:
+            file.seek(entry.offset)
+            for txn in set(arrow.decode_column(file.read(entry.length), "txn")) - {None}:
+                query, batch = parse_transaction(txn)
+                if known.get(query, -1) < batch:
+                    return False
+    return True
+
+
+def _snapshot(journal: Path) -> dict[str, int]:
+    try:
+        known = json.loads((journal / recovery.TXNS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _damaged(path: Path, what: str) -> JournalError:
+    return JournalError(f"{path} can't be compacted: {what}; {index.REMEDY}.")
+
+
+def arguments(settings: JournalSettings) -> list[str]:
+    """Returns the words behind `smqrt` that compact a hub's journal as its settings say, until they are stopped.
+
+    Args:
+        settings: of the journal; `compact` is there.
+    """
+    wanted = settings.compact or CompactSettings()
+    words = ["journal", "compact", str(settings.path), "--watch", "60s", "--after", f"{wanted.after_s:g}s"]
+    for pattern, ddl in wanted.schema.items():
+        words += ["--schema", f"{pattern}={ddl}"]
+    return words + (["--json", wanted.json] if wanted.json else [])

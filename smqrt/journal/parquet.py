@@ -1,0 +1,196 @@
+"""Rows of segments into compacted files: one file per hour, in the order of their sequence numbers.
+
+Row groups have at most 64Ki rows, with statistics of topic, ts and seq, so that a query for a topic, a time or a range
+reads few of them. A file gets its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smqrt.journal.ddl import Array, Struct, Type
+from smqrt.journal.manifest import MOST_TOPICS, DataFile
+from smqrt.journal.moment import iso
+from smqrt.journal.record import COLUMNS
+from smqrt.journal.typed import COLUMN, TypedColumn
+
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 64 << 20
+_HOUR_US = 3_600_000_000
+_GROWING = ("seq", "ts")
+_ZSTD_LEVEL = 3
+_TOPIC, _PAYLOAD = ([column.name for column in COLUMNS].index(name) for name in ("topic", "payload"))
+_ARROW_TYPES = {"STRING": "string", "BIGINT": "int64", "INT": "int32", "BINARY": "binary"}
+
+Shred = Callable[[Path, Path], None]
+"""Makes of a Parquet file (first path) another one with the same rows in the same order."""
+
+
+def arrow_schema(*more: Any) -> Any:
+    """Returns the pyarrow schema of a journal's rows, and of `more` fields behind them."""
+    import pyarrow
+
+    def field_of(name: str, kind: str, nullable: bool) -> Any:
+        known = pyarrow.timestamp("us", "UTC") if kind == "TIMESTAMP" else getattr(pyarrow, _ARROW_TYPES[kind])()
+        return pyarrow.field(name, known, nullable)
+
+    return pyarrow.schema([*(field_of(*column) for column in COLUMNS), *more])
+
+
+def hour_of(ts_us: int) -> int:
+    """Returns the hour since 1970 of a time in microseconds."""
+    return ts_us // _HOUR_US
+
+
+def folder_of(hour: int) -> str:
+    """Returns the folder for an hour: `data/date=2026-11-21/hour=15`."""
+    text = iso(hour * _HOUR_US)
+    return f"data/date={text[:10]}/hour={text[11:13]}"
+
+
+class HourFile:
+    """A compacted file that is being written, under a name that nobody reads.
+
+    Args:
+        journal: the journal's folder.
+        node: who recorded the rows.
+        hour: the hour since 1970 that all rows are of.
+        typed: what parses the payloads, or None.
+
+    Raises:
+        ImportError: pyarrow is missing.
+        OSError: the disk is full or broken; so do the methods.
+    """
+
+    def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
+        from pyarrow import parquet
+
+        self.hour = hour
+        self._journal, self._node, self._first, self._typed = journal, node, first, typed
+        self._path = journal / folder_of(hour) / f".{node}-{first:020d}.tmp"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._schema = arrow_schema(*([typed.field] if typed else []))
+        self._writer: Any = parquet.ParquetWriter(self._path, self._schema, **_options(typed))
+        self._waiting: list[Any] = []
+        self._rows = self._written_rows = self._waiting_bytes = self._payload_bytes = 0
+        self._names: set[str] = set()
+        self._broker = ""
+        self._ts_min_us, self._ts_max_us = 1 << 62, -(1 << 62)
+
+    def add(self, batch: Any, broker: str) -> None:
+        """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the one before."""
+        if self._waiting and broker != self._broker:
+            self._write_group()
+        self._broker = broker
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        while self._rows - self._written_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        import pyarrow
+
+        table = pyarrow.Table.from_batches(self._waiting).combine_chunks()
+        rest = table.slice(GROUP_ROWS)
+        self._waiting, self._waiting_bytes = rest.to_batches(), rest.nbytes
+        group = self._completed(table.slice(0, GROUP_ROWS))
+        self._measure(group)
+        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+        self._written_rows += group.num_rows
+
+    def _completed(self, group: Any) -> Any:
+        """A table with all columns of the file: those that a segment has once for all its rows, and the typed one."""
+        import pyarrow
+
+        constant = {"node": self._node, "broker": self._broker}
+        columns = [
+            pyarrow.repeat(pyarrow.scalar(constant[column.name], pyarrow.string()), group.num_rows)
+            if column.name in constant
+            else group.column(column.name).combine_chunks()
+            for column in COLUMNS
+        ]
+        if self._typed:
+            columns.append(self._typed.column(columns[_TOPIC], columns[_PAYLOAD]))
+        return pyarrow.Table.from_arrays(columns, schema=self._schema)
+
+    def _measure(self, group: Any) -> None:
+        from pyarrow import compute
+
+        self._payload_bytes += compute.sum(compute.binary_length(group.column("payload"))).as_py()
+        times = compute.min_max(group.column("ts").cast("int64"))
+        self._ts_min_us = min(self._ts_min_us, times["min"].as_py())
+        self._ts_max_us = max(self._ts_max_us, times["max"].as_py())
+        if len(self._names) <= MOST_TOPICS:
+            self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
+
+    def close(self, shred: Shred | None = None) -> Unnamed:
+        """Complete the file; it still has no name that anybody reads."""
+        if self._waiting:
+            self._write_group()
+        self._writer.close()
+        if shred is not None:
+            beside = self._path.with_suffix(".shred")
+            shred(self._path, beside)
+            os.replace(beside, self._path)
+        synced(self._path)
+        last = self._first + self._rows - 1
+        name = f"{folder_of(self.hour)}/{self._node}-{self._first:020d}-{last:020d}.parquet"
+        topics = tuple(sorted(self._names)) if len(self._names) <= MOST_TOPICS else None
+        times, size = (self._ts_min_us, self._ts_max_us), self._path.stat().st_size
+        made = DataFile(name, self._node, self._first, last, self._rows, *times, size, topics)
+        return Unnamed(self._path, made, self._payload_bytes)
+
+    def discard(self) -> None:
+        """Remove what there is of it: it won't be completed."""
+        self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+
+class Unnamed(NamedTuple):
+    """A complete file that has not got its name yet.
+
+    Attributes:
+        path: where it is.
+        file: what the manifest will say of it.
+        payload_bytes: how much payload is in it, uncompressed.
+    """
+
+    path: Path
+    file: DataFile
+    payload_bytes: int
+
+
+def synced(path: Path) -> None:
+    """Has the disk keep a file's contents."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _options(typed: TypedColumn | None) -> dict[str, Any]:
+    leaves = list(_leaves(COLUMN, typed.struct)) if typed else []
+    plain = [column.name for column in COLUMNS if column.name not in (*_GROWING, "payload")]
+    return {
+        "compression": "zstd",
+        "compression_level": _ZSTD_LEVEL,
+        "use_dictionary": plain + leaves,
+        "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
+        "write_statistics": [*plain, *_GROWING, *leaves],
+        "write_page_index": True,
+    }
+
+
+def _leaves(path: str, kind: Type) -> Iterator[str]:
+    if isinstance(kind, Struct):
+        for name, inner in kind.fields:
+            yield from _leaves(f"{path}.{name}", inner)
+    elif isinstance(kind, Array):
+        yield from _leaves(f"{path}.list.element", kind.item)
+    else:
+        yield path

@@ -1,0 +1,344 @@
+"""Compaction: same rows before, during and after, in files that other tools read, whatever kills it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, compact, index, manifest, recovery, segment
+from smqrt.journal.compact import Options, sealed
+from smqrt.journal.parquet import GROUP_ROWS, arrow_schema
+from smqrt.journal.record import Row
+from smqrt.journal.settings import parse
+from tests.conftest import REPOSITORY
+from tests.journal.made import NOON_US, readings, row, write
+
+AT_ONCE = Options(grace_s=0)
+HOUR_US = 3_600_000_000
+
+
+def rows_of(journal: Path) -> list[Row]:
+    """All rows, as a reader finds them: Parquet below `compacted_through`, segments above."""
+    state = manifest.load(journal)
+    rows = [
+        one for file in sorted(state.files, key=lambda file: file.first) for one in parquet_rows(journal / file.path)
+    ]
+    for folder in sorted((journal / "wal").glob("*")):
+        through = state.nodes.get(folder.name, 0)
+        for path in index.paths(folder):
+            data = path.read_bytes()
+            for entry in index.read_index(path):
+                decoded = arrow.decode(data[entry.offset : entry.end])
+                rows += [one for one in decoded if one.seq >= through]
+    return rows
+
+
+def parquet_rows(path: Path) -> list[Row]:
+    table = pq.read_table(path, partitioning=None).select(arrow_schema().names).drop(["node", "broker"])
+    table = table.set_column(1, "ts", table["ts"].cast(pa.int64()))
+    return [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+
+
+def files_of(journal: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(journal)) for path in journal.rglob("*") if path.is_file() and "lock" not in path.name
+    )
+
+
+def test_rows_are_the_same_before_and_after(tmp_path: Path) -> None:
+    odd = [
+        row(4000, NOON_US + 4000, None, b"\xff\x00", tid=7, flags=1),
+        row(4001, NOON_US + 4001, "a/ö", b"", subtopic="s", stid=9, uid=None, ptid=None),
+    ]
+    rows = write(tmp_path, readings(4000)) + write(tmp_path, odd)
+    done = compact.compact(tmp_path, AT_ONCE)
+    assert (done.segments, done.rows, done.files, done.removed, done.waiting) == (4, 4000, 2, 4, 0)
+    assert rows_of(tmp_path) == rows
+    assert done.payload_bytes == sum(len(one.payload) for one in rows[:4000])
+    assert compact.compact(tmp_path, AT_ONCE) == compact.Done()
+
+
+def test_the_newest_segment_stays_unless_no_hub_runs(tmp_path: Path) -> None:
+    rows = write(tmp_path, readings(100))
+    assert compact.compact(tmp_path, AT_ONCE) == compact.Done()
+    held = segment.lock(tmp_path / "wal" / "n1")
+    with pytest.raises(JournalError, match="is written by process"):
+        compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    os.close(held)
+    assert compact.compact(tmp_path, Options(grace_s=0, everything=True)).rows == 100
+    assert index.paths(tmp_path / "wal" / "n1") == []
+    assert recovery.recover(tmp_path / "wal" / "n1").next_seq == 100
+    assert rows_of(tmp_path) == rows
+
+
+def test_one_file_an_hour_with_what_the_manifest_says(tmp_path: Path) -> None:
+    write(tmp_path, readings(3000, step_us=3_000_000), broker="hall")
+    write(tmp_path, [row(3000)])
+    compact.compact(tmp_path, AT_ONCE)
+    state = manifest.load(tmp_path)
+    assert state.nodes == {"n1": 3000}
+    assert [(file.path, file.first, file.last, file.rows) for file in state.files] == [
+        ("data/date=2026-11-20/hour=12/n1-00000000000000000000-00000000000000001199.parquet", 0, 1199, 1200),
+        ("data/date=2026-11-20/hour=13/n1-00000000000000001200-00000000000000002399.parquet", 1200, 2399, 1200),
+        ("data/date=2026-11-20/hour=14/n1-00000000000000002400-00000000000000002999.parquet", 2400, 2999, 600),
+    ]
+    second = state.files[1]
+    assert (second.ts_min_us, second.ts_max_us) == (NOON_US + HOUR_US, NOON_US + 2 * HOUR_US - 3_000_000)
+    assert second.bytes == (tmp_path / second.path).stat().st_size
+    assert len(second.topics or ()) == 20
+    table = pq.ParquetFile(tmp_path / second.path).read()
+    assert table.schema.equals(arrow_schema())
+    assert set(table["node"].to_pylist()) == {"n1"}
+    assert set(table["broker"].to_pylist()) == {"hall"}
+
+
+def test_a_clock_that_goes_back_makes_more_files_and_loses_nothing(tmp_path: Path) -> None:
+    times = [0, 1, HOUR_US, HOUR_US + 1, 2, 3, HOUR_US + 2]
+    rows = write(tmp_path, [row(seq, NOON_US + ts) for seq, ts in enumerate(times)])
+    write(tmp_path, [row(7)])
+    assert compact.compact(tmp_path, AT_ONCE).files == 4
+    assert rows_of(tmp_path)[:7] == rows
+
+
+def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        [row(seq, NOON_US + seq, f"t{seq // 50_000}") for seq in range(150_000)],
+        batch=1000,
+        segment_rows=70_000,
+    )
+    write(tmp_path, [row(150_000)])
+    compact.compact(tmp_path, AT_ONCE)
+    (file,) = manifest.load(tmp_path).files
+    metadata = pq.ParquetFile(tmp_path / file.path).metadata
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    assert [group.num_rows for group in groups] == [GROUP_ROWS, GROUP_ROWS, 150_000 - 2 * GROUP_ROWS]
+    by_name = {groups[0].column(at).path_in_schema: groups[0].column(at) for at in range(metadata.num_columns)}
+    assert (by_name["topic"].statistics.min, by_name["topic"].statistics.max) == ("t0", "t1")
+    assert (by_name["seq"].statistics.min, by_name["seq"].statistics.max) == (0, GROUP_ROWS - 1)
+    assert by_name["ts"].statistics.has_min_max
+    assert {column.compression for column in by_name.values()} == {"ZSTD"}
+
+
+def test_groups_are_bounded_by_bytes_too(tmp_path: Path) -> None:
+    rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 20)) for seq in range(80)], batch=4, segment_rows=40)
+    write(tmp_path, [row(80)])
+    compact.compact(tmp_path, AT_ONCE)
+    (file,) = manifest.load(tmp_path).files
+    assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 2
+    assert rows_of(tmp_path)[:80] == rows
+
+
+def test_many_topics_are_not_listed(tmp_path: Path) -> None:
+    write(tmp_path, [row(seq, topic=f"t{seq}") for seq in range(65)])
+    write(tmp_path, [row(65)])
+    compact.compact(tmp_path, AT_ONCE)
+    assert manifest.load(tmp_path).files[0].topics is None
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    for node in ("n1", "n2"):
+        write(tmp_path, readings(200), node=node, segment_rows=100)
+    assert compact.compact(tmp_path, AT_ONCE).rows == 200
+    assert manifest.load(tmp_path).nodes == {"n1": 100, "n2": 100}
+
+
+def test_large_journals_are_done_in_groups(tmp_path: Path) -> None:
+    rows = write(tmp_path, readings(1000), segment_rows=100)
+    steps: list[str] = []
+    compact.compact(tmp_path, Options(grace_s=0, most_bytes=100_000), steps.append)
+    assert steps.count("switched") > 2
+    assert rows_of(tmp_path) == rows
+
+
+def test_typed_columns(tmp_path: Path) -> None:
+    write(tmp_path, [*readings(50), row(50, NOON_US, "site1/x", b"odd"), row(51, NOON_US, "else", b'{"temp":1}')])
+    write(tmp_path, [row(52)])
+    schemas = {f"site{n}/#": "device string, temp double, location struct<lat: double>" for n in range(4)}
+    compact.compact(tmp_path, Options(grace_s=0, schemas=schemas))
+    (file,) = manifest.load(tmp_path).files
+    parsed = pq.ParquetFile(tmp_path / file.path).read()["json"].to_pylist()
+    assert parsed[50:] == [None, None]
+    assert set(parsed[0]) == {"device", "temp", "location"}
+    assert isinstance(parsed[0]["location"]["lat"], float)
+    assert len(rows_of(tmp_path)) == 53
+
+
+def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
+    rows = write(tmp_path, readings(300), segment_rows=100)
+    done = compact.compact(tmp_path, Options(grace_s=0.3))
+    assert (done.removed, done.waiting) == (0, 2)
+    assert len(index.paths(tmp_path / "wal" / "n1")) == 3
+    assert rows_of(tmp_path) == rows
+    time.sleep(0.35)
+    done = compact.compact(tmp_path, Options(grace_s=0.3))
+    assert (done.segments, done.removed, done.waiting) == (0, 2, 0)
+    assert rows_of(tmp_path) == rows
+
+
+def test_what_is_young_waits(tmp_path: Path) -> None:
+    write(tmp_path, readings(200), segment_rows=100)
+    assert compact.compact(tmp_path, Options(grace_s=0, after_s=60)).rows == 0
+    os.utime(index.paths(tmp_path / "wal" / "n1")[0], (0, time.time() - 61))
+    assert compact.compact(tmp_path, Options(grace_s=0, after_s=60)).rows == 100
+
+
+def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
+    """A hub killed before it wrote its snapshot finds the last batches in the segments: they must be there."""
+    write(tmp_path, [row(0, txn="q:3"), row(1, txn="q:4")])
+    write(tmp_path, [row(2)])
+    done = compact.compact(tmp_path, AT_ONCE)
+    assert (done.rows, done.removed, done.waiting) == (2, 0, 1)
+    folder = tmp_path / "wal" / "n1"
+    assert recovery.recover(folder).txns == {"q": 4}
+    manifest.write_json(tmp_path / recovery.TXNS, {"q": 4})
+    assert compact.compact(tmp_path, AT_ONCE).removed == 1
+    assert recovery.recover(folder).txns == {"q": 4}
+
+
+def test_only_one_compacts(tmp_path: Path) -> None:
+    write(tmp_path, readings(10))
+    inside: list[str] = []
+
+    def again(step: str) -> None:
+        with pytest.raises(JournalError, match=f"is being compacted by process {os.getpid()}"):
+            compact.compact(tmp_path)
+        inside.append(step)
+
+    compact.compact(tmp_path, Options(grace_s=0, everything=True), again)
+    assert inside
+
+
+@pytest.mark.parametrize("part", ["data", "index", "length"])
+def test_a_damaged_segment_stays_and_is_named(tmp_path: Path, part: str) -> None:
+    write(tmp_path, readings(300), segment_rows=100)
+    path = index.paths(tmp_path / "wal" / "n1")[1]
+    if part == "data":
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 1
+        path.write_bytes(data)
+    elif part == "index":
+        path.with_suffix(".idx").write_bytes(path.with_suffix(".idx").read_bytes()[:64])
+    else:
+        path.write_bytes(path.read_bytes()[:-100])
+    before = files_of(tmp_path)
+    with pytest.raises(JournalError, match=f"{path.name} can't be compacted: .* `smqrt journal verify`"):
+        compact.compact(tmp_path, AT_ONCE)
+    assert files_of(tmp_path) == before
+
+
+def test_a_folder_that_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="is it the folder of a journal"):
+        compact.compact(tmp_path / "nowhere")
+
+
+def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(JournalError, match=r"pip install 'smqrt\[spark\]'"):
+        compact.compact(tmp_path)
+
+
+def test_a_full_disk_is_said_and_the_segments_stay(tmp_path: Path) -> None:
+    rows = write(tmp_path, readings(200), segment_rows=100)
+    (tmp_path / "data").touch()  # no folder can be made in it
+    with pytest.raises(JournalError, match="the segments stay as they are"):
+        compact.compact(tmp_path, AT_ONCE)
+    (tmp_path / "data").unlink()
+    assert rows_of(tmp_path) == rows
+    assert compact.compact(tmp_path, AT_ONCE).rows == 100
+
+
+# ---- killed
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from smqrt.journal.compact import Options, compact
+
+left = int(sys.argv[2])
+
+def on_step(step):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+compact(Path(sys.argv[1]), Options(grace_s=0, most_bytes=150_000), on_step)
+"""
+
+
+def killed_at(journal: Path, step: int) -> int:
+    command = [sys.executable, "-c", KILLED, str(journal), str(step)]
+    return subprocess.run(command, cwd=REPOSITORY, check=False).returncode
+
+
+def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:
+    """Each run is killed one step later than the one before, on top of what that left behind; none loses a row."""
+    rows = write(tmp_path, readings(1200, step_us=6_000_000), segment_rows=300)
+    for step in range(1, 100):
+        code = killed_at(tmp_path, step)
+        assert rows_of(tmp_path) == rows, f"killed at step {step}"
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert step > 5
+    assert sum(file.rows for file in manifest.load(tmp_path).files) == 900
+    done = files_of(tmp_path)
+    assert [name for name in done if name.startswith("data/")] == sorted(
+        file.path for file in manifest.load(tmp_path).files
+    )
+    assert len([name for name in done if name.startswith("wal/")]) == 2
+
+
+def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
+    """From a fresh journal each time, since what is done is not done again."""
+    step = 0
+    while True:
+        step += 1
+        journal = tmp_path / str(step)
+        rows = write(journal, readings(600, step_us=10_000_000), segment_rows=200)
+        if killed_at(journal, step) == 0:
+            break
+        assert rows_of(journal) == rows
+        compact.compact(journal, AT_ONCE)
+        assert rows_of(journal) == rows
+        listed = sorted(str(path.relative_to(journal)) for path in (journal / "data").rglob("*") if path.is_file())
+        assert listed == sorted(file.path for file in manifest.load(journal).files)
+        assert [sealed(journal / "wal" / "n1")] == [[]]
+    assert step > 8
+
+
+# ---- bars
+
+
+def test_compacted_files_have_at_most_six_tenths_of_the_payload(tmp_path: Path) -> None:
+    write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
+    done = compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    assert done.rows == 20_000
+    assert done.file_bytes <= 0.6 * done.payload_bytes
+
+
+def test_typed_columns_do_not_break_that_bar(tmp_path: Path) -> None:
+    ddl: dict[str, Any] = {
+        "#": "device string, temp double, humidity double, battery int, location struct<lat: double, lon: double>"
+    }
+    write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
+    done = compact.compact(tmp_path, Options(grace_s=0, everything=True, schemas=ddl))
+    assert done.file_bytes <= 0.6 * done.payload_bytes
+
+
+def test_the_words_for_a_process_of_its_own(tmp_path: Path) -> None:
+    settings = parse({"compact": {"after": "5m", "schema": {"a/#": "temp double"}, "json": "variant"}}, tmp_path)
+    assert settings
+    words = f"journal compact {tmp_path}/.journal --watch 60s --after 300s --schema a/#=temp,double --json variant"
+    assert [word.replace(" ", ",") for word in compact.arguments(settings)] == words.split()

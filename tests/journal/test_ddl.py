@@ -1,0 +1,51 @@
+"""DDL texts: read, written, and refused with one clear sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smqrt.errors import ArgumentError
+from smqrt.journal.ddl import Array, Scalar, Struct, parse
+
+NAMES = st.text(min_size=1, max_size=8)
+SCALARS = st.sampled_from(["boolean", "tinyint", "int", "bigint", "float", "double", "string", "date", "timestamp"])
+STRUCTS = st.deferred(
+    lambda: st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=3, unique_by=lambda field: field[0].lower()).map(
+        lambda fields: Struct(tuple(fields))
+    )
+)
+TYPES = st.deferred(lambda: SCALARS.map(Scalar) | TYPES.map(Array) | STRUCTS)
+
+
+def test_what_people_write() -> None:
+    read = parse("device STRING, temp: double,gps struct<lat: Long, `my lon` real>, all array<array<int>>")
+    assert read.ddl() == "device string, temp double, gps struct<lat: bigint, `my lon`: float>, all array<array<int>>"
+
+
+@given(STRUCTS)
+def test_what_is_written_is_read(struct: Struct) -> None:
+    assert parse(struct.ddl()) == struct
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a name is missing"),
+        ("temp", "'the end' is no type"),
+        ("temp dubble", "'dubble' is no type of JSON; the types are boolean"),
+        ("temp double humidity double", "'humidity' is one too many"),
+        ("temp double,", "a name is missing before 'the end'"),
+        ("temp double, Temp int", "'Temp' is there twice"),
+        ("a array<int", "'>' is missing before 'the end'"),
+        ("a array int", "'<' is missing before 'int'"),
+        ("a decimal(10,2)", "'(10,2)' can't be read"),
+        ("a " + "array<" * 100 + "int" + ">" * 100, "deeper than 64"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, says: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        parse(text)
+    assert says in str(raised.value)
+    assert "it must look like 'device string, temp double'" in str(raised.value)
