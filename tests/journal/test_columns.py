@@ -12,10 +12,19 @@ from smqrt.net.jit import JitColumns
 from smqrt.wire import smq
 
 SERVER = 1
-NAMES = {(TOPIC, 5): b"site/5", (TOPIC, 0xFFFFFFF0): "größe".encode(), (SUBTOPIC, 9): b"sub", (UID, 0x81234567): b"uid-x"}
+NAMES = {
+    (TOPIC, 5): b"site/5",
+    (TOPIC, 0xFFFFFFF0): "größe".encode(),
+    (SUBTOPIC, 9): b"sub",
+    (UID, 0x81234567): b"uid-x",
+}
 IDS = st.sampled_from([5, 0xFFFFFFF0, 77, 0x81234567, 0x7FFFFFFF])
 FRAMES = st.builds(
-    smq.publish_frame, IDS, st.sampled_from([0x81234567, SERVER, 0x80000000]), st.sampled_from([0, 9, 10]), st.binary(max_size=40)
+    smq.publish_frame,
+    IDS,
+    st.sampled_from([0x81234567, SERVER, 0x80000000]),
+    st.sampled_from([0, 9, 10]),
+    st.binary(max_size=40),
 )
 TIMES = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000)
 STREAM = st.lists(st.one_of(FRAMES, FRAMES, FRAMES, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)

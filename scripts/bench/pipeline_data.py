@@ -1,0 +1,96 @@
+"""The journal that the measures read, and a Spark for them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from smqrt.journal import arrow, segment
+from smqrt.journal.record import Row
+from smqrt.pipeline import session
+
+START_US = 1_795_273_200_000_000
+TOPICS = 1000
+FLUSH_ROWS = 64
+SEGMENT_ROWS = 200_000
+
+
+@dataclass
+class Measure:
+    """One line of the table.
+
+    Attributes:
+        title: what is compared.
+        value: the ratio, or the figure that `unit` names.
+        bar: what it must reach; `most` says whether from below.
+        detail: the figures behind it.
+    """
+
+    title: str
+    value: float
+    bar: float
+    most: bool = False
+    unit: str = "x"
+    detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.bar if self.most else self.value >= self.bar
+
+
+def payload(seq: int, chance: random.Random) -> bytes:
+    """Returns a device's report of 64 to 512 bytes, about 290 in the mean; no two are equal."""
+    head = f'{{"device":"d{seq % TOPICS}","seq":{seq},"temp":{chance.uniform(-20, 90):.2f},"status":"ok","values":['
+    values = [f"{chance.randrange(100000)}" for _ in range(chance.randrange(0, 77))]
+    return f"{head}{','.join(values)}]}}".encode()
+
+
+def made_rows(first: int, count: int) -> list[Row]:
+    """Returns rows of a thousand topics, two thousand a second."""
+    chance = random.Random(first)
+    return [
+        Row(
+            seq, START_US + seq * 500, f"site1/d{seq % TOPICS}", 5000 + seq % TOPICS, None, None, 77, "u", 0, body, None
+        )
+        for seq in range(first, first + count)
+        for body in (payload(seq, chance),)
+    ]
+
+
+def make_journal(folder: Path, rows: int) -> int:
+    """Writes a journal as a hub does, 64 rows at a time; returns the bytes of all payloads."""
+    size_bytes = 0
+    for first in range(0, rows, SEGMENT_ROWS):
+        file = segment.SegmentFile.open(folder / "wal" / "n1", first, "n1", "bench")
+        for batch in pieces(made_rows(first, min(SEGMENT_ROWS, rows - first)), FLUSH_ROWS):
+            file.append(arrow.encode(batch), batch[0].seq, len(batch), batch[0].ts_us, batch[-1].ts_us, 0)
+            size_bytes += sum(len(row.payload) for row in batch)
+        file.close()
+    return size_bytes
+
+
+def pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+def spark(state: Path) -> Any:
+    """Starts Spark with the settings that pipelines have on one machine."""
+    return session.spark("local[2]", "smqrt bench", state, {"spark.driver.memory": "3g"})
+
+
+def interleaved(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Runs all in turn, `rounds` times after a warm-up; returns the median seconds of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        for name, run in contestants.items():
+            started = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: median(runs) for name, runs in seconds.items()}
