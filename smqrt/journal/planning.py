@@ -1,0 +1,218 @@
+"""Which files hold a range of rows: Parquet below a node's `compacted_through`, segments above it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from smqrt.errors import JournalError
+from smqrt.journal.filters import Filter
+from smqrt.journal.index import INDEX, REMEDY, Entry
+from smqrt.journal.manifest import DataFile, Manifest
+
+Offsets = Mapping[str, int]
+"""By node, the number of the next row: the start of a range, or its end (exclusive)."""
+Times = tuple[int, int]
+"""Earliest and latest microsecond that is wanted."""
+WAL, PARQUET = "wal", "parquet"
+
+
+class Chunk(NamedTuple):
+    """A piece of one file: rows first_seq + skip up to, without, first_seq + skip + rows of its node.
+
+    Attributes:
+        file: its path in the journal.
+        kind: "wal" or "parquet".
+        offset, length: where the batches are in a segment, bytes; 0 for Parquet.
+        skip: how many rows of the first batch come before.
+        rows: how many are wanted.
+        node, broker: who wrote them; a Parquet file says the broker itself.
+        first_seq: number of the first row of the first batch.
+    """
+
+    file: str
+    kind: str
+    offset: int
+    length: int
+    skip: int
+    rows: int
+    node: str
+    broker: str
+    first_seq: int
+
+    @property
+    def start(self) -> int:
+        """The number of the first row that is wanted."""
+        return self.first_seq + self.skip
+
+    @property
+    def end(self) -> int:
+        """The number behind the last row that is wanted."""
+        return self.start + self.rows
+
+
+class Snapshot(NamedTuple):
+    """What a journal has at a moment.
+
+    Attributes:
+        wal: by node, the first numbers of its segments, ascending. Looked at before the manifest: what is compacted
+            meanwhile is in both, never in neither.
+        manifest: what is Parquet.
+    """
+
+    wal: dict[str, list[int]]
+    manifest: Manifest
+
+    def nodes(self) -> list[str]:
+        """Returns the names of all nodes, in order."""
+        return sorted({*self.wal, *self.manifest.nodes})
+
+    def files(self, node: str) -> list[DataFile]:
+        """Returns a node's Parquet files by their first number."""
+        through = self.manifest.nodes.get(node, 0)
+        files = [one for one in self.manifest.files if one.node == node and one.first < through]
+        return sorted(files, key=lambda one: one.first)
+
+    def begin(self, node: str, end: int) -> int:
+        """Returns the oldest number there is; `end` when there are no rows."""
+        through = self.manifest.nodes.get(node, 0)
+        segments = [max(first, through) for first in self.wal.get(node, [])[:1]]
+        return min([one.first for one in self.files(node)] + segments, default=end)
+
+    def segments(self, node: str, start: int, end: int) -> list[int]:
+        """Returns the first numbers of the segments that may have rows of a range."""
+        firsts = self.wal.get(node, [])
+        oldest = max(0, bisect_right(firsts, start) - 1)
+        return [first for first in firsts[oldest:] if first < end]
+
+
+class Index:
+    """The index of a segment, looked at by row number.
+
+    Args:
+        data: the whole records.
+        path: for messages.
+    """
+
+    def __init__(self, data: bytes | memoryview, path: str) -> None:
+        self._data, self._path = data, path
+        self.count = len(data) // INDEX.size
+
+    def entry(self, at: int) -> Entry:
+        """Returns one record."""
+        return Entry(*INDEX.unpack_from(self._data, at * INDEX.size))
+
+    def at(self, seq: int) -> int:
+        """Returns which record has a row, or would."""
+        firsts = range(self.count)
+        return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
+
+    def between(self, start: int, end: int) -> Iterator[Entry]:
+        """Yields the batches that have rows of a range.
+
+        Raises:
+            JournalError: they don't follow each other.
+        """
+        before: Entry | None = None
+        for at in range(self.at(start), self.count):
+            entry = self.entry(at)
+            if before and (entry.first_seq != before.next_seq or entry.offset != before.end):
+                where = f"{self._path} is damaged at offset {at * INDEX.size}"
+                raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")
+            if entry.first_seq >= end:
+                return
+            before = entry
+            if entry.next_seq > start:
+                yield entry
+
+
+class Planner:
+    """Plans reads of one snapshot.
+
+    Args:
+        snapshot: what there is.
+        index: gives the index of (node, first number of a segment).
+        broker: gives the broker of such a segment.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, index: Callable[[str, int], Index], broker: Callable[[str, int], str]
+    ) -> None:
+        self._snapshot, self._index, self._broker = snapshot, index, broker
+
+    def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
+        """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
+        for node, last in sorted(end.items()):
+            first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
+            yield from self._parquet(node, first, min(last, through), ts_us, topics)
+            yield from self._segments(node, max(first, through), last, ts_us)
+
+    def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
+        for file in self._snapshot.files(node):
+            first, last = max(start, file.first), min(end, file.last + 1)
+            if first < last and _overlaps(file, ts_us) and _may_have(file, topics):
+                yield Chunk(file.path, PARQUET, 0, 0, 0, last - first, node, "", first)
+
+    def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
+        for first in self._snapshot.segments(node, start, end) if start < end else ():
+            index, file = self._index(node, first), segment_file(node, first)
+            for oldest, newest in _runs(index, start, end, ts_us):
+                skip = max(0, start - oldest.first_seq)
+                rows = min(end, newest.next_seq) - oldest.first_seq - skip
+                place = (oldest.offset, newest.end - oldest.offset)
+                yield Chunk(file, WAL, *place, skip, rows, node, self._broker(node, first), oldest.first_seq)
+
+
+def segment_file(node: str, first: int) -> str:
+    """Returns the path of a segment in the journal."""
+    return f"wal/{node}/{first:020d}.arrows"
+
+
+def _runs(index: Index, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[Entry, Entry]]:
+    """Yields (first, last) of batches that follow each other and have rows of the range."""
+    if ts_us is None:
+        if index.count:
+            oldest, newest = index.entry(index.at(start)), index.entry(index.at(end - 1))
+            if oldest.next_seq > start and oldest.first_seq < end:
+                yield oldest, newest
+        return
+    run: list[Entry] = []
+    for entry in index.between(start, end):
+        if _overlaps(entry, ts_us):
+            run = [*run[:1], entry]
+        elif run:
+            yield run[0], run[-1]
+            run = []
+    if run:
+        yield run[0], run[-1]
+
+
+def _overlaps(times: Entry | DataFile, wanted: Times | None) -> bool:
+    return wanted is None or (times.ts_min_us <= wanted[1] and times.ts_max_us >= wanted[0])
+
+
+def _may_have(file: DataFile, topics: Filter | None) -> bool:
+    return topics is None or file.topics is None or any(map(topics.matches, file.topics))
+
+
+def parts(chunks: Iterable[Chunk], max_rows: int) -> list[list[Chunk]]:
+    """Returns the chunks in lists of `max_rows` rows; the last one may have fewer.
+
+    Raises:
+        ValueError: `max_rows` is less than 1.
+    """
+    if max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}; it's at least 1")
+    found: list[list[Chunk]] = []
+    room = 0
+    for chunk in chunks:
+        while chunk.rows:
+            if not room:
+                found.append([])
+                room = max_rows
+            rows = min(room, chunk.rows)
+            found[-1].append(chunk._replace(rows=rows))
+            chunk = chunk._replace(skip=chunk.skip + rows, rows=chunk.rows - rows)
+            room -= rows
+    return found

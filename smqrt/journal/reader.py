@@ -1,0 +1,325 @@
+"""A journal that is read: one sequence of rows per node, wherever its files are."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, manifest, planning, tables
+from smqrt.journal import index as indexes
+from smqrt.journal.filters import Filter
+from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
+from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Snapshot, Times, segment_file
+from smqrt.journal.record import Row
+
+__all__ = ["Chunk", "Journal", "Offsets"]
+
+BATCH_ROWS = 1 << 14
+_SCHEMA_BYTES = 8192
+_NEWEST = -1
+
+T = TypeVar("T")
+Topics = Filter | Sequence[str] | None
+"""Which topics: a filter, or its patterns; None for every row, also those to one client."""
+
+
+class Journal:
+    """A journal in a folder, while its hub writes it or when it doesn't.
+
+    Rows are found by number: a range means the same rows before and after compaction. Objects can be pickled.
+
+    Args:
+        path: the folder.
+        verify: compare what is read from segments with their checksums.
+
+    Raises:
+        JournalError: there is no such folder.
+    """
+
+    def __init__(self, path: Path | str, verify: bool = True) -> None:
+        self.path = Path(path)
+        self.verify = verify
+        self._brokers: dict[tuple[str, int], str] = {}
+        if not self.path.is_dir():
+            raise JournalError(
+                f"{self.path} is no folder of a journal: give the hub journal=True, or name the folder it writes to."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    # ---- where rows are
+
+    def nodes(self) -> list[str]:
+        """Returns the names of the nodes that have written to it.
+
+        Raises:
+            JournalError: it can't be read; so do all methods.
+        """
+        return self._snapshot().nodes()
+
+    def end(self) -> dict[str, int]:
+        """Returns, by node, the number that the next row will have."""
+        snapshot = self._snapshot()
+        return {node: self._end(snapshot, node) for node in snapshot.nodes()}
+
+    def begin(self) -> dict[str, int]:
+        """Returns, by node, the number of the oldest row; that of the next one when there are none."""
+        snapshot = self._snapshot()
+        return {node: snapshot.begin(node, self._end(snapshot, node)) for node in snapshot.nodes()}
+
+    def _end(self, snapshot: Snapshot, node: str) -> int:
+        end = snapshot.manifest.nodes.get(node, 0)
+        for first in snapshot.wal.get(node, [])[_NEWEST:]:
+            index = self._index(node, first, newest=True)
+            end = max(end, first, index.entry(index.count - 1).next_seq if index.count else 0)
+        return end
+
+    def offsets_at(self, ts_us: int) -> dict[str, int]:
+        """Returns, by node, the number of the first row at or after a time; the next one's when there is none.
+
+        Args:
+            ts_us: microseconds since 1970, UTC.
+        """
+        snapshot = self._snapshot()
+        return {node: self._offset_at(snapshot, node, ts_us) for node in snapshot.nodes()}
+
+    def _offset_at(self, snapshot: Snapshot, node: str, ts_us: int) -> int:
+        end = self._end(snapshot, node)
+        start = snapshot.begin(node, end)
+        for chunk in self._planner(snapshot).chunks({node: start}, {node: end}, (ts_us, 1 << 62), None):
+            for row in self.rows_of(chunk):
+                if row.ts_us >= ts_us:
+                    return row.seq
+        return end
+
+    def plan(
+        self,
+        start: Offsets,
+        end: Offsets,
+        *,
+        max_rows: int = 1 << 19,
+        ts_us: Times | None = None,
+        topics: Topics = None,
+    ) -> list[list[Chunk]]:
+        """Returns what to read for the rows from `start` up to, without, `end`: tasks of `max_rows` rows.
+
+        Args:
+            start, end: by node; a node that `start` doesn't name begins with its first row, one that `end` doesn't
+                name is left out.
+            max_rows: a task has at most so many.
+            ts_us: (earliest, latest) microsecond: files and batches without such rows are left out, others not cut.
+            topics: files that say that they have no such topic are left out.
+
+        Returns:
+            Lists of chunks, to be given to `tables` or `rows_of`, here or in another process.
+        """
+        return self._again(lambda: planning.parts(self._chunks(start, end, ts_us, topics), max_rows))
+
+    def _chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Topics) -> Iterator[Chunk]:
+        return self._planner(self._snapshot()).chunks(start, end, ts_us, _filter(topics))
+
+    def _planner(self, snapshot: Snapshot) -> Planner:
+        newest = {node: firsts[_NEWEST] for node, firsts in snapshot.wal.items() if firsts}
+        return Planner(snapshot, lambda node, first: self._index(node, first, newest[node] == first), self._broker)
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Does something once more when a file went meanwhile, because it was compacted or has expired."""
+        try:
+            return work()
+        except FileNotFoundError:
+            pass
+        try:
+            return work()
+        except FileNotFoundError as error:
+            raise JournalError(f"{error.filename} is missing; {REMEDY}.") from None
+
+    # ---- rows
+
+    def rows(self, start: Offsets, end: Offsets, topics: Topics = None) -> Iterator[Row]:
+        """Yields the rows of a range, node by node, each node's in their order.
+
+        Needs pyarrow for what is compacted only.
+
+        Args:
+            start, end, topics: as for `plan`, but no other rows come.
+        """
+        for part in self.plan(start, end, topics=topics):
+            for chunk in part:
+                yield from self.rows_of(chunk, topics)
+
+    def rows_of(self, chunk: Chunk, topics: Topics = None) -> Iterator[Row]:
+        """Yields the rows of a chunk."""
+        chosen = _filter(topics)
+        for _, rows in self._read(chunk, lambda part: self._part_rows(part, chosen)):
+            yield from rows
+
+    def _part_rows(self, chunk: Chunk, topics: Filter | None) -> Iterator[tuple[int, Iterable[Row]]]:
+        if chunk.kind == PARQUET:
+            for seq, batch in self._part_tables(chunk, None, topics, BATCH_ROWS):
+                yield seq, _as_rows(batch)
+            return
+        for skip, data in self._batches(chunk):
+            rows = arrow.decode(data)[skip:]
+            kept = [row for row in rows if row.seq < chunk.end]
+            seq = kept[-1].seq + 1
+            if topics is not None:
+                kept = [row for row in kept if row.topic is not None and topics.matches(row.topic)]
+            yield seq, kept
+
+    def tables(
+        self, chunk: Chunk, columns: Sequence[str] | None = None, topics: Topics = None, batch_rows: int = BATCH_ROWS
+    ) -> Iterator[Any]:
+        """Yields the rows of a chunk as pyarrow.RecordBatches.
+
+        Args:
+            chunk: of `plan`.
+            columns: the names wanted, in this order; None for all of `record.COLUMNS`.
+            topics: other rows are left out.
+            batch_rows: small batches are joined until there are about so many rows.
+        """
+        chosen = _filter(topics)
+        for _, batch in self._read(chunk, lambda part: self._part_tables(part, columns, chosen, batch_rows)):
+            if batch.num_rows:
+                yield batch
+
+    def _part_tables(
+        self, chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+    ) -> Iterator[tuple[int, Any]]:
+        import pyarrow as pa
+
+        try:
+            if chunk.kind == WAL:
+                yield from tables.of_segment(self._batches(chunk), chunk, columns, topics, batch_rows)
+            else:
+                yield from tables.of_parquet(self._parquet(chunk.file), chunk, columns, topics, batch_rows)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise self._damaged(chunk.file, chunk.offset, str(error)) from error
+
+    def _read(self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]]) -> Iterator[tuple[int, T]]:
+        """Yields what `read(chunk)` does; goes on in other files when the chunk's has gone, from where it was."""
+        seq = chunk.start
+        try:
+            for seq, found in read(chunk):
+                yield seq, found
+            return
+        except FileNotFoundError:
+            others = [other for part in self.plan({chunk.node: seq}, {chunk.node: chunk.end}) for other in part]
+        if chunk.file in (other.file for other in others) or sum(other.rows for other in others) < chunk.end - seq:
+            raise JournalError(
+                f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are gone from {self._place(chunk.file)}: they "
+                "have expired; keep more (journal.retain, journal.max_bytes), or read from `journal.begin()` on."
+            )
+        for other in others:
+            yield from self._read(other, read)
+
+    # ---- batches of segments
+
+    def _batches(self, chunk: Chunk) -> Iterator[tuple[int, memoryview]]:
+        """Yields (rows before the wanted ones, bytes) of a chunk's batches, checked."""
+        first = int(Path(chunk.file).stem)
+        entries = list(self._index(chunk.node, first).between(chunk.start, chunk.end))
+        if not entries or entries[0].first_seq > chunk.start or entries[-1].next_seq < chunk.end:
+            raise self._damaged(chunk.file, chunk.offset, "the index doesn't have the rows any more")
+        data = self._bytes(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)
+        for entry in entries:
+            at = entry.offset - entries[0].offset
+            batch = data[at : at + entry.length]
+            self._check(chunk.file, entry, batch)
+            yield max(0, chunk.start - entry.first_seq), batch
+
+    def _check(self, file: str, entry: Entry, batch: memoryview) -> None:
+        if len(batch) < entry.length:
+            raise self._damaged(file, entry.offset, f"the batch has {len(batch)} of its {entry.length} bytes")
+        if self.verify and zlib.crc32(batch) != entry.crc32:
+            raise self._damaged(file, entry.offset, "the batch's checksum is wrong")
+        try:
+            rows = arrow.read_header(batch).rows
+        except ValueError as error:
+            raise self._damaged(file, entry.offset, str(error)) from None
+        if rows != entry.rows:
+            raise self._damaged(file, entry.offset, f"the batch has {rows} rows, {entry.rows} in the index")
+
+    def _damaged(self, file: str, offset: int, what: str) -> JournalError:
+        return JournalError(f"{self._place(file)} is damaged at offset {offset}: {what}; {REMEDY}.")
+
+    # ---- files
+
+    def _place(self, file: str) -> str:
+        return str(self.path / file)
+
+    def _snapshot(self) -> Snapshot:
+        try:
+            nodes = sorted(entry.name for entry in os.scandir(self.path / "wal") if entry.is_dir())
+        except FileNotFoundError:
+            nodes = []
+        wal = {node: list(map(indexes.first_seq, indexes.paths(self.path / "wal" / node))) for node in nodes}
+        return Snapshot(wal, manifest.load(self.path))
+
+    def _index(self, node: str, first: int, newest: bool = False) -> Index:
+        """Returns the index of a segment; the newest one's file may not be there yet.
+
+        Raises:
+            FileNotFoundError: the segment has gone.
+        """
+        path = (self.path / segment_file(node, first)).with_suffix(INDEXED)
+        try:
+            return Index(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            if newest and path.with_suffix(DATA).exists():
+                return Index(b"", str(path))
+            raise
+
+    def _broker(self, node: str, first: int) -> str:
+        """Returns the broker of a segment."""
+        key = node, first
+        if key not in self._brokers:
+            file = segment_file(node, first)
+            try:
+                head = bytes(self._bytes(file, 0, _SCHEMA_BYTES))
+                self._brokers[key] = arrow.schema_metadata(head)["broker"]
+            except (ValueError, KeyError, struct.error) as error:
+                raise self._damaged(file, 0, f"no schema of a journal is there ({error})") from None
+        return self._brokers[key]
+
+    def _bytes(self, file: str, offset: int, length: int) -> memoryview:
+        """Returns a piece of a file, or as much of it as there is.
+
+        Raises:
+            FileNotFoundError: the file has gone.
+        """
+        with (self.path / file).open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if not size:
+                return memoryview(b"")
+            mapped = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)
+        return memoryview(mapped)[offset : offset + length]
+
+    def _parquet(self, file: str) -> Any:
+        """Returns what pyarrow can read a Parquet file from.
+
+        Raises:
+            FileNotFoundError: the file has gone.
+        """
+        return (self.path / file).open("rb")
+
+
+def _filter(topics: Topics) -> Filter | None:
+    return topics if topics is None or isinstance(topics, Filter) else Filter(topics)
+
+
+def _as_rows(batch: Any) -> Iterator[Row]:
+    """Returns the rows of a RecordBatch of all columns."""
+    import pyarrow as pa
+
+    columns = [batch.column(name) for name in tables.NAMES if name not in ("node", "broker")]
+    columns[1] = columns[1].cast(pa.int64())
+    return map(Row._make, zip(*(column.to_pylist() for column in columns), strict=True))

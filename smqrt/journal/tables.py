@@ -1,0 +1,144 @@
+"""Rows as pyarrow.RecordBatches, with Spark's types: all `COLUMNS`, from segments and from Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from smqrt.journal.filters import Filter
+from smqrt.journal.planning import Chunk
+from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
+
+NAMES = tuple(one.name for one in COLUMNS)
+MOST_BYTES = 32 << 20
+"""A batch is not made of more than this, unless a row is longer."""
+
+Buffers = Iterable[tuple[int, Any]]
+"""Batches of a segment: (how many rows before the wanted ones, the bytes)."""
+
+
+def schema(columns: Sequence[str] | None = None) -> Any:
+    """Returns the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
+    import pyarrow as pa
+
+    known = {one.name: one for one in COLUMNS}
+    return pa.schema([_field(known[name]) for name in (NAMES if columns is None else columns)])
+
+
+def _field(column: Column) -> Any:
+    import pyarrow as pa
+
+    types = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
+    return pa.field(column.name, types.get(column.type) or pa.timestamp("us", "UTC"), column.nullable)
+
+
+def of_segment(
+    batches: Buffers, chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+) -> Iterator[tuple[int, Any]]:
+    """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
+
+    Args:
+        batches: its batches, whole.
+        chunk: which rows are wanted.
+        columns: names; None for all.
+        topics: which rows; None for all, also those without a topic.
+        batch_rows: small batches are joined until there are so many rows.
+
+    Raises:
+        pyarrow.ArrowException, OSError: a batch is damaged.
+    """
+    import pyarrow as pa
+
+    inside, target = pa.schema(list(map(_field, SEGMENT_COLUMNS))), schema(columns)
+    read, waiting, rows, size = chunk.start, list[Any](), 0, 0
+    for skip, data in batches:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), inside)
+        batch = batch.slice(skip, chunk.end - read - rows)
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + len(data)
+        if rows >= batch_rows or size >= MOST_BYTES:
+            read += rows
+            yield read, _joined(waiting, chunk, target, topics)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield read + rows, _joined(waiting, chunk, target, topics)
+
+
+def _joined(batches: list[Any], chunk: Chunk, target: Any, topics: Filter | None) -> Any:
+    """Returns one batch of `target`'s columns; node and broker are the same for all of a segment's rows."""
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(batches)
+    wanted = [field.name for field in target if field.name not in ("node", "broker")]
+    table = table.select(wanted if topics is None or "topic" in wanted else [*wanted, "topic"])
+    if topics is not None:
+        table = table.filter(mask(table.column("topic"), topics))
+    constant = {"node": chunk.node, "broker": chunk.broker}
+    arrays = [
+        pa.repeat(pa.scalar(constant[field.name], pa.string()), table.num_rows)
+        if field.name in constant
+        else _whole(table.column(field.name))
+        for field in target
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _whole(column: Any) -> Any:
+    combined = column.combine_chunks()
+    return combined.chunk(0) if hasattr(combined, "chunk") else combined
+
+
+def of_parquet(
+    source: Any, chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+) -> Iterator[tuple[int, Any]]:
+    """Yields as `of_segment`, from a Parquet file.
+
+    Args:
+        source: its path, or a file object that can seek.
+
+    Raises:
+        pyarrow.ArrowException, OSError: the file is damaged.
+    """
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+    target = schema(columns)
+    read = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
+    file = parquet.ParquetFile(source, pre_buffer=True)
+    for batch in file.iter_batches(batch_rows, _groups(file.metadata, chunk), columns=read):
+        seq = batch.column("seq")
+        inside = compute.and_(compute.greater_equal(seq, chunk.start), compute.less(seq, chunk.end))
+        if topics is not None:
+            inside = compute.and_(inside, mask(batch.column("topic"), topics))
+        last = compute.max(seq).as_py()
+        batch = batch.filter(inside)
+        yield (
+            min(last + 1, chunk.end),
+            pa.RecordBatch.from_arrays([batch.column(one) for one in target.names], schema=target),
+        )
+
+
+def _groups(metadata: Any, chunk: Chunk) -> list[int]:
+    """Returns which row groups have numbers of the chunk."""
+    names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    at = names.index("seq")
+    found = []
+    for group in range(metadata.num_row_groups):
+        numbers = metadata.row_group(group).column(at).statistics
+        if numbers is None or not numbers.has_min_max or (numbers.min < chunk.end and numbers.max >= chunk.start):
+            found.append(group)
+    return found
+
+
+def mask(column: Any, topics: Filter) -> Any:
+    """Returns which values of a topic column a filter chooses; never null."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    names = topics.literal()
+    if names is not None:
+        return compute.is_in(column, pa.array(names, pa.string()))
+    found = compute.match_substring_regex(column, f"(?s)^(?:{topics.regex()})$")
+    if topics.exclude:
+        found = compute.and_not(found, compute.match_substring_regex(column, f"(?s)^(?:{topics.exclude_regex()})$"))
+    return compute.fill_null(found, False)
