@@ -58,7 +58,7 @@ class Declaration:
     Attributes:
         name: of the function or the SQL file; what other functions call it by.
         kind: what it is; "publish", "table" and "alert" are queries, the others are what queries are made of.
-        function: DataFrames in, in the order of `inputs`, a DataFrame out; a source and a reference get their raw frame.
+        function: DataFrames in, in the order of `inputs`, a DataFrame out; sources and references get their raw frame.
         inputs: names of the sources, views, queries and references that it reads.
         options: what its decorator was given, by name, with defaults filled in.
         expectations: in the order in which they are written.
@@ -273,7 +273,7 @@ def expect(
 
     Args:
         condition: a Spark SQL condition; NULL fails it.
-        on_fail: "drop" leaves the row out and counts it, "dead_letter:TOPIC" publishes it there too, "fail" ends the query.
+        on_fail: "drop" leaves the row out and counts it, "dead_letter:TOPIC" publishes it too, "fail" ends the query.
         topic: the topic, when `on_fail` is "dead_letter".
         name: how the status calls it; the condition if not given.
 

@@ -131,9 +131,7 @@ def load(folder: Path) -> Catalog:
             with file:line.
     """
     if not folder.exists():
-        raise PipelineError(
-            f"There is no {folder}: pipelines are the .py and .sql files there; see smqrt pipeline init."
-        )
+        raise PipelineError(f"There is no {folder}: pipelines are its .py and .sql files; see smqrt pipeline init.")
     home = folder.parent if folder.is_file() else folder
     return Catalog(home, [found for path in _files(folder) for found in _declared(path)])
 
@@ -172,7 +170,7 @@ def _with_views(declared: dict[str, Declaration], own: list[Any]) -> Iterator[De
 
 
 def _imported(path: Path) -> ModuleType:
-    """Runs a file as a module that sys.modules doesn't know: what it defines then travels to Spark's workers by value."""
+    """Runs a file as a module that sys.modules does not know: what it defines goes to Spark's workers by value."""
     spec = importlib.util.spec_from_file_location(f"smqrt_pipelines_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,0 +1,79 @@
+"""One sentence for whatever Spark throws: the query, where it is written, what happened, what to do."""
+
+from __future__ import annotations
+
+import re
+
+from smqrt.errors import PipelineError, SmqrtError
+from smqrt.pipeline.api import Declaration
+
+_ANOTHER_STATE = (
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_SCHEMA_NOT_COMPATIBLE",
+    "STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA",
+    "STATE_STORE_STATE_SCHEMA",
+    "TRANSFORM_WITH_STATE_SCHEMA",
+    "INVALID_SCHEMA_EVOLUTION",
+)
+_OWN_ERROR = re.compile(r"smqrt\.errors\.(\w+Error): (.*)")
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
+_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
+
+
+def planning_error(declaration: Declaration, error: Exception) -> PipelineError:
+    """Returns the error for a declaration of which Spark, or the function itself, says that it can't be."""
+    return PipelineError(f"{_place(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}")
+
+
+def running_error(declaration: Declaration, error: BaseException) -> str:
+    """Returns the sentence for a query that has failed: where it is written, its name, what happened."""
+    return f"{_place(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}"
+
+
+def sentence(name: str, error: BaseException) -> str:
+    """Returns what happened in one line, without Java's stack.
+
+    Args:
+        name: of the query, for the remedy.
+        error: what was thrown, by us, by a function of the pipeline, or by Spark.
+    """
+    if isinstance(error, SmqrtError):
+        return str(error)
+    text = str(error)
+    if any(word in text for word in _ANOTHER_STATE):
+        return (
+            "its checkpoint holds the state of another version of this query, whose columns or windows were different; "
+            f"smqrt pipeline reset {name} forgets it, and run --from earliest computes it again."
+        )
+    if own := _OWN_ERROR.findall(text):
+        return str(own[-1][1]).strip()
+    if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
+        return f"{python[-1][1]}{python[-1][2] or ''}"
+    return _first_sentence(error, text)
+
+
+def _first_sentence(error: BaseException, text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    clear = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)
+    clear = _SQLSTATE.sub("", _CLASS.sub("", clear)).split(";\n")[0].strip()
+    return clear if hasattr(error, "getCondition") else f"{type(error).__name__}: {clear}"
+
+
+def _place(declaration: Declaration, error: BaseException) -> str:
+    """The line of the pipeline's own file that failed, when the error tells it."""
+    traceback, lines = error.__traceback__, []
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == declaration.file:
+            lines.append(traceback.tb_lineno)
+        traceback = traceback.tb_next
+    lines += [int(line) for file, line in _FRAME.findall(str(error)) if file == declaration.file]
+    return f"{declaration.file}:{lines[-1]}" if lines else declaration.where
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
+    text = str(error)
+    return any(word in text for word in (*_ANOTHER_STATE, "on_fail='fail'"))

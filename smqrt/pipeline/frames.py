@@ -1,0 +1,65 @@
+"""The rows of the journal as DataFrames: the source `smq` with the options that a declaration and a run ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Offsets, Start
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Which journal to read, and how to get at it.
+
+    Attributes:
+        place: path or URL.
+        token: what the hub asks for, with a URL.
+    """
+
+    place: str
+    token: str | None = None
+
+    def stream(self, spark: SparkSession, source: Declaration, start: Start, reports_as: str) -> DataFrame:
+        """Returns the rows of a source as a stream.
+
+        Args:
+            spark: the session.
+            source: the declaration.
+            start: where the stream begins when its checkpoint is new.
+            reports_as: the name under which it tells the journal how far it is.
+        """
+        options = self._options(source) | {
+            "startingOffsets": json.dumps(start.starting),
+            "maxRowsPerTrigger": str(source.options["max_rows"]),
+            "queryName": reports_as,
+        }
+        if start.split:
+            options["splitAt"] = json.dumps(start.split)
+        return _loaded(spark.readStream, options)
+
+    def batch(self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets) -> DataFrame:
+        """Returns the rows of a source between two offsets; the arguments are those of `stream`."""
+        ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
+        return _loaded(spark.read, self._options(source) | ends)
+
+    def _options(self, source: Declaration) -> dict[str, str]:
+        options = {
+            "url" if self.place.startswith(("http://", "https://")) else "path": self.place,
+            "topics": json.dumps(source.options["topics"]),
+            "includePipeline": str(source.options["include_pipeline"]).lower(),
+        }
+        if source.options["exclude"]:
+            options["exclude"] = json.dumps(source.options["exclude"])
+        return options | ({"token": self.token} if self.token else {})
+
+
+def _loaded(reader: Any, options: Mapping[str, str]) -> DataFrame:
+    frame: DataFrame = reader.format("smq").options(**options).load()
+    return frame

@@ -1,0 +1,129 @@
+"""From declarations to DataFrames: the same for a stream, for a batch (backfill) and for `pipeline test`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import SmqrtError
+from smqrt.journal.record import Flag
+from smqrt.pipeline import expectations, fields, intervals
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.discover import Catalog
+from smqrt.pipeline.failures import planning_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Frames = Callable[[Declaration], "DataFrame"]
+"""Gives the rows of the journal for a source, or the table of a reference."""
+
+
+def build(catalog: Catalog, declaration: Declaration, sources: Frames, references: Frames) -> DataFrame:
+    """Returns the DataFrame of a declaration.
+
+    Args:
+        catalog: what its inputs are found in.
+        declaration: a query, a view or a source.
+        sources: gives the rows of the journal for a source, stream or batch.
+        references: gives the table of a reference.
+
+    Raises:
+        PipelineError: Spark can't plan it; the message begins with file:line.
+    """
+    return Graph(catalog, sources, references).frame(declaration)
+
+
+class Graph:
+    """The DataFrames of one query: each declaration is made once, however many others read it.
+
+    Args:
+        catalog, sources, references: as for `build`.
+    """
+
+    def __init__(self, catalog: Catalog, sources: Frames, references: Frames) -> None:
+        self._catalog, self._sources, self._references = catalog, sources, references
+        self._made: dict[str, DataFrame] = {}
+        self._rejected: dict[str, list[tuple[str, DataFrame]]] = {}
+
+    def frame(self, declaration: Declaration) -> DataFrame:
+        """Returns the DataFrame of a declaration: the rows that meet its expectations.
+
+        Raises:
+            PipelineError: Spark can't plan it.
+        """
+        for each in self._catalog.walk(declaration):
+            if each.name not in self._made:
+                self._made[each.name] = self._make(each)
+        return self._made[declaration.name]
+
+    def rejected(self, declaration: Declaration) -> list[tuple[str, DataFrame]]:
+        """Returns where rows go that a declaration itself leaves out, and these rows with a column `reason`.
+
+        Raises:
+            PipelineError: Spark can't plan it.
+        """
+        self.frame(declaration)
+        return self._rejected[declaration.name]
+
+    def _make(self, declaration: Declaration) -> DataFrame:
+        try:
+            return self._applied(declaration)
+        except SmqrtError:
+            raise
+        except Exception as error:
+            raise planning_error(declaration, error) from error
+
+    def _applied(self, declaration: Declaration) -> DataFrame:
+        self._rejected[declaration.name] = []
+        frame = declaration.function(*self._arguments(declaration))
+        _check(frame)
+        if declaration.kind == "source":
+            frame = _watermarked(frame, declaration.options)
+        name, where = declaration.name, declaration.where
+        frame, rejected = expectations.split(frame, declaration.expectations, name, where)
+        self._rejected[name] += rejected
+        return _alarms(frame, declaration) if declaration.kind == "alert" else frame
+
+    def _arguments(self, declaration: Declaration) -> Iterator[DataFrame]:
+        if declaration.kind == "source":
+            yield self._source(declaration)
+        elif declaration.kind == "reference":
+            yield self._references(declaration)
+        else:
+            yield from (self._made[name] for name in declaration.inputs)
+
+    def _source(self, declaration: Declaration) -> DataFrame:
+        frame, options = self._sources(declaration), declaration.options
+        if not options["include_pipeline"]:
+            frame = frame.where(frame["flags"].bitwiseAND(int(Flag.PIPELINE)) == 0)
+        if options["json"]:
+            frame, bad = fields.parse(frame, declaration.name, options, declaration.where)
+            if options["dead_letter"]:
+                self._rejected[declaration.name].append((options["dead_letter"], bad))
+        return _watermarked(frame, options)
+
+
+def _alarms(frame: DataFrame, declaration: Declaration) -> DataFrame:
+    from smqrt.pipeline import alerts
+
+    return alerts.apply(frame, declaration)
+
+
+def _check(frame: Any) -> None:
+    from pyspark.sql import DataFrame
+
+    if not isinstance(frame, DataFrame):
+        raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is there a return?")
+
+
+def _watermarked(frame: DataFrame, options: dict[str, Any]) -> DataFrame:
+    """The watermark stands before the function, which may aggregate, or after it where that makes the column."""
+    column = options["event_time"]
+    if not options["watermark"] or column not in frame.columns or _is_watermarked(frame):
+        return frame
+    return frame.withWatermark(column, intervals.for_spark(options["watermark"]))
+
+
+def _is_watermarked(frame: DataFrame) -> bool:
+    return "EventTimeWatermark" in frame._jdf.queryExecution().analyzed().toString()

@@ -1,0 +1,182 @@
+"""One query of a running pipeline: started, looked after, started anew when it fails, stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import checkpoint, intervals, process, sinks, tables
+from smqrt.pipeline.failures import is_final, planning_error, running_error
+from smqrt.pipeline.graph import Graph
+from smqrt.pipeline.plans import Plan
+
+if TYPE_CHECKING:
+    from smqrt.pipeline.runner import Context
+
+_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_ATTEMPTS = 3
+"""So often in a row a query may fail without a micro-batch in between. A hub that is away doesn't count."""
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+@dataclass
+class Query:
+    """A query and what has become of it.
+
+    Attributes:
+        plan: what it computes.
+        context: what it shares with the others: session, options, status.
+        spark_query: Spark's handle; None before the first start.
+        over: it won't be started any more; failed: because of an error.
+    """
+
+    plan: Plan
+    context: Context
+    spark_query: Any = None
+    over: bool = False
+    failed: bool = False
+    _sink: sinks.PublishSink | None = None
+    _failures: int = 0
+    _batch: int = -1
+    _start_at_s: float = field(default=0.0)
+    _said: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its state."""
+        return self.context.options.state / self.plan.name
+
+    def start(self) -> None:
+        """Starts it; an error is reported and ends it."""
+        try:
+            self._claim()
+            self._start()
+        except PipelineError as error:
+            self._fail(str(error))
+        except Exception as error:
+            self._fail(str(planning_error(self.plan.declaration, error)))
+
+    def look(self) -> None:
+        """Notices that it has ended, that somebody asked it to stop, or that it is time to start it anew."""
+        if self.over:
+            return
+        if process.stop_requested(self.folder):
+            self.stop()
+        elif self._start_at_s:
+            if time.monotonic() >= self._start_at_s:
+                self._start_at_s = 0.0
+                self._again()
+        elif not self.spark_query.isActive:
+            self._ended()
+
+    def stop(self) -> None:
+        """Stops it after the micro-batch under way, at the latest when that has waited for its hub long enough."""
+        if self.over:
+            return
+        if self.spark_query is not None:
+            self.spark_query.stop()
+        self._end("stopped")
+
+    def _claim(self) -> None:
+        pid = process.running(self.folder)
+        if pid is None or pid == self.context.pid:
+            checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
+            self.context.board.starting(self.plan.name, self.plan.declaration.kind)
+            return
+        if self.plan.shared:
+            self.over = True
+        raise PipelineError(
+            f"{self.plan.declaration.where}: {self.plan.name} is running already, as process {pid}; "
+            f"smqrt pipeline stop {self.plan.name} ends it."
+        )
+
+    def _start(self) -> None:
+        start, context = self._where(), self.context
+        graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
+        writer = self._writer(self.plan.make(graph), start)
+        # A query with a clock has something to do at any time: "what there is" would have no end.
+        context.spark.conf.set(_WITHOUT_DATA, str(not (context.options.once and _is_endless(self.plan))).lower())
+        folder = str(checkpoint.folder(self.folder))
+        writer = writer.queryName(self.plan.name).option("checkpointLocation", folder)
+        self.spark_query = writer.trigger(**self._pace()).start()
+
+    def _pace(self) -> dict[str, Any]:
+        options = self.context.options
+        trigger = options.trigger or self.plan.declaration.options["trigger"]
+        return {"availableNow": True} if options.once else {"processingTime": intervals.for_spark(trigger)}
+
+    def _where(self) -> checkpoint.Start:
+        options = self.context.options
+        quiet = self.plan.declaration.kind != "table" and not options.republish
+        return checkpoint.start(self.folder, self.context.journal, options.start, quiet)
+
+    def _writer(self, frame: Any, start: checkpoint.Start) -> Any:
+        declaration = self.plan.declaration
+        if declaration.kind == "table":
+            return sinks.table_writer(frame, declaration, tables.location(declaration, self.context.options.app))
+        from smqrt.pipeline.messages import messages
+
+        messages(frame, declaration)  # says now what it would say in the first micro-batch
+        gate = checkpoint.Gate(self.folder, start.split)
+        self._sink = sinks.PublishSink(declaration, self.context.hub, gate, self._published)
+        return frame.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
+
+    def _published(self, rows: int) -> None:
+        self.context.board.count(self.plan.name, published=rows)
+
+    def _again(self) -> None:
+        try:
+            self._start()
+        except Exception as error:
+            self._fail(str(planning_error(self.plan.declaration, error)))
+
+    def _ended(self) -> None:
+        error = self.spark_query.exception()
+        if error is None:
+            self._end("finished" if self.context.options.once else "stopped")
+            return
+        cause = self._sink.error if self._sink is not None and self._sink.error is not None else error
+        if self._sink is not None:
+            self._sink.error = None
+        self._failed(running_error(self.plan.declaration, cause), cause)
+
+    def _failed(self, message: str, cause: BaseException) -> None:
+        """Starts it anew a little later, unless that has been tried or can't help."""
+        progress = self.spark_query.lastProgress
+        batch = int(progress["batchId"]) if progress else -1
+        self._failures = 1 if batch > self._batch else self._failures + 1
+        self._batch = max(batch, self._batch)
+        away = isinstance(cause, sinks.HubAway)
+        if self.context.options.once or is_final(cause) or (self._failures > _ATTEMPTS and not away):
+            self._fail(message)
+            return
+        delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]
+        self._start_at_s = time.monotonic() + delay_s
+        self._say(f"{message} It is started again in {delay_s:g} s.", message)
+
+    def _fail(self, message: str) -> None:
+        if self.over:  # a shared query that another process runs
+            return
+        self.failed = True
+        self._say(message, "")
+        self._end("failed", message)
+
+    def _say(self, text: str, key: str) -> None:
+        if not key or key != self._said:
+            self.context.report(text)
+        self._said = key
+
+    def _end(self, state: str, error: str = "") -> None:
+        self.over = True
+        self.context.board.ended(self.plan.name, state, error)
+
+
+def _is_endless(plan: Plan) -> bool:
+    if plan.root.kind != "alert":
+        return False
+    from smqrt.pipeline import alerts
+
+    return alerts.endless(plan.root)

@@ -1,0 +1,195 @@
+"""Running pipelines: several queries in one Spark, until they are done, until a signal comes, or for ever.
+
+    code = run(load(app / "pipelines"), ["per_minute"], RunOptions(str(app / ".journal"), app, app / ".pipelines"))
+
+One query's failure is one sentence and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.pipeline import session, sinks
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Start
+from smqrt.pipeline.discover import Catalog
+from smqrt.pipeline.frames import Journal
+from smqrt.pipeline.plans import Plan, plans
+from smqrt.pipeline.query import Query
+from smqrt.pipeline.status import Board
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LOOK_S = 0.2
+
+
+def _to_stderr(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How pipelines are run.
+
+    Attributes:
+        journal: path or URL of the journal.
+        app: the application's folder; tables are kept in it.
+        state: folder of checkpoints and status, one folder in it for each query.
+        master: Spark's; empty takes what spark-submit has given.
+        start: where a query begins that has no checkpoint: "latest", "earliest", a duration such as "2h" (so long
+            ago), an ISO time, a seq, or JSON {node: seq}.
+        until: where a backfill ends, written as `start`; a stream has no end.
+        once: work off what there is, then end.
+        republish: also publish results of what was in the journal before a query's first start.
+        trigger: the shortest time between micro-batches, instead of what the pipelines say.
+        token: what the hub asks for; None takes the one in the journal's folder.
+        settings: settings of Spark that win over all others.
+        hub_retry_s: seconds that a micro-batch waits for a hub that is away.
+        report: is told, in one sentence each, what fails.
+    """
+
+    journal: str
+    app: Path
+    state: Path
+    master: str = "local[*]"
+    start: str = "latest"
+    until: str | None = None
+    once: bool = False
+    republish: bool = False
+    trigger: str | None = None
+    token: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    hub_retry_s: float = sinks.RETRY_S
+    report: Callable[[str], None] = _to_stderr
+
+
+def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
+    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes; the signal lets micro-batches end first.
+
+    Args:
+        catalog: the pipelines.
+        names: which queries; none means all.
+        options: how.
+
+    Returns:
+        0, or 1 when a query has failed.
+
+    Raises:
+        PipelineError: a name is unknown, or Spark doesn't start.
+        JournalError: there is no such journal.
+    """
+    stopping = threading.Event()
+    with _signals(stopping):
+        return Runner(catalog, options, stopping).run(names)
+
+
+class Context:
+    """What the queries of one run share.
+
+    Attributes:
+        catalog, options, board: as given; pid: of this process.
+        spark: the session; journal: the journal, opened; hub: where results go; report: is told what fails.
+    """
+
+    def __init__(self, catalog: Catalog, options: RunOptions, stopping: threading.Event, board: Board) -> None:
+        from smqrt.journal.remote import open_journal
+
+        self.catalog, self.options, self.board, self.report = catalog, options, board, options.report
+        self.pid = os.getpid()
+        self.journal = open_journal(options.journal, options.token)
+        self.hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping)
+        self._rows = Journal(options.journal, options.token)
+        self.spark: SparkSession
+
+    def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
+        """Returns what gives the streams of a query's sources."""
+        alone = len(plan.sources) == 1
+
+        def stream(source: Declaration) -> DataFrame:
+            reports_as = plan.name if alone else f"{plan.name}.{source.name}"
+            return self._rows.stream(self.spark, source, start, reports_as)
+
+        return stream
+
+    def reference(self, declaration: Declaration) -> DataFrame:
+        """Returns the table of a reference."""
+        from smqrt.pipeline import references
+
+        return references.table(self.spark, declaration, self.catalog.folder)
+
+
+class Runner:
+    """One run.
+
+    Args:
+        catalog, options: as for `run`.
+        stopping: set it to end the run.
+        spark: a session to use, which is left running; None starts one and stops it at the end.
+    """
+
+    def __init__(
+        self, catalog: Catalog, options: RunOptions, stopping: threading.Event, spark: SparkSession | None = None
+    ) -> None:
+        self._catalog, self._options, self._stopping, self._spark = catalog, options, stopping, spark
+
+    def run(self, names: Sequence[str] = ()) -> int:
+        """Runs queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
+        wanted = plans(self._catalog, self._catalog.select(names))
+        self._options.state.mkdir(parents=True, exist_ok=True)
+        context = Context(self._catalog, self._options, self._stopping, Board(self._options.state))
+        with self._session(wanted) as context.spark:
+            context.board.watch(context.spark)
+            return self._all([Query(plan, context) for plan in wanted])
+
+    @contextmanager
+    def _session(self, wanted: list[Plan]) -> Iterator[SparkSession]:
+        if self._spark is not None:
+            yield self._spark
+            return
+        title = "smqrt " + ", ".join(plan.name for plan in wanted)
+        spark = session.spark(self._options.master, title, self._options.state, self._options.settings)
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):  # a JVM that is gone can't be stopped
+                spark.stop()
+
+    def _all(self, queries: list[Query]) -> int:
+        for query in queries:
+            if not self._stopping.is_set():
+                query.start()
+        while not self._stopping.wait(_LOOK_S) and not all(query.over for query in queries):
+            for query in queries:
+                query.look()
+        for query in queries:
+            query.stop()
+        return int(any(query.failed for query in queries))
+
+
+@contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set the event; a second one ends the process at once, as nothing is lost by that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    earlier = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

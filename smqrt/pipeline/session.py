@@ -1,0 +1,124 @@
+"""A SparkSession with settings that fit: low latency on one machine, Spark's own defaults on a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import java, warm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+_STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+EVERYWHERE = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.structuredLogging.enabled": "false",
+    "spark.sql.streaming.stateStore.providerClass": _STATE,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+    # Spark's default forks a process for every file of a checkpoint: 80 ms a micro-batch.
+    "spark.sql.streaming.checkpointFileManagerClass": _FILES,
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+"""Only where one machine does it all: on HDFS and object stores Spark's own way is the safe one."""
+
+
+def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
+    """Starts Spark.
+
+    Args:
+        master: "local[*]" or a cluster's, such as "spark://host:7077"; empty takes what spark-submit has given.
+        app_name: as the cluster shows it.
+        state: folder of the state of pipelines; what Spark spills goes there too.
+        extra: settings that win over these.
+
+    Returns:
+        The session; `stop()` ends Spark.
+
+    Raises:
+        PipelineError: pyspark or Java is missing or doesn't start.
+    """
+    _check_pyspark()
+    found = java.find()
+    java.use(found)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in (_settings(master, state, found) | dict(extra or {})).items():
+        builder = builder.config(name, value)
+    _environment(is_local(master))
+    try:
+        session = (builder.master(master) if master else builder).getOrCreate()
+    except Exception as error:
+        raise PipelineError(
+            f"Spark doesn't start: {_first_line(error)} smqrt pipeline doctor looks for why."
+        ) from error
+    return session
+
+
+def is_local(master: str) -> bool:
+    """Whether everything runs in this process and its helpers."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def _settings(master: str, state: Path, found: java.Java) -> dict[str, str]:
+    if not is_local(master):
+        return EVERYWHERE
+    scratch = state.absolute() / "spark"
+    scratch.mkdir(parents=True, exist_ok=True)
+    own = {
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.extraJavaOptions": " ".join(_java_options(scratch, found)),
+    }
+    return EVERYWHERE | LOCAL | own
+
+
+def _java_options(scratch: Path, found: java.Java) -> list[str]:
+    log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch / 'spark.log'}"]
+    return [*log, "-Duser.timezone=UTC", *warm.options(found)]
+
+
+def _environment(local: bool) -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not local:
+        return
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # pyspark.zip, which Spark puts first, holds no compiled files: each helper would compile them again.
+    paths = [str(HERE / "helper"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+
+
+def _check_pyspark() -> None:
+    try:
+        import pyspark
+    except ImportError:
+        raise PipelineError("pyspark isn't installed: pip install 'smqrt[spark]' brings it.") from None
+    version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    if not (4, 2) <= version < (5, 0):
+        raise PipelineError(f"pyspark {pyspark.__version__} doesn't fit: 4.2 or newer, below 5, is needed; {_INSTALL}.")
+
+
+_INSTALL = "pip install 'smqrt[spark]' brings it"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."

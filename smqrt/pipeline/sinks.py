@@ -1,0 +1,167 @@
+"""Where results go: to topics, with one idempotent commit for each micro-batch, or to a table of Parquet files.
+
+The hub keeps (query, number of the micro-batch) in the same write as the rows. When a pipeline dies between that and
+Spark's own note of it, Spark does the micro-batch again, and the hub sees that it has it already.
+
+Source: design of the pipeline §5 (help/exactly-once.md is the page for users).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from smqrt.errors import JournalError, PipelineError
+from smqrt.journal import commit
+from smqrt.pipeline import faults
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Gate
+from smqrt.pipeline.messages import Message, collected, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_QUERY_ID = "sql.streaming.queryId"
+_PAUSE_S = 0.5
+RETRY_S = 60.0
+"""So long a micro-batch waits for a hub that is away before the query is started anew."""
+
+
+class HubAway(PipelineError):
+    """The hub didn't answer for a long time; what was to be published is still to be published."""
+
+
+class Stopped(PipelineError):
+    """The query is to stop while it waits for the hub."""
+
+
+@dataclass
+class Hub:
+    """The hub that results are given to.
+
+    Attributes:
+        journal: path or URL of its journal.
+        token: what it asks for; None takes the one in the journal's folder.
+        retry_s: seconds to wait for it when it is away.
+        stopping: set when nobody shall wait any longer.
+    """
+
+    journal: str
+    token: str | None
+    retry_s: float
+    stopping: threading.Event
+
+    def commit(self, query: str, batch: int, rows: Sequence[Message]) -> bool:
+        """Publishes the results of a micro-batch once, however often it is called.
+
+        Args:
+            query: Spark's id of the query, which lasts as long as its checkpoint.
+            batch: number of the micro-batch.
+            rows: the messages.
+
+        Returns:
+            False when the hub had them already.
+
+        Raises:
+            HubAway: the hub is away, for longer than `retry_s`.
+            Stopped: `stopping` was set meanwhile.
+            JournalError: the hub refuses them.
+        """
+        deadline = time.monotonic() + self.retry_s
+        while True:
+            try:
+                # The address each time: a hub that comes back may have another port.
+                address = commit.HubAddress.of(self.journal, self.token)
+                return commit.commit(address, query, batch, rows, retry_s=0)
+            except JournalError as error:
+                self._wait(error, deadline)
+
+    def _wait(self, error: JournalError, deadline: float) -> None:
+        if not isinstance(error, commit.HubUnreachable):
+            raise error
+        if time.monotonic() > deadline:
+            raise HubAway(f"{error} What was to be published waits in the journal.") from error
+        if self.stopping.wait(_PAUSE_S):
+            raise Stopped("stopped while the hub was away") from error
+
+
+class PublishSink:
+    """Publishes micro-batches: what `foreachBatch` calls.
+
+    Args:
+        declaration: the query.
+        hub: where to.
+        gate: which micro-batches are old.
+        published: is told how many rows the hub has taken.
+
+    Attributes:
+        error: what the last call raised; Spark only hands on its text.
+    """
+
+    def __init__(
+        self, declaration: Declaration, hub: Hub, gate: Gate, published: Callable[[int], None] = lambda rows: None
+    ) -> None:
+        self._declaration, self._hub, self._gate, self._published = declaration, hub, gate, published
+        self.error: Exception | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Publishes one micro-batch, or only computes it (for windows and the like) when it is old."""
+        try:
+            if self._gate.is_old(batch):
+                frame.write.format("noop").mode("overwrite").save()
+            else:
+                self._publish(frame, batch)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _publish(self, frame: DataFrame, batch: int) -> None:
+        rows = list(collected(messages(frame, self._declaration)))
+        if not rows:
+            return
+        query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        faults.point("before_commit", batch)
+        stored = self._hub.commit(str(query), batch, rows)
+        faults.point("after_commit", batch)
+        self._published(len(rows) if stored else 0)
+
+
+def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:
+    """Returns the writer of a table's stream: Spark's own file sink, which is exactly once.
+
+    Args:
+        frame: the result.
+        declaration: the query.
+        location: folder or URI of the table.
+
+    Raises:
+        PipelineError: it is to be partitioned by a column that isn't there.
+    """
+    writer: Any = partitioned(frame, declaration).writeStream.format("parquet").option("path", location)
+    by = declaration.options["partition_by"]
+    return cast("DataStreamWriter", writer.partitionBy(*by) if by else writer)
+
+
+def partitioned(frame: DataFrame, declaration: Declaration) -> DataFrame:
+    """Returns the frame with what it is partitioned by: `date` and `hour` are made of `ts` when they aren't columns.
+
+    Raises:
+        PipelineError: another column isn't there.
+    """
+    from pyspark.sql import functions as F
+
+    made = {"date": F.to_date("ts"), "hour": F.date_format("ts", "HH")}
+    for name in declaration.options["partition_by"]:
+        if name in frame.columns:
+            continue
+        if name not in made or "ts" not in frame.columns:
+            raise PipelineError(
+                f"{declaration.where}: {declaration.name} is partitioned by {name!r}, which its result doesn't have; "
+                f"it has {', '.join(frame.columns)}."
+            )
+        frame = frame.withColumn(name, made[name])
+    return frame

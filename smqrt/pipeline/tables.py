@@ -1,0 +1,61 @@
+"""Where tables are, and which of their files count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from smqrt.pipeline.api import Declaration
+
+FOLDER = ".tables"
+"""In the application's folder. Its name keeps it from being served."""
+
+_LOG = "_spark_metadata"
+
+
+def location(declaration: Declaration, app: Path) -> str:
+    """Returns the folder or URI of a table.
+
+    Args:
+        declaration: of the table.
+        app: the application's folder.
+    """
+    path = str(declaration.options["path"])
+    return path if "://" in path or path.startswith("/") else str(app.absolute() / FOLDER / path)
+
+
+def files(path: Path) -> list[Path]:
+    """Returns the Parquet files of a table that are committed.
+
+    Spark itself reads no others. Other programs should take this list: after a crash, files of a micro-batch that was
+    done again may lie beside them.
+
+    Args:
+        path: the table's folder.
+
+    Returns:
+        The files; all there are when no query has written the table.
+    """
+    if not (path / _LOG).is_dir():
+        return sorted(file for file in path.rglob("*.parquet") if file.is_file())
+    return sorted(set(_logged(path)))
+
+
+def _logged(path: Path) -> Iterator[Path]:
+    for entry in _entries(path / _LOG):
+        for line in entry.read_text("utf-8").splitlines()[1:]:
+            status = json.loads(line)
+            if status["action"] == "add":
+                yield Path(unquote(urlsplit(status["path"]).path))
+
+
+def _entries(log: Path) -> Iterator[Path]:
+    """The newest compacted entry stands for all before it."""
+    compacted = [int(entry.stem) for entry in log.glob("*.compact") if entry.stem.isdecimal()]
+    newest = max(compacted, default=-1)
+    if newest >= 0:
+        yield log / f"{newest}.compact"
+    plain = [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
+    yield from (log / str(number) for number in sorted(plain) if number > newest)
