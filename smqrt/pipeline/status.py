@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from smqrt.pipeline import process
+from smqrt.pipeline import expectations, fields, process
 
 FILE = "status.json"
 LIVE = ("starting", "running", "waiting")
@@ -44,7 +45,8 @@ class Status:
         state_rows, state_bytes: what windows, joins and the like keep.
         watermark: ISO time before which rows are too late; empty without one.
         published: rows published since `since`.
-        bad_json: payloads that were no JSON since `since`; expectations: rows that broke one since then, by its text.
+        bad_json: payloads that were no JSON object since `since`; wrong_type: rows with a JSON field of another type.
+        expectations: rows that failed one since `since`, by its name.
         error: why it failed, one sentence.
     """
 
@@ -66,6 +68,7 @@ class Status:
     watermark: str = ""
     published: int = 0
     bad_json: int = 0
+    wrong_type: int = 0
     expectations: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
@@ -81,7 +84,7 @@ def read(query: Path) -> Status | None:
     """
     try:
         values = dict(json.loads((query / FILE).read_text("utf-8")))
-        status = Status(**{item.name: values[item.name] for item in fields(Status) if item.name in values})
+        status = Status(**{item.name: values[item.name] for item in fields_of(Status) if item.name in values})
     except (OSError, ValueError, TypeError):
         return None
     died = status.state in LIVE and process.running(query) is None
@@ -115,17 +118,11 @@ class Board:
         with self._lock:
             self._put(Status(name, kind, pid=os.getpid(), since=time.time()))
 
-    def count(
-        self, name: str, published: int = 0, bad_json: int = 0, expectations: Mapping[str, int] | None = None
-    ) -> None:
-        """Adds to the counters of a query; they reach the file with the next thing that Spark tells."""
+    def count(self, name: str, published: int) -> None:
+        """Adds to the published rows of a query; they reach the file with the next thing that Spark tells."""
         with self._lock:
             if now := self._statuses.get(name):
-                broken = dict(now.expectations)
-                for text, rows in (expectations or {}).items():
-                    broken[text] = broken.get(text, 0) + rows
-                total = replace(now, published=now.published + published, bad_json=now.bad_json + bad_json)
-                self._statuses[name] = replace(total, expectations=broken)
+                self._statuses[name] = replace(now, published=now.published + published)
 
     def ended(self, name: str, state: str, error: str = "") -> None:
         """A query is over in this process.
@@ -233,6 +230,7 @@ class _Listener:
 def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float) -> Status:
     rows = int(progress.get("numInputRows") or 0)
     operators = progress.get("stateOperators") or []
+    observed = progress.get("observedMetrics") or {}
     return replace(
         now,
         state="running" if rows or lag_rows else "waiting",
@@ -245,7 +243,19 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         state_rows=sum(int(operator.get("numRowsTotal", 0)) for operator in operators),
         state_bytes=sum(int(operator.get("memoryUsedBytes", 0)) for operator in operators),
         watermark=_watermark(progress) or now.watermark,
+        bad_json=now.bad_json + _observed(observed, fields.BAD_JSON),
+        wrong_type=now.wrong_type + _observed(observed, fields.WRONG_TYPE),
+        expectations=_sums(now.expectations, expectations.counts(observed)),
     )
+
+
+def _observed(observed: Mapping[str, Any], column: str) -> int:
+    own = fields.observation("")
+    return sum(int(values.get(column) or 0) for name, values in observed.items() if name.startswith(own))
+
+
+def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def _rate(progress: Mapping[str, Any]) -> float:

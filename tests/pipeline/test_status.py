@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import process
+from smqrt.pipeline import fields, process
+from smqrt.pipeline.expectations import METRIC
 from smqrt.pipeline.status import FILE, Board, Status, read, read_all
 
 
@@ -113,12 +114,24 @@ def test_a_watermark_before_the_first_row_is_none(board: Board, tmp_path: Path) 
 
 
 def test_counters_reach_the_file_with_the_next_progress(board: Board, tmp_path: Path) -> None:
-    board.count("per_minute", published=3, bad_json=1, expectations={"temp < 80": 2})
-    board.count("per_minute", published=4, expectations={"temp < 80": 1, "device is not null": 5})
+    board.count("per_minute", 3)
+    board.count("per_minute", 4)
+    board.count("stranger", 1)
     board.progressed(progress())
+    assert told(board, tmp_path).published == 7
+
+
+def test_what_spark_counted_while_rows_passed(board: Board, tmp_path: Path) -> None:
+    """The names of the metrics are those under which the pipeline observes."""
+    json_metric = {fields.observation("readings"): {"bad_json": 1, "wrong_type": 2}}
+    board.progressed(progress(observedMetrics=json_metric | {METRIC + "readings": {"rows": 9, "0:temp < 80": 3}}))
+    board.progressed(
+        progress(observedMetrics=json_metric | {METRIC + "good": {"rows": 9, "0:temp < 80": 1, "1:ok": 0}})
+    )
+    board.progressed(progress(observedMetrics={}))
     status = told(board, tmp_path)
-    assert (status.published, status.bad_json) == (7, 1)
-    assert status.expectations == {"temp < 80": 3, "device is not null": 5}
+    assert (status.bad_json, status.wrong_type) == (2, 4)
+    assert status.expectations == {"temp < 80": 4, "ok": 0}
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

@@ -1,0 +1,224 @@
+"""The same pipelines on a cluster: the command for spark-submit, with everything that other machines lack.
+
+<app>/.pipelines/submit/smqrt.zip      smqrt, pyspark_smq and the application's pipelines, for --py-files
+<app>/.pipelines/submit/driver.py      what the cluster runs; `smqrt.pipeline.driver` is behind it
+<app>/.pipelines/submit/token.conf     with a token: readable by its owner only, so that no list of processes shows it
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import java
+
+TOKEN_CONF = "spark.smqrt.token"
+"""Spark shows values of settings whose name holds "token" to nobody."""
+
+_CLUSTERS = ("spark://", "k8s://", "yarn", "local")
+_OURS = ("smqrt", "pyspark_smq")
+_SHIPPED = (".py", ".properties")
+_PIPELINES = "smqrt_app/pipelines"
+_DRIVER = "from smqrt.pipeline.driver import main\n\nmain()\n"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is submitted.
+
+    Attributes:
+        names: of the queries; all when empty.
+        master: spark://host:port, k8s://https://host:port, yarn, or local….
+        app: the application's folder; its pipelines lie in `pipelines`.
+        journal: path that every machine sees, or http(s) URL.
+        state: folder of checkpoints and status, which every machine sees under this path.
+        deploy_mode: "client", the driver runs here, or "cluster", somewhere in the cluster.
+        token: what the hub wants to see; None takes the one in the journal's folder.
+        python: of the workers; None takes the path of the one that runs here.
+        start, once, republish: as for `smqrt pipeline run`.
+        extra: further arguments for spark-submit.
+    """
+
+    names: tuple[str, ...]
+    master: str
+    app: Path
+    journal: str
+    state: Path
+    deploy_mode: str = "client"
+    token: str | None = None
+    python: str | None = None
+    start: str = "latest"
+    once: bool = False
+    republish: bool = False
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that is ready to run.
+
+    Attributes:
+        words: the command; environment: variables that it needs beside those of this process.
+    """
+
+    words: list[str]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, shlex.join(self.words)])
+
+    def execute(self) -> None:
+        """Becomes the command; doesn't return."""
+        sys.stdout.flush()
+        os.execvpe(self.words[0], self.words, os.environ | self.environment)
+
+
+def prepare(submission: Submission) -> Command:
+    """Writes the files and returns the command.
+
+    Args:
+        submission: what to submit.
+
+    Raises:
+        PipelineError: the cluster can't run it this way, Java or pyspark is missing, or a file can't be written.
+    """
+    _check(submission)
+    folder = submission.app / ".pipelines" / "submit"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        package = pack(folder / "smqrt.zip", submission.app / "pipelines")
+        (folder / "driver.py").write_text(_DRIVER, "utf-8")
+        words = [*_spark_words(submission, package), *submission.extra, str(folder / "driver.py")]
+        return Command([*words, *_driver_words(submission)], _environment())
+    except OSError as error:
+        raise PipelineError(f"{error.filename or folder} can't be written: {error.strerror}.") from None
+
+
+def pack(path: Path, pipelines: Path) -> Path:
+    """Writes the archive for --py-files, in place of an older one.
+
+    Args:
+        path: where to.
+        pipelines: the folder of pipeline files; what lies in its folder `tests` stays here.
+
+    Returns:
+        `path`.
+    """
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in [*_own_files(), *_application_files(pipelines)]:
+            archive.write(file, name)
+    fresh.rename(path)
+    return path
+
+
+def _check(submission: Submission) -> None:
+    master, mode = submission.master, submission.deploy_mode
+    if not master.startswith(_CLUSTERS):
+        raise PipelineError(
+            f"--master {master} is no cluster: name spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
+        )
+    if mode == "cluster" and not master.startswith(("k8s://", "yarn")):
+        raise PipelineError(
+            f"--deploy-mode cluster: {master} runs Python drivers only where you submit; use --deploy-mode client."
+        )
+    if mode == "cluster" and not _is_url(submission.journal):
+        _absolute("--journal", submission.journal, "or an http(s) URL of the hub")
+    if "--properties-file" in submission.extra and submission.token:
+        raise PipelineError(
+            f"--token travels in a properties file, and Spark takes only one: write {TOKEN_CONF} into yours instead."
+        )
+    if urlsplit(submission.journal).hostname in ("127.0.0.1", "localhost", "::1") and mode == "cluster":
+        raise PipelineError(
+            f"--journal {submission.journal} is another machine there: name the hub as the cluster reaches it."
+        )
+
+
+def _absolute(option: str, path: str, otherwise: str) -> None:
+    if not Path(path).is_absolute():
+        raise PipelineError(f"{option} {path}: with --deploy-mode cluster give a path every machine sees, {otherwise}.")
+
+
+def _spark_words(submission: Submission, package: Path) -> list[str]:
+    words = [str(_spark_home() / "bin" / "spark-submit"), "--master", submission.master]
+    words += ["--deploy-mode", submission.deploy_mode, "--name", "smqrt " + (" ".join(submission.names) or "pipelines")]
+    words += ["--py-files", str(package)]
+    if submission.python:
+        words += ["--conf", f"spark.pyspark.python={submission.python}"]
+    if submission.deploy_mode == "client":
+        words += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
+        logging = Path(__file__).parent / "log4j2.properties"
+        words += ["--driver-java-options", f"-Dlog4j2.configurationFile={logging} -Duser.timezone=UTC"]
+    if submission.token:
+        words += ["--load-spark-defaults", "--properties-file", str(_token_file(package.parent, submission.token))]
+    return words
+
+
+def _token_file(folder: Path, token: str) -> Path:
+    path = folder / "token.conf"
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(f"{TOKEN_CONF} {token}\n")
+    return path
+
+
+def _driver_words(submission: Submission) -> list[str]:
+    words = ["--journal", submission.journal, "--state", str(submission.state), "--from", submission.start]
+    if submission.deploy_mode == "client":
+        words += ["--app", str(submission.app.resolve())]
+    words += ["--once"] if submission.once else []
+    words += ["--republish"] if submission.republish else []
+    return [*words, *submission.names]
+
+
+def _environment() -> dict[str, str]:
+    found = java.find()
+    return {"JAVA_HOME": str(found.home)}
+
+
+def _spark_home() -> Path:
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home)
+    spec = util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    for name in _OURS:
+        spec = util.find_spec(name)
+        assert spec is not None
+        assert spec.submodule_search_locations
+        root = Path(spec.submodule_search_locations[0])
+        for file in _files(root, _SHIPPED):
+            yield str(Path(name) / file.relative_to(root)), file
+
+
+def _application_files(pipelines: Path) -> Iterator[tuple[str, Path]]:
+    """Everything in the folder of pipelines: also the tables of references and modules that pipelines import."""
+    for file in _files(pipelines, ("",)):
+        if file.relative_to(pipelines).parts[0] != "tests":
+            yield f"{_PIPELINES}/{file.relative_to(pipelines)}", file
+
+
+def _files(root: Path, suffixes: Sequence[str]) -> list[Path]:
+    found = [path for path in root.rglob("*") if path.is_file() and path.name.endswith(tuple(suffixes))]
+    return sorted(path for path in found if not any(_hidden(part) for part in path.relative_to(root).parts))
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(".") or part == "__pycache__"
+
+
+def _is_url(journal: str) -> bool:
+    return journal.startswith(("http://", "https://"))
