@@ -15,6 +15,7 @@ import pytest
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, index, writer
+from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.wire.smq import Type
 from tests.device import RAW, WS, Site, publish, wait_until
@@ -222,6 +223,34 @@ def test_a_disk_that_takes_nothing_makes_publishers_wait(record: Make) -> None:
     assert [int(row.payload[:3]) for row in rows(site)] == list(range(400)), "nothing is lost, doubled or out of order"
     for number in range(400):
         receiver.expect(publish(tid, sender.etid, b"%03d" % number + bytes(1000)))
+
+
+def test_publishers_wait_so_that_memory_does_not_grow(record: Make) -> None:
+    site = record({"flush_ms": 1})
+    journal, payloads = site.smq.journal, [b"%04d" % number + bytes(30_000) for number in range(1000)]
+    sender = site.device(b"sender-1")
+    tid = site.smq.create("topic")
+    with limited_file_size(200_000):
+        sending = gevent.spawn(lambda: [sender.publish(tid, payload) for payload in payloads])
+        wait_until(lambda: journal.stats()["stalls"] == 1, "a stall")
+        gevent.sleep(0.3)
+        assert not sending.ready(), "30 MB do not fit into the buffers of two sockets"
+        assert sum(map(len, journal._recorder._runs)) < 3 << 20
+    wait_until(lambda: len(rows(site)) == 1000, "all rows", 20)
+    assert [row.payload for row in rows(site)] == payloads
+
+
+def test_a_stall_in_the_middle_of_a_flush(record: Make) -> None:
+    site = record({"flush_ms": 60_000})
+    count = 3 * MAX_ROWS
+    for number in range(count):
+        site.smq.publish(b"%06d" % number, "topic")
+    with limited_file_size(900_000):
+        wait_until(lambda: site.smq.journal.stats()["stalls"] or site.smq.journal.flush(), "a stall")
+        assert 0 < len(written(site)) < count
+    wait_until(lambda: len(rows(site)) == count, "all rows")
+    assert [int(row.payload) for row in rows(site)] == list(range(count))
+    assert [row.seq for row in written(site)] == list(range(count))
 
 
 class limited_file_size:
