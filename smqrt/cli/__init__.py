@@ -16,6 +16,7 @@ _COMMANDS = {
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
     "new": ("smqrt.cli.new", "new", "Make a new application to start from."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
+    "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
     "help": ("smqrt.cli.help", "help_", "Print the manual."),
 }
 
