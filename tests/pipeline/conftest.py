@@ -30,6 +30,10 @@ CONF = {
     "spark.log.structuredLogging.enabled": "false",
 }
 """Settings for a quick start on two cores; what a test needs besides, it sets and unsets itself."""
+HELPERS_PATH = os.pathsep.join(
+    [str(HERE.parent.parent / "smqrt" / "pipeline" / "helper"), os.environ.get("PYTHONPATH", "")]
+)
+"""Spark's helpers take the compiled pyspark, as they do in `smqrt pipeline run`."""
 
 
 def needed_java() -> None:
@@ -47,7 +51,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")
-    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=HELPERS_PATH)
     builder = SparkSession.builder.master("local[2]").appName("smqrt tests")
     for name, value in CONF.items():
         builder = builder.config(name, value)

@@ -18,7 +18,8 @@ def seqs(batches: list[pa.RecordBatch]) -> list[int]:
 def test_small_batches_become_large_ones() -> None:
     merged = list(merging.merged((batch(first, 7) for first in range(0, 700, 7)), 64))
     assert seqs(merged) == list(range(700))
-    assert all(one.num_rows >= 64 for one in merged[:-1]) and len(merged) == 10
+    assert all(one.num_rows >= 64 for one in merged[:-1])
+    assert len(merged) == 10
 
 
 def test_a_large_batch_stays_as_it_is() -> None:
@@ -29,7 +30,8 @@ def test_a_large_batch_stays_as_it_is() -> None:
 def test_a_batch_of_many_bytes_is_cut() -> None:
     merged = list(merging.merged([batch(0, 100, 1 << 20)], 8192))
     assert seqs(merged) == list(range(100))
-    assert len(merged) > 1 and max(one.nbytes for one in merged) <= 1.1 * merging.MOST_BYTES
+    assert len(merged) > 1
+    assert max(one.nbytes for one in merged) <= 1.1 * merging.MOST_BYTES
 
 
 def test_small_batches_are_not_joined_beyond_the_most_bytes() -> None:

@@ -62,7 +62,9 @@ def test_topics_are_names_between_commas_or_a_list() -> None:
 
 def test_exclude_alone_means_everything_else() -> None:
     wanted = read(exclude="dlq/#").filter()
-    assert wanted and wanted.matches("a") and not wanted.matches("dlq/a")
+    assert wanted
+    assert wanted.matches("a")
+    assert not wanted.matches("dlq/a")
     assert read().filter() is None
 
 

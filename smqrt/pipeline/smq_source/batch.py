@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -36,7 +35,7 @@ class BatchReader(DataSourceReader):
         if options.max_rows or options.split_at or options.query:
             raise ArgumentError("smq options maxRowsPerTrigger, splitAt and queryName are for readStream.")
         columns.checked(schema)
-        self.scan = Scan(options, schema)
+        self.options, self.schema = options, schema
         self.pushFilters = Pushing()  # type: ignore[method-assign]
 
     @property
@@ -44,14 +43,17 @@ class BatchReader(DataSourceReader):
         """What Spark's filters leave."""
         return self.pushFilters.pushed  # type: ignore[attr-defined,no-any-return]
 
+    @property
+    def scan(self) -> Scan:
+        """What to read. Not kept: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
+        return Scan(self.options, self.schema, named(self.pushed, self.options), self.pushed.times)
+
     def partitions(self) -> Sequence[InputPartition]:
-        pushed, options = self.pushed, self.scan.options
-        self.scan = replace(self.scan, topics=named(pushed, options), ts_us=pushed.times)
-        journal = self.scan.journal
-        begin, last = journal.begin(), journal.end()
-        start, end = edges(journal, options, begin, last)
-        start, end = offsets.checked(start, end, begin, last, options.fail_on_data_loss)
-        return self.scan.parts(*clipped(start, end, pushed))
+        scan = self.scan
+        begin, last = scan.journal.begin(), scan.journal.end()
+        start, end = edges(scan.journal, self.options, begin, last)
+        start, end = offsets.checked(start, end, begin, last, self.options.fail_on_data_loss)
+        return scan.parts(*clipped(start, end, self.pushed))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self.scan.read(partition) if isinstance(partition, Part) else iter(())

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, progress
+from smqrt.journal import progress
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 LOG = logging.getLogger("smqrt.pipeline")
@@ -46,9 +46,11 @@ class Progress:
             LOG.warning("progress can't be reported, retention doesn't know of it: %s", error)
 
     def _report(self, query: str, offset: Offsets) -> None:
-        options, now_us = self._options, time.time_ns() // 1000
+        options = self._options
         if options.journal.startswith("http"):
+            from smqrt.journal import commit
+
             commit.report_progress(commit.HubAddress.of(options.journal, options.token), query, query, offset)
         else:
-            values = {"query": query, "name": query, "offset": offset, "time_us": now_us}
+            values = {"query": query, "name": query, "offset": offset, "time_us": time.time_ns() // 1000}
             progress.save(Path(options.journal), values)

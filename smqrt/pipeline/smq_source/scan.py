@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from smqrt.journal.filters import Filter
+from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Flag
-from smqrt.journal.remote import open_journal
 from smqrt.pipeline.smq_source import columns, merging
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from smqrt.journal.reader import Chunk, Journal
     from smqrt.journal.remote import RemoteJournal
 
 
@@ -38,7 +36,11 @@ class Part(InputPartition):
 @lru_cache(maxsize=4)
 def opened(place: str, token: str | None, retry_s: float) -> Journal | RemoteJournal:
     """Returns the journal: one object for each process, so that connections are used again."""
-    return open_journal(place, token, retry_s=retry_s)
+    if not place.startswith("http"):
+        return Journal(place)
+    from smqrt.journal.remote import RemoteJournal
+
+    return RemoteJournal(place, token, retry_s=retry_s)
 
 
 @dataclass(frozen=True)
@@ -83,31 +85,20 @@ class Scan:
             return
         target = columns.arrow_schema(self.schema)
         names = columns.needed(self.schema.fieldNames(), *self._looked_at())
-        batches = (batch for chunk in part.chunks for batch in self._chunk(chunk, names))
-        for batch in merging.merged(batches, self.options.batch_rows):
+        journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
+        batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
+        for batch in merging.merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
                 yield columns.shaped(kept, target)
 
     def _looked_at(self) -> Iterator[str]:
         """Yields the columns that reading itself needs."""
-        yield "seq"
         if self.ts_us:
             yield "ts"
-        if self.topics is not None or self.options.filter():
+        if self.topics is not None:
             yield "topic"
         if not self.options.include_pipeline:
             yield "flags"
-
-    def _chunk(self, chunk: Chunk, names: Sequence[str]) -> Iterator[Any]:
-        """Yields the batches of a chunk. Its file may be gone since it was planned: compacted into another one."""
-        node, first, end = chunk.node, chunk.first_seq + chunk.skip, chunk.first_seq + chunk.skip + chunk.rows
-        try:
-            for batch in self.journal.tables(chunk, names, self.filter):
-                yield batch
-                first = batch.column("seq")[-1].as_py() + 1 if batch.num_rows else first
-        except FileNotFoundError:
-            for again in itertools.chain(*self.journal.plan({node: first}, {node: end}, topics=self.filter)):
-                yield from self.journal.tables(again, names, self.filter)
 
     def _kept(self, batch: Any) -> Any:
         """Returns the rows that every filter leaves."""

@@ -1,0 +1,62 @@
+"""Spark finds the source `smq` by itself, and finding it costs its helper processes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def python(code: str, cwd: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_spark_finds_the_source_where_smqrt_is_installed(tmp_path: Path) -> None:
+    found = python("import pkgutil; print([module.name for module in pkgutil.iter_modules()])", tmp_path)
+    assert "'pyspark_smq'" in found
+
+
+def test_finding_it_loads_neither_the_journal_nor_a_hub(tmp_path: Path) -> None:
+    code = (
+        "import sys, json, pyspark.sql.datasource; before = set(sys.modules); import pyspark_smq; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    loaded = json.loads(python(code, tmp_path))
+    others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert others == {"smqrt", "pyspark_smq"}
+    assert not [name for name in loaded if name.startswith(("smqrt.journal", "smqrt.hub", "smqrt.net"))]
+    assert "smqrt.pipeline.smq_source.scan" not in loaded
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"
+    files = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "smqrt", "pyspark_smq"]
+    subprocess.run(["mkdir", copy], check=True)
+    subprocess.run(["cp", "-r", *files, copy], cwd=REPOSITORY, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
+    subprocess.run(command, check=True, timeout=100)
+    return zipfile.ZipFile(next(folder.glob("smqrt-*.whl")))
+
+
+def test_a_wheel_has_the_package_at_its_top(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert "pyspark_smq/__init__.py" in names
+    assert "smqrt/pipeline/smq_source/scan.py" in names
+    assert not [name for name in names if name.startswith(("tests", "scripts"))]
+
+
+def test_a_wheel_asks_for_spark_only_in_its_extra(wheel: zipfile.ZipFile) -> None:
+    metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    wanted = [line for line in wheel.read(metadata).decode().splitlines() if "pyspark" in line or "pyarrow" in line]
+    assert wanted
+    assert all('extra == "spark"' in line for line in wanted)

@@ -1,0 +1,219 @@
+"""`spark.read.format("smq")` gives the rows that were recorded, and reads no more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.types import StructType
+
+from smqrt.journal.record import COLUMNS, DDL, Flag
+from smqrt.pipeline.smq_source.batch import BatchReader
+from smqrt.pipeline.smq_source.options import ReadOptions
+from tests.pipeline.recorded import START_US, STEP_US, Recorded, direct, message, values
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    """1000 rows in three segments of n1."""
+    writer = Recorded(tmp_path / "journal")
+    for rows in (400, 350, 250):
+        writer.add(rows).seal()
+    return writer
+
+
+def load(spark: Any, recorded: Recorded, schema: str | None = None, **options: str) -> Any:
+    reader = spark.read.format("smq").options(**options)
+    return (reader.schema(schema) if schema else reader).load(str(recorded.path))
+
+
+@contextmanager
+def pushdown(spark: Any) -> Iterator[None]:
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        yield
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def reader(recorded: Recorded, schema: str = DDL, **options: str) -> BatchReader:
+    """The reader as Spark's helper makes it."""
+    given = CaseInsensitiveDict({"path": str(recorded.path)} | options)
+    return BatchReader(ReadOptions.parse(given), StructType.fromDDL(schema))
+
+
+def planned(one: BatchReader) -> int:
+    """Counts the rows that the tasks will look at."""
+    return sum(chunk.rows for part in one.partitions() for chunk in getattr(part, "chunks", []))
+
+
+def given(one: BatchReader) -> list[int]:
+    """Returns the seqs that the tasks give."""
+    batches = [batch for part in one.partitions() for batch in one.read(part)]
+    return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
+
+
+def at(row: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_US + row * STEP_US)
+
+
+def test_a_batch_has_exactly_the_rows_that_were_recorded(spark: Any, recorded: Recorded) -> None:
+    frame = load(spark, recorded)
+    assert frame.columns == [column.name for column in COLUMNS]
+    rows = frame.collect()
+    assert values(rows) == values(recorded.rows)
+    assert {(row.node, row.broker) for row in rows} == {("n1", "broker-1")}
+
+
+def test_rows_without_a_topic_are_there_until_topics_are_asked_for(spark: Any, recorded: Recorded) -> None:
+    recorded.add([direct(1000), direct(1001), message(1002)])
+    assert load(spark, recorded).where("topic is null").count() == 2
+    assert load(spark, recorded, topics="site1/#").count() == 1001
+
+
+def test_only_columns_of_a_narrower_schema_are_read(spark: Any, recorded: Recorded) -> None:
+    frame = load(spark, recorded, "topic string, seq bigint")
+    assert frame.columns == ["topic", "seq"]
+    assert sorted(map(tuple, frame.collect())) == sorted((row.topic, row.seq) for row in recorded.rows)
+
+
+def test_counting_needs_no_column_of_its_own(spark: Any, recorded: Recorded) -> None:
+    assert load(spark, recorded).count() == 1000
+
+
+def test_topics_and_exclude(spark: Any, recorded: Recorded) -> None:
+    recorded.add([message(1000, "site2/x"), message(1001, "other")])
+    counts = load(spark, recorded, topics="site1/d1, site2/#").groupBy("topic").count().collect()
+    assert dict(map(tuple, counts)) == {"site1/d1": 100, "site2/x": 1}
+    assert load(spark, recorded, exclude="site1/+").count() == 2
+
+
+def test_ranges_of_offsets(recorded: Recorded) -> None:
+    assert given(reader(recorded, startingOffsets='{"n1": 390}', endingOffsets='{"n1": 410}')) == list(range(390, 410))
+    assert given(reader(recorded, startingOffsets="latest")) == []
+    assert given(reader(recorded, endingOffsets="earliest")) == []
+
+
+def test_ranges_of_times(recorded: Recorded) -> None:
+    times = {"startingTime": at(390).isoformat(), "endingTime": at(410).isoformat()}
+    assert given(reader(recorded, **times)) == list(range(390, 410))
+    assert given(reader(recorded, endingTime="30d")) == []
+
+
+def test_results_of_pipelines_can_be_left_out(recorded: Recorded) -> None:
+    recorded.add([message(1000, flags=int(Flag.PIPELINE | Flag.SERVER)), message(1001, flags=int(Flag.SERVER))])
+    assert given(reader(recorded, includePipeline="false"))[-2:] == [999, 1001]
+    assert given(reader(recorded, "seq bigint", includePipeline="false"))[-2:] == [999, 1001]
+    assert given(reader(recorded))[-2:] == [1000, 1001]
+
+
+def test_a_task_has_no_more_rows_than_told(recorded: Recorded) -> None:
+    parts = [sum(chunk.rows for chunk in part.chunks) for part in reader(recorded, rowsPerPartition="128").partitions()]
+    assert sum(parts) == 1000
+    assert max(parts) <= 128
+
+
+def test_small_batches_of_the_journal_reach_spark_joined(recorded: Recorded) -> None:
+    one = reader(recorded)
+    sizes = [batch.num_rows for part in one.partitions() for batch in one.read(part)]
+    assert sizes == [1000]
+    one = reader(recorded, batchRows="300")
+    assert all(batch.num_rows >= 300 for part in one.partitions() for batch in list(one.read(part))[:-1])
+
+
+def test_several_nodes_are_one_frame(spark: Any, recorded: Recorded) -> None:
+    second = Recorded(recorded.path, "n2", first_seq=50).add(30)
+    counts = load(spark, recorded).groupBy("node").agg(F.count("*"), F.min("seq")).collect()
+    assert sorted(map(tuple, counts)) == [("n1", 1000, 0), ("n2", 30, 50)]
+    assert values(load(spark, recorded).where("node = 'n2'").collect()) == values(second.rows)
+
+
+def test_a_filter_on_the_time_reads_only_batches_of_that_time(recorded: Recorded) -> None:
+    one = reader(recorded)
+    left = list(one.pushFilters([GreaterThanOrEqual(("ts",), at(600)), LessThan(("ts",), at(700))]))
+    assert left == []
+    assert given(one) == list(range(600, 700))
+    assert planned(one) < 250
+
+
+def test_a_filter_on_seq_and_node_reads_only_those(recorded: Recorded) -> None:
+    one = reader(recorded)
+    assert list(one.pushFilters([GreaterThanOrEqual(("seq",), 990), EqualTo(("node",), "n1")])) == []
+    assert planned(one) == 10
+    assert given(one) == list(range(990, 1000))
+    elsewhere = reader(recorded)
+    list(elsewhere.pushFilters([EqualTo(("node",), "n9")]))
+    assert planned(elsewhere) == 0
+
+
+def test_a_filter_on_the_topic_gives_only_its_rows(recorded: Recorded) -> None:
+    one = reader(recorded, topics="site1/d1,site1/d2")
+    assert list(one.pushFilters([In(("topic",), ("site1/d1", "site1/d9"))])) == []
+    assert given(one) == list(range(1, 1000, 10))
+
+
+def test_a_topic_named_like_a_wildcard_is_only_itself(recorded: Recorded) -> None:
+    recorded.add([message(1000, "site1/#")])
+    one = reader(recorded)
+    list(one.pushFilters([EqualTo(("topic",), "site1/#")]))
+    assert given(one) == [1000]
+
+
+def test_other_filters_are_left_to_spark(recorded: Recorded) -> None:
+    one = reader(recorded)
+    others = [EqualTo(("uid",), "uid-d1"), GreaterThanOrEqual(("topic",), "site1/d5")]
+    assert list(one.pushFilters(others)) == others
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_filters_mean_the_same_with_and_without_pushdown(spark: Any, recorded: Recorded, enabled: bool) -> None:
+    frame = load(spark, recorded).where(
+        (F.col("ts") >= F.lit(at(100))) & (F.col("seq") < 300) & F.col("topic").isin("site1/d1", "site1/d2")
+    )
+    if enabled:
+        with pushdown(spark):
+            rows = frame.collect()
+    else:
+        rows = frame.collect()
+    assert sorted(row.seq for row in rows) == [seq for seq in range(100, 300) if seq % 10 in (1, 2)]
+
+
+def test_pushdown_without_a_filter(spark: Any, recorded: Recorded) -> None:
+    with pushdown(spark):
+        assert load(spark, recorded).count() == 1000
+
+
+def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "wal").mkdir(parents=True)
+    assert spark.read.format("smq").load(str(tmp_path / "empty")).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "sentence"),
+    [
+        ({"topic": "a"}, None, 'no option "topic" here. It has: .*topics'),
+        ({"maxRowsPerTrigger": "5"}, None, "are for readStream"),
+        ({}, "seq bigint, temperature double", 'no column "temperature". It has: node, seq, ts'),
+        ({}, "seq int", "column seq is bigint, not int"),
+        ({}, "topic string not null", "topic may be null"),
+        ({"startingOffsets": '{"n1": 5000}', "endingOffsets": '{"n1": 5001}'}, None, "ends at row 1000"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    spark: Any, recorded: Recorded, options: dict[str, str], schema: str | None, sentence: str
+) -> None:
+    with pytest.raises(Exception, match=sentence):
+        load(spark, recorded, schema, **options).count()
+
+
+def test_a_folder_that_is_no_journal_is_named(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nowhere"):
+        spark.read.format("smq").load(str(tmp_path / "nowhere")).count()
