@@ -225,18 +225,19 @@ def test_a_disk_that_takes_nothing_makes_publishers_wait(record: Make) -> None:
         receiver.expect(publish(tid, sender.etid, b"%03d" % number + bytes(1000)))
 
 
-def test_publishers_wait_so_that_memory_does_not_grow(record: Make) -> None:
+@pytest.mark.parametrize(("count", "size_bytes"), [(1000, 30_000), (12_000, 2_000)], ids=["large runs", "short runs"])
+def test_publishers_wait_so_that_memory_does_not_grow(record: Make, count: int, size_bytes: int) -> None:
     site = record({"flush_ms": 1})
-    journal, payloads = site.smq.journal, [b"%04d" % number + bytes(30_000) for number in range(1000)]
+    journal, payloads = site.smq.journal, [b"%05d" % number + bytes(size_bytes) for number in range(count)]
     sender = site.device(b"sender-1")
-    tid = site.smq.create("topic")
+    tids = [site.smq.create("one"), site.smq.create("two")]  # in turn: a run is one message
     with limited_file_size(200_000):
-        sending = gevent.spawn(lambda: [sender.publish(tid, payload) for payload in payloads])
+        sending = gevent.spawn(lambda: [sender.publish(tids[at & 1], data) for at, data in enumerate(payloads)])
         wait_until(lambda: journal.stats()["stalls"] == 1, "a stall")
         gevent.sleep(0.3)
-        assert not sending.ready(), "30 MB do not fit into the buffers of two sockets"
+        assert not sending.ready(), "so many megabytes do not fit into the buffers of two sockets"
         assert sum(map(len, journal._recorder._runs)) < 3 << 20
-    wait_until(lambda: len(rows(site)) == 1000, "all rows", 20)
+    wait_until(lambda: journal.stats()["rows"] == count, "all rows", 20)
     assert [row.payload for row in rows(site)] == payloads
 
 
