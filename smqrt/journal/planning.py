@@ -99,6 +99,16 @@ class Index:
         self._data, self._path = data, path
         self.count = len(data) // INDEX.size
 
+    @property
+    def size_bytes(self) -> int:
+        """How long it is."""
+        return self.count * INDEX.size
+
+    @property
+    def end(self) -> int:
+        """The number behind its last row; 0 when it has none."""
+        return self.entry(self.count - 1).next_seq if self.count else 0
+
     def entry(self, at: int) -> Entry:
         """Returns one record."""
         return Entry(*INDEX.unpack_from(self._data, at * INDEX.size))

@@ -1,0 +1,178 @@
+"""Results of pipelines back into a hub: `commit` stores and publishes the rows of a micro-batch exactly once.
+
+The hub keeps (query, batch) with the rows, in one write. So a commit may be repeated: after a hub that went away, after
+a pipeline that was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import progress
+from smqrt.journal.link import Address, Link, checked
+
+RETRY_S = 60.0
+_PROGRESS_RETRY_S = 5.0
+_U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
+_LONGEST_NAME = 0xFFFF
+
+OutRow = tuple[bytes, bytes | None, bytes]
+"""Topic, subtopic or None, payload."""
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """Where a journal's hub is. `HubAddress.of` makes one.
+
+    Attributes:
+        folder: of the journal: its `hub.json` says where the hub is, each time anew.
+        given: or the address itself.
+    """
+
+    folder: Path | None = None
+    given: Address | None = None
+
+    @classmethod
+    def of(cls, place: Path | str, token: str | None = None) -> HubAddress:
+        """Returns the address of a journal's hub; the hub may be away.
+
+        Args:
+            place: the journal's folder, or its address on the hub.
+            token: for an address.
+
+        Raises:
+            JournalError: the address is none, or has no token.
+        """
+        if not str(place).startswith(("http://", "https://")):
+            return cls(folder=Path(place))
+        return cls(given=Address(checked(str(place)), with_token(str(place), token)))
+
+    def find(self) -> Address:
+        """Returns the address as it is now.
+
+        Raises:
+            JournalError: no hub serves the journal.
+        """
+        return self.given or _announced(self.folder or Path())
+
+    @property
+    def url(self) -> str:
+        """The journal's address on the hub. Raises as `find`."""
+        return self.find().url
+
+    @property
+    def token(self) -> str:
+        """What the hub wants to see. Raises as `find`."""
+        return self.find().token
+
+
+def with_token(url: str, token: str | None) -> str:
+    """Returns a token that there is.
+
+    Raises:
+        JournalError: there is none.
+    """
+    if not token or not token.isprintable() or not token.isascii():
+        raise JournalError(f"{url} needs a token: what the file `token` in the journal's folder holds.")
+    return token
+
+
+def _announced(folder: Path) -> Address:
+    path = folder / "hub.json"
+    try:
+        values = json.loads(path.read_bytes())
+        return Address(checked(values["url"]), str(values["token"]))
+    except FileNotFoundError:
+        raise JournalError(f"No hub serves {folder}; start it with `smqrt serve`.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JournalError(f"{path} can't be read ({error!r}); start the hub anew, which writes it.") from None
+
+
+def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> bool:
+    """Stores and publishes the rows of a micro-batch, once.
+
+    Args:
+        hub: where.
+        query: the streaming query's id; it lasts as long as its checkpoint.
+        batch: the number of the micro-batch; each is greater than the one before.
+        rows: (topic, subtopic or None, payload).
+        retry_s: how long to wait for a hub that is away, seconds.
+
+    Returns:
+        False: the hub had this batch, from an earlier try.
+
+    Raises:
+        ArgumentError: a topic is empty or too long.
+        JournalError: the hub refuses it, or is away for too long.
+    """
+    body = encode(rows)
+    path = "commit?" + urlencode({"query": query, "batch": batch})
+    values = json.loads(_link(hub, retry_s).post(path, body).body)
+    return bool(values["stored"])
+
+
+def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
+    """Stores and publishes rows that belong to no micro-batch; they are not sent twice.
+
+    Raises:
+        ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
+    """
+    _link(hub, retry_s).post("publish", encode(rows), again=False)
+
+
+def report_progress(
+    hub: HubAddress, query: str, name: str, offset: Mapping[str, int], time_us: int | None = None
+) -> None:
+    """Says how far a query has come: retention keeps what it has yet to read.
+
+    Args:
+        hub: where; with a folder, the hub itself needn't run.
+        query: its id.
+        name: what people call it.
+        offset: by node, the number of the next row it will read.
+        time_us: when, microseconds since 1970; now by default.
+
+    Raises:
+        ArgumentError: the id can't name a file.
+        JournalError: it can't be kept.
+    """
+    time_us = time.time_ns() // 1000 if time_us is None else time_us
+    values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us}
+    if hub.folder is not None:
+        progress.save(hub.folder, progress.checked(json.dumps(values).encode()))
+    else:
+        _link(hub, _PROGRESS_RETRY_S).post("progress", json.dumps(values).encode())
+
+
+def encode(rows: Iterable[OutRow]) -> bytes:
+    """Returns the body of a commit: per row the topic, the subtopic and the payload, each behind its length.
+
+    Raises:
+        ArgumentError: a topic is empty or too long.
+    """
+    pieces: list[bytes] = []
+    for number, (topic, subtopic, payload) in enumerate(rows, 1):
+        below = subtopic or b""
+        if not topic or max(len(topic), len(below)) > _LONGEST_NAME:
+            raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_LONGEST_NAME} bytes.")
+        pieces += _U16.pack(len(topic)), topic, _U16.pack(len(below)), below, _U32.pack(len(payload)), payload
+    return b"".join(pieces)
+
+
+_threads = threading.local()
+
+
+def _link(hub: HubAddress, retry_s: float) -> Link:
+    """Returns this thread's connection: queries of one process don't wait for each other."""
+    links: dict[HubAddress, Link] = _threads.__dict__.setdefault("links", {})
+    link = links.setdefault(hub, Link(hub.find, retry_s))
+    link.retry_s = retry_s
+    return link

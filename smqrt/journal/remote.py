@@ -1,0 +1,195 @@
+"""A journal over HTTP, for who doesn't share the hub's disk: `open_journal("http://hub:9357/rtl/journal/name", token)`.
+
+The hub lists what there is and gives pieces of its files; everything else is as with a folder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from smqrt.errors import JournalError
+from smqrt.journal import manifest
+from smqrt.journal.commit import with_token
+from smqrt.journal.index import DATA, INDEX, INDEXED
+from smqrt.journal.link import Address, Link, Refused, checked
+from smqrt.journal.planning import Index, Snapshot, segment_file
+from smqrt.journal.reader import Journal
+
+RETRY_S = 60.0
+_BLOCK_BYTES = 1 << 20
+_KEPT_INDEXES = 64
+
+
+def open_journal(place: Path | str, token: str | None = None, *, retry_s: float = RETRY_S) -> Journal | RemoteJournal:
+    """Opens a journal for reading.
+
+    Args:
+        place: its folder, or its address on a hub.
+        token: what the file `token` in its folder holds; for an address.
+        retry_s: how long to wait for a hub that is away, seconds.
+
+    Raises:
+        JournalError: there is no such journal, or the token is missing.
+    """
+    if str(place).startswith(("http://", "https://")):
+        return RemoteJournal(str(place), token, retry_s=retry_s)
+    return Journal(Path(place))
+
+
+class RemoteJournal(Journal):
+    """A journal that a hub serves. Objects can be pickled; each process has its own connection.
+
+    Args:
+        url: its address, such as "http://hub:9357/rtl/journal/name".
+        token: what the file `token` in its folder holds.
+        retry_s: how long every request waits for a hub that is away, seconds.
+        verify: as for `Journal`.
+
+    Raises:
+        JournalError: the address or the token is none.
+    """
+
+    def __init__(self, url: str, token: str | None, *, retry_s: float = RETRY_S, verify: bool = True) -> None:
+        address = Address(checked(url), with_token(url, token))
+        self.url, self.verify = address.url, verify
+        self._address = address
+        self._link = Link(lambda: address, retry_s)
+        self._brokers: dict[tuple[str, int], str] = {}
+        self._listing: tuple[str, Snapshot] | None = None
+        self._sizes: dict[str, int] = {}
+        self._indexes: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"RemoteJournal({self.url!r})"
+
+    def __reduce__(self) -> Any:
+        return _opened, (*self._address, self._link.retry_s, self.verify)
+
+    def end(self) -> dict[str, int]:
+        """As `Journal.end`, with a request of its own that is short."""
+        values = self._json("end", self._link.get("end").body)
+        return {str(node): int(seq) for node, seq in values["end"].items()}
+
+    # ---- what the hub has
+
+    def _place(self, file: str) -> str:
+        return f"{self.url}/{file}"
+
+    def _snapshot(self) -> Snapshot:
+        known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
+        answer = self._link.get("manifest", headers)
+        if answer.status == 304 and known:
+            return known[1]
+        values = self._json("manifest", answer.body)
+        try:
+            snapshot = self._listed(values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"{self.url} is no journal of a hub: its manifest is wrong ({error!r}).") from None
+        self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
+        return snapshot
+
+    def _listed(self, values: Any) -> Snapshot:
+        self._sizes = {
+            segment_file(node, int(one["first"])).removesuffix(DATA) + INDEXED: int(one["idx_bytes"])
+            for node, segments in values["wal"].items()
+            for one in segments
+        }
+        wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
+        return Snapshot(wal, manifest.parse(values["manifest"]))
+
+    def _json(self, what: str, body: bytes) -> Any:
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise JournalError(f"{self.url}/{what} is no journal of a hub: it answers with no JSON.") from None
+
+    def _end(self, snapshot: Snapshot, node: str) -> int:
+        return self.end().get(node, 0)
+
+    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
+        file = segment_file(node, first)
+        path = file.removesuffix(DATA) + INDEXED
+        index = Index(self._indexes.get(path, b""), self._place(path))
+        if until and index.end >= until:
+            return index
+        if until or newest or index.size_bytes < self._sizes.get(path, INDEX.size):
+            index = Index(self._grown(path, self._indexes.get(path, b"")), self._place(path))
+        return index
+
+    def _grown(self, path: str, known: bytes) -> bytes:
+        """Returns an index from what was known of it; the last record is compared, for the hub may have lost some."""
+        at = max(0, len(known) - INDEX.size)
+        new = self._get(path, at)
+        if not new.startswith(known[at:]):
+            at, new = 0, self._get(path, 0)
+        data = known[:at] + new
+        data = data[: len(data) // INDEX.size * INDEX.size]
+        self._indexes.pop(path, None)
+        self._indexes[path] = data
+        if len(self._indexes) > _KEPT_INDEXES:
+            del self._indexes[next(iter(self._indexes))]
+        return data
+
+    def _bytes(self, file: str, offset: int, length: int) -> memoryview:
+        return memoryview(self._get(file, offset, length))
+
+    def _get(self, file: str, offset: int, length: int = 0) -> bytes:
+        """Returns a piece of a file, or all from `offset` on; less when it is shorter."""
+        end = offset + length - 1 if length else ""
+        try:
+            answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
+        except Refused as refused:
+            if refused.status == 404:
+                raise FileNotFoundError(2, "gone from the hub", self._place(file)) from None
+            if refused.status == 416:
+                return b""
+            raise
+        if answer.status == 206:
+            return answer.body
+        return answer.body[offset : offset + length if length else None]
+
+    def _parquet(self, file: str) -> Any:
+        return io.BufferedReader(_RemoteFile(self._get, file, self._size(file)), _BLOCK_BYTES)
+
+    def _size(self, file: str) -> int:
+        for snapshot in (self._listing[1] if self._listing else None, None):
+            for one in (snapshot or self._snapshot()).manifest.files:
+                if one.path == file:
+                    return one.bytes
+        raise FileNotFoundError(2, "gone from the hub", self._place(file))
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file on the hub, for pyarrow."""
+
+    def __init__(self, get: Callable[[str, int, int], bytes], file: str, size_bytes: int) -> None:
+        self._get, self._file, self._size_bytes, self._at = get, file, size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), self._size_bytes - self._at)
+        data = self._get(self._file, self._at, size) if size > 0 else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _opened(url: str, token: str, retry_s: float, verify: bool) -> RemoteJournal:
+    return RemoteJournal(url, token, retry_s=retry_s, verify=verify)
