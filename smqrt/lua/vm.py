@@ -22,7 +22,7 @@ from smqrt.lua.clock import clock_ms, sleep_ms
 
 log = logging.getLogger("smqrt.lua")
 
-CORE = ("arguments", "types", "coroutine", "activity", "namespace", "flat", "sandbox", "require")
+CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "flat", "sandbox", "require")
 """The parts of the Lua half, in the order they build on each other."""
 
 
@@ -72,6 +72,10 @@ class Vm:
     def __del__(self) -> None:
         with suppress(LuaError, AttributeError):  # the latter when the constructor failed
             self.finish()
+
+    def relax(self) -> None:
+        """No activity computes any more that the watchdog was to end."""
+        self.call(self._refs[b"relax"])
 
     def free(self, ref: int) -> None:
         """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an

@@ -5,6 +5,7 @@ local core = ...
 local error, format, find, gsub, sub, yield = error, string.format, string.find, string.gsub, string.sub, core.yield
 local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetatable, core.rawtype, select, tostring, debug.traceback, xpcall
 
+local overtime = core.overtime
 local MAX_VALUES <const> = core.max_values
 local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/"
 
@@ -60,6 +61,7 @@ end
 local handler = core.traceback
 
 local function wait(ok, ...)
+  if overtime.case then overtime.disarm() end
   if select("#", ...) > MAX_VALUES then return yield(false, "too many values returned to the server") end
   return yield(ok, ...)
 end
@@ -83,5 +85,6 @@ core.entries = {
   first = core.ref(function() end),
   free = core.ref(core.unref),
   close = core.ref(core.close_activity),
+  relax = core.ref(overtime.relax),
   memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
 }

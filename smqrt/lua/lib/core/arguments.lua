@@ -13,6 +13,7 @@ local failure = core.failure
 local function is_library(info)
   return info.what == "C" or sub(info.source, 1, #LIBRARY) == LIBRARY
 end
+core.is_library = is_library
 
 --- The position of the innermost application frame, as "file:line: ", and the info of that frame.
 local function where()
