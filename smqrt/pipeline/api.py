@@ -26,6 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
 DEFAULT_TRIGGER = "200 ms"
+TIMED_TRIGGER = "1 second"
 
 PLACE: ContextVar[str] = ContextVar("place", default="")
 """`file:line` that messages begin with when a decorator is applied for a SQL file."""
@@ -213,7 +214,7 @@ def alert(
     cooldown: str | None = None,
     absent: str | None = None,
     rate: str | None = None,
-    trigger: str = DEFAULT_TRIGGER,
+    trigger: str | None = None,
     **unknown: Any,
 ) -> Callable[[Function], Function]:
     """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
@@ -225,8 +226,9 @@ def alert(
         clear: condition that ends it, such as "temp < 75"; the contrary of `when` if not given.
         cooldown: the shortest time between two alarms of one key.
         absent: raise it when a key has sent nothing for this long.
-        rate: raise it when a key sends more than this, such as "100 per 1 minute".
-        trigger: the shortest time between micro-batches.
+        rate: raise it when a value changes by more than this, such as "temp > 5 per 1 minute" (a rise, counted from the
+            lowest value within that time) or "temp < -5 per 1 minute" (a fall).
+        trigger: the shortest time between micro-batches; "1 second" with absent=, whose clock needs one all the time.
 
     Raises:
         PipelineError: an option is unknown or wrong.
@@ -245,7 +247,7 @@ def alert(
         "absent": _duration(where, "absent", absent),
         "rate": _optional(where, "rate", rate),
         "mode": "update",
-        "trigger": _duration(where, "trigger", trigger),
+        "trigger": _duration(where, "trigger", trigger or (TIMED_TRIGGER if absent else DEFAULT_TRIGGER)),
     }
     return _declares("alert", options)
 
