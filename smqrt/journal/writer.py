@@ -19,7 +19,7 @@ from smqrt import place
 from smqrt.broker.stats import Drop
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import index, manifest, recovery, segment
+from smqrt.journal import index, manifest, recovery, retention, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
 from smqrt.journal.record import Flag, Row
@@ -259,11 +259,11 @@ def _finish(sealed: segment.SegmentFile, journal: Path, txns: dict[str, int]) ->
 
 
 def _remove_expired(path: Path, settings: JournalSettings) -> None:
-    from smqrt.journal import retention
-
     try:
-        for file in retention.expired(path, settings, time.time_ns() // 1000):
-            file.unlink(missing_ok=True)
+        files = retention.expired(path, settings, time.time_ns() // 1000)
+        freed = retention.remove(path, files) if files else 0
+        if freed:
+            log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
     except (OSError, JournalError) as error:
         log.error("the journal %s: old parts can't be removed: %s", path, error)
 

@@ -171,6 +171,19 @@ def test_segments_are_sealed(record: Make) -> None:
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 
+def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
+    site = record({"segment_bytes": 65536, "max_bytes": 200_000})
+    journal = site.smq.journal
+    for number in range(40):
+        site.smq.publish(b"%02d" % number * 10_000, "topic")
+        journal.flush()
+    assert len(rows(site)) == 40
+    journal._retire()
+    wait_until(lambda: len(written(site)) < 12, "fewer rows")
+    kept = [int(row.payload[:2]) for row in written(site)]
+    assert kept == list(range(kept[0], 40)), "what is left has no holes"
+
+
 def test_a_commit_is_stored_and_published_once(record: Make) -> None:
     site = record()
     device = site.device(b"device-1")
