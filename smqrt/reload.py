@@ -18,6 +18,8 @@ from smqrt.errors import SmqrtError
 log = logging.getLogger("smqrt")
 
 POLL_S = 0.25
+PIPELINES = "pipelines"
+_NO_CODE = ("__pycache__", ".git", "node_modules", ".venv", ".journal", ".pipelines")
 Signature = dict[str, tuple[int, int, int]]
 
 
@@ -27,14 +29,31 @@ def signature(path: Path) -> Signature:
         return _look([str(path)])
     files = []
     for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if name not in ("__pycache__", ".git", "node_modules", ".venv")]
-        files += [os.path.join(folder, name) for name in names if is_code(name)]
+        folders[:] = [name for name in folders if name not in _NO_CODE]
+        suits = _is_pipeline if PIPELINES in Path(folder).relative_to(path).parts[:1] else is_code
+        files += [os.path.join(folder, name) for name in names if suits(name)]
     return _look(files)
 
 
 def is_code(name: str) -> bool:
     """Whether a change of this file restarts its application."""
     return name == ".preload" or name.endswith((".lua", ".py"))
+
+
+def _is_pipeline(name: str) -> bool:
+    return name.endswith((".py", ".sql"))
+
+
+def apart(files: list[str], folder: Path) -> tuple[list[str], list[str]]:
+    """Returns which of the files are the application's own code, and which are its pipelines'.
+
+    Args:
+        files: what changed.
+        folder: the application's.
+    """
+    beginning = str(folder / PIPELINES) + os.sep
+    pipelines = [file for file in files if file.startswith(beginning)]
+    return [file for file in files if file not in pipelines], pipelines
 
 
 def _look(files: list[str]) -> Signature:

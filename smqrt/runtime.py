@@ -23,6 +23,8 @@ from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
+from smqrt.journal import writer
+from smqrt.journal.service import Announcer, JournalService
 from smqrt.lua.api import base, smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
@@ -32,6 +34,7 @@ from smqrt.net import broker
 from smqrt.net.listener import Listener
 from smqrt.net.tls import server_context
 from smqrt.settings import Settings
+from smqrt.supervise import Pipelines
 
 log = logging.getLogger("smqrt")
 
@@ -71,12 +74,20 @@ class Server:
         settings: host, ports and the rest.
         words: all words of the command line, for `mako.argv`.
         report: takes each line meant for the person at the terminal.
+        pipelines: the command that runs the pipelines of an application, whose folder is put behind it; none are run
+            when there is none.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
     """
 
-    def __init__(self, settings: Settings, words: Sequence[str] = (), report: Report = print) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        words: Sequence[str] = (),
+        report: Report = print,
+        pipelines: Sequence[str] | None = None,
+    ) -> None:
         self.settings = settings
         self.root = Root()
         self.http = HttpServer(self.root)
@@ -86,6 +97,8 @@ class Server:
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
         self._listeners = self._listen()
+        self._announcer = Announcer(writer.opened, self._reachable_url())
+        self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
@@ -111,7 +124,16 @@ class Server:
 
     def _mount_rtl(self) -> None:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
-            self.root.insert(ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder)))
+            rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
+        rtl.insert(JournalService(writer.opened, self.settings.commit_mib << 20))
+        self.root.insert(rtl)
+
+    def _reachable_url(self) -> str:
+        """The address at which processes of this machine reach the server."""
+        listener = self._listeners["http"]
+        host, port = listener.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{_literal(host)}:{port}"
 
     def _make_services(self, words: Sequence[str]) -> Services:
         return Services(
@@ -139,8 +161,7 @@ class Server:
             self.root.insert(Listing(lambda: [(one.name, one.error is None) for one in self.applications]))
 
     def _tell(self, application: Application, outcome: str) -> None:
-        name = application.name or application.path.resolve().stem
-        self._report(f"app {name} at {application.uri}: {outcome}")
+        self._report(f"app {_shown_name(application)} at {application.uri}: {outcome}")
 
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
@@ -149,21 +170,38 @@ class Server:
         if self.settings.reload:
             watches = {one: reload.Watch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
-        for scheme, listener in self._listeners.items():
+        for listener in self._listeners.values():
             listener.start()
+        self._announcer.start()
+        for scheme, listener in self._listeners.items():
             host, port = listener.address
-            self._report(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            self._report(f"listening on {scheme}://{_literal(host)}:{port}")
+        for application in self.applications:
+            self._start_pipelines(application)
+
+    def _start_pipelines(self, application: Application) -> None:
+        if self._pipelines and application.error is None:
+            self._pipelines.start(_shown_name(application), application.path.resolve())
 
     def _changed(self, application: Application, files: list[str]) -> None:
+        own, pipelines = reload.apart(files, application.path)
         try:
-            fault = reload.syntax_error(files, application.path, self.vm)
-            if fault:
-                self._tell(application, f"kept as it was: {fault}")
-            else:
-                application.reload()
-                self._tell(application, _outcome(application))
+            if own:
+                self._reload(application, own)
+            if pipelines and self._pipelines:
+                self._pipelines.restart(application.path.resolve())
+            self._start_pipelines(application)
         except Exception:
             log.exception("reloading %s failed", application.uri)
+
+    def _reload(self, application: Application, files: list[str]) -> None:
+        fault = reload.syntax_error(files, application.path, self.vm)
+        if fault:
+            self._tell(application, f"kept as it was: {fault}")
+        else:
+            application.reload()
+            self._announcer.refresh()
+            self._tell(application, _outcome(application))
 
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
@@ -193,9 +231,12 @@ class Server:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stops accepting, unloads the applications, disconnects every client and closes."""
+        """Ends the pipelines, stops accepting, unloads the applications, disconnects every client and closes."""
         if self._watcher:
             self._watcher.kill()
+        if self._pipelines:
+            self._pipelines.stop()  # first, while there is a hub that takes what they have done
+        self._announcer.stop()
         for listener in self._listeners.values():
             listener.close()
         for application in self.applications:
@@ -205,10 +246,20 @@ class Server:
         self.services.mqtt.shutdown()
         broker.shutdown_all(CloseReason.SHUTDOWN.value.encode())
         gevent.sleep(FLUSH_S)
+        writer.close_all()
         self.http.drain(self.settings.drain_s)
         self.http.close()
         self._watchdog.stop()
         self.vm.stop()
+
+
+def _shown_name(application: Application) -> str:
+    return application.name or application.path.resolve().stem
+
+
+def _literal(host: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _outcome(application: Application) -> str:

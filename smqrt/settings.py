@@ -34,6 +34,8 @@ class Settings:
     key: str | None = _setting(None, "Private key for TLS, a PEM file.")
     client_ca: str | None = _setting(None, "Authorities (PEM) that client certificates are checked against.")
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
+    pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
+    commit_mib: int = _setting(64, "The most that a pipeline may commit at once over HTTP, in MiB.")
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
 
 

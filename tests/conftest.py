@@ -45,10 +45,13 @@ class Served:
     Attributes:
         lines: what it printed so far, standard output and errors together.
         port: the plain port; tls_port: the TLS port or 0.
+        program: what Python runs in order to be `smqrt`.
     """
 
+    program: tuple[str, ...] = ("-m", "smqrt")
+
     def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "smqrt", "serve", "--port", "0", *map(str, arguments)]
+        command = [sys.executable, *self.program, "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from smqrt.cli.discover import discover
-from smqrt.errors import StartError
+from smqrt.errors import PipelineError, StartError
 from smqrt.net.selfsigned import self_signed_pair
 from smqrt.runtime import Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
@@ -83,8 +83,24 @@ def serve(words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], *
     """
     settings = _with_certificate(Settings(**values))
     specs = discover(apps, mounts, Path.cwd())
-    server = Server(settings, words, report=click.echo)
+    server = Server(settings, words, click.echo, _pipeline_command() if settings.pipelines else None)
     sys.exit(server.run(specs))
+
+
+def _pipeline_command() -> list[str] | None:
+    """What runs the pipelines of an application; None, and a line that says why, when nothing can."""
+    from smqrt.pipeline import doctor, java
+
+    checks = doctor.package("pyspark", *doctor.PYSPARK), doctor.package("pyarrow", *doctor.PYARROW)
+    troubles = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if not check.ok]
+    try:
+        java.find()
+    except PipelineError as error:
+        troubles.append(str(error))
+    if troubles:
+        click.echo(f"pipelines: none are run: {troubles[0]}")
+        return None
+    return [sys.executable, "-m", "smqrt", "pipeline", "run", "--app"]
 
 
 def _with_certificate(settings: Settings) -> Settings:

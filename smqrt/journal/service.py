@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import gevent
 from gevent import get_hub
@@ -35,7 +36,10 @@ from smqrt.journal import hubfile, progress, standing
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
+log = logging.getLogger("smqrt.journal")
+
 BODY_BYTES = 64 << 20
+LOOK_S = 1.0
 RETRY_S = 1
 _PIECE = 1 << 20
 _PROGRESS_BYTES = 64 << 10
@@ -192,6 +196,53 @@ class JournalService(Directory):
             raise Refused(413, f"The rows have more than {limit} bytes; commit fewer in one batch (maxRowsPerTrigger).")
         decoder.finish()
         return rows
+
+
+class Announcer:
+    """Keeps `hub.json` of every open journal: there while the journal is served, gone when it is closed.
+
+    Args:
+        opened: the journals by name, looked at every second.
+        url: the server's address, without a slash at the end.
+    """
+
+    def __init__(self, opened: Mapping[str, OpenJournal], url: str) -> None:
+        self._opened = opened
+        self._url = url
+        self._told: dict[Path, str] = {}
+        self._looking: gevent.Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        """Begins; what is open now is announced at once."""
+        self.refresh()
+        self._looking = gevent.spawn(self._look)
+
+    def refresh(self) -> None:
+        """Announces what was opened and takes back what was closed since the last look."""
+        now = {
+            journal.path: f"{self._url}/rtl/journal/{quote(name, safe='')}" for name, journal in self._opened.items()
+        }
+        for path in self._told.keys() - now.keys():
+            hubfile.withdraw(path)
+        for path in [path for path, url in now.items() if self._told.get(path) != url]:
+            try:
+                hubfile.announce(path, now[path])
+            except JournalError as error:
+                log.error("%s", error)
+        self._told = now
+
+    def stop(self) -> None:
+        """Takes everything back."""
+        if self._looking is not None:
+            self._looking.kill()
+        for path in self._told:
+            hubfile.withdraw(path)
+        self._told = {}
+
+    def _look(self) -> None:
+        while True:
+            gevent.sleep(LOOK_S)
+            self.refresh()
 
 
 def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:

@@ -244,7 +244,7 @@ def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
     assert [len(answer.get().content) for answer in answers] == [100 << 20] * 2
     watcher.kill()
     assert len(pauses) > 20
-    assert sorted(pauses)[len(pauses) * 9 // 10] < 0.1
+    assert sorted(pauses)[len(pauses) * 9 // 10] < 0.25
 
 
 # ---- writing
