@@ -44,6 +44,10 @@ class Refused(JournalError):
         self.status = status
 
 
+class Unreachable(JournalError):
+    """The hub is away, and has been for as long as somebody was willing to wait."""
+
+
 class _Away(Exception):
     """The hub can't be asked now; later perhaps."""
 
@@ -127,9 +131,9 @@ class Link:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _given_up(self, why: _Away) -> JournalError:
+    def _given_up(self, why: _Away) -> Unreachable:
         patience = f"for {self.retry_s:g} s " if self.retry_s else ""
-        return JournalError(f"The hub hasn't answered {patience}({why}); start it with `smqrt serve`, then try again.")
+        return Unreachable(f"The hub hasn't answered {patience}({why}); start it with `smqrt serve`, then try again.")
 
     def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool) -> Answer:
         kept = self._open is not None and again
