@@ -84,6 +84,12 @@ def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
     return Start(kept["starting"], kept["split"])
 
 
+def began(query: Path) -> Offsets | None:
+    """Returns where a query's stream began; None when it never ran."""
+    kept = _read(query / _START)
+    return None if kept is None else dict(kept["starting"])
+
+
 def offsets(journal: Any, moment: str) -> Offsets:
     """Returns the next seq of each node at a moment.
 

@@ -16,7 +16,7 @@ _ANOTHER_STATE = (
     "TRANSFORM_WITH_STATE_SCHEMA",
     "INVALID_SCHEMA_EVOLUTION",
 )
-_OWN_ERROR = re.compile(r"smqrt\.errors\.(\w+Error): (.*)")
+_OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
+from smqrt.journal.link import Unreachable
 from smqrt.pipeline import checkpoint, intervals, process, sinks, tables
 from smqrt.pipeline.failures import is_final, planning_error, running_error
 from smqrt.pipeline.graph import Graph
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
 """So often in a row a query may fail without a micro-batch in between. A hub that is away doesn't count."""
+_AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
+"""How a helper of Spark that reads over HTTP tells that the hub is away."""
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -149,7 +152,7 @@ class Query:
         batch = int(progress["batchId"]) if progress else -1
         self._failures = 1 if batch > self._batch else self._failures + 1
         self._batch = max(batch, self._batch)
-        away = isinstance(cause, sinks.HubAway)
+        away = isinstance(cause, Unreachable) or _AWAY in str(cause)
         if self.context.options.once or is_final(cause) or (self._failures > _ATTEMPTS and not away):
             self._fail(message)
             return

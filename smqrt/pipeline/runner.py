@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smqrt.pipeline import session, sinks
+from smqrt.journal.remote import open_journal
+from smqrt.pipeline import lag, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import Catalog
@@ -96,16 +97,16 @@ class Context:
     """What the queries of one run share.
 
     Attributes:
-        catalog, options, board: as given; pid: of this process.
-        spark: the session; journal: the journal, opened; hub: where results go; report: is told what fails.
+        catalog, options: as given; pid: of this process.
+        spark: the session; journal: the journal, opened; hub: where results go.
+        board: keeps the status files; report: is told what fails.
     """
 
-    def __init__(self, catalog: Catalog, options: RunOptions, stopping: threading.Event, board: Board) -> None:
-        from smqrt.journal.remote import open_journal
-
-        self.catalog, self.options, self.board, self.report = catalog, options, board, options.report
+    def __init__(self, catalog: Catalog, options: RunOptions, stopping: threading.Event) -> None:
+        self.catalog, self.options, self.report = catalog, options, options.report
         self.pid = os.getpid()
         self.journal = open_journal(options.journal, options.token)
+        self.board = Board(options.state, lag.age(self.journal))
         self.hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping)
         self._rows = Journal(options.journal, options.token)
         self.spark: SparkSession
@@ -145,7 +146,7 @@ class Runner:
         """Runs queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
         wanted = plans(self._catalog, self._catalog.select(names))
         self._options.state.mkdir(parents=True, exist_ok=True)
-        context = Context(self._catalog, self._options, self._stopping, Board(self._options.state))
+        context = Context(self._catalog, self._options, self._stopping)
         with self._session(wanted) as context.spark:
             context.board.watch(context.spark)
             return self._all([Query(plan, context) for plan in wanted])

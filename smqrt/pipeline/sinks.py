@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from smqrt.errors import JournalError, PipelineError
+from smqrt.errors import PipelineError
 from smqrt.journal import commit
+from smqrt.journal.link import Unreachable
 from smqrt.pipeline import faults
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate
@@ -31,8 +32,8 @@ RETRY_S = 60.0
 """So long a micro-batch waits for a hub that is away before the query is started anew."""
 
 
-class HubAway(PipelineError):
-    """The hub didn't answer for a long time; what was to be published is still to be published."""
+_PART_BYTES = 16 << 20
+"""A micro-batch with more than this is committed in parts."""
 
 
 class Stopped(PipelineError):
@@ -55,7 +56,7 @@ class Hub:
     retry_s: float
     stopping: threading.Event
 
-    def commit(self, query: str, batch: int, rows: Sequence[Message]) -> bool:
+    def commit(self, query: str, batch: int, rows: Sequence[Message]) -> int:
         """Publishes the results of a micro-batch once, however often it is called.
 
         Args:
@@ -64,29 +65,60 @@ class Hub:
             rows: the messages.
 
         Returns:
-            False when the hub had them already.
+            How many the hub didn't have already.
 
         Raises:
-            HubAway: the hub is away, for longer than `retry_s`.
+            Unreachable: the hub is away, for longer than `retry_s`.
             Stopped: `stopping` was set meanwhile.
             JournalError: the hub refuses them.
         """
-        deadline = time.monotonic() + self.retry_s
-        while True:
-            try:
-                # The address each time: a hub that comes back may have another port.
-                address = commit.HubAddress.of(self.journal, self.token)
-                return commit.commit(address, query, batch, rows, retry_s=0)
-            except JournalError as error:
-                self._wait(error, deadline)
+        deadline, stored = time.monotonic() + self.retry_s, 0
+        for number, part in enumerate(parts(rows)):
+            name = f"{query}.{number}" if number else query
+            while (new := self._once(name, batch, part, deadline)) is None:
+                pass
+            stored += len(part) if new else 0
+        return stored
 
-    def _wait(self, error: JournalError, deadline: float) -> None:
-        if not isinstance(error, commit.HubUnreachable):
-            raise error
-        if time.monotonic() > deadline:
-            raise HubAway(f"{error} What was to be published waits in the journal.") from error
-        if self.stopping.wait(_PAUSE_S):
-            raise Stopped("stopped while the hub was away") from error
+    def _once(self, query: str, batch: int, rows: Sequence[Message], deadline: float) -> bool | None:
+        try:
+            # The address each time: a hub that comes back may have another port.
+            address = commit.HubAddress.of(self.journal, self.token)
+            return commit.commit(address, query, batch, rows, retry_s=0)
+        except Unreachable as error:
+            if time.monotonic() > deadline:
+                raise Unreachable(f"{error} What is to be published waits in the journal.") from error
+            if self.stopping.wait(_PAUSE_S):
+                raise Stopped("It was stopped while the hub was away.") from error
+            return None
+
+
+def parts(rows: Sequence[Message], most_bytes: int = _PART_BYTES) -> Iterator[Sequence[Message]]:
+    """Yields the rows in parts that a hub takes at once.
+
+    When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
+    it does the micro-batch again, and each part must be what it was.
+
+    Args:
+        rows: the messages.
+        most_bytes: of one part, unless one message alone has more.
+    """
+    if sum(map(_size, rows)) <= most_bytes:
+        yield rows
+        return
+    part: list[Message] = []
+    size = 0
+    for row in sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2])):
+        if part and size + _size(row) > most_bytes:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += _size(row)
+    yield part
+
+
+def _size(row: Message) -> int:
+    return len(row[0]) + len(row[1] or b"") + len(row[2]) + 8
 
 
 class PublishSink:
@@ -127,7 +159,7 @@ class PublishSink:
         faults.point("before_commit", batch)
         stored = self._hub.commit(str(query), batch, rows)
         faults.point("after_commit", batch)
-        self._published(len(rows) if stored else 0)
+        self._published(stored)
 
 
 def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:

@@ -12,6 +12,9 @@ from smqrt.pipeline.api import Declaration
 FOLDER = ".tables"
 """In the application's folder. Its name keeps it from being served."""
 
+BACKFILL = "@"
+"""Between the name of a table's folder and the key of a backfill: `silver/readings@3f2a…`."""
+
 _LOG = "_spark_metadata"
 
 
@@ -26,21 +29,31 @@ def location(declaration: Declaration, app: Path) -> str:
     return path if "://" in path or path.startswith("/") else str(app.absolute() / FOLDER / path)
 
 
+def folders(path: Path) -> list[Path]:
+    """Returns the folders that make up a table, its stream's and one for each backfill: what Spark should read.
+
+    Args:
+        path: the table's folder.
+    """
+    return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
+
+
 def files(path: Path) -> list[Path]:
-    """Returns the Parquet files of a table that are committed.
+    """Returns the Parquet files of a table that are committed, those of backfills included.
 
     Spark itself reads no others. Other programs should take this list: after a crash, files of a micro-batch that was
     done again may lie beside them.
 
     Args:
         path: the table's folder.
-
-    Returns:
-        The files; all there are when no query has written the table.
     """
-    if not (path / _LOG).is_dir():
-        return sorted(file for file in path.rglob("*.parquet") if file.is_file())
-    return sorted(set(_logged(path)))
+    return sorted(file for folder in folders(path) for file in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if (folder / _LOG).is_dir():
+        return _logged(folder)
+    return (file for file in folder.rglob("*.parquet") if file.is_file())
 
 
 def _logged(path: Path) -> Iterator[Path]:

@@ -1,0 +1,141 @@
+"""The same query once more, on a part of the journal: as a batch, beside the stream, which goes on undisturbed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.journal.remote import open_journal
+from smqrt.pipeline import checkpoint, session, sinks, tables
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Offsets
+from smqrt.pipeline.discover import Catalog
+from smqrt.pipeline.failures import planning_error
+from smqrt.pipeline.frames import Journal
+from smqrt.pipeline.graph import Graph
+from smqrt.pipeline.messages import collected, messages
+from smqrt.pipeline.runner import RunOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DONE = "backfills.json"
+
+
+def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSession | None = None) -> int:
+    """Computes a query on the rows between `options.start` and `options.until`.
+
+    A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
+    `tables.folders` know; what the stream or another backfill has written already can't be written again. What is
+    published is published once for each range, however often this is called.
+
+    Args:
+        catalog: the pipelines.
+        name: which query.
+        options: how; `republish` must be set for queries that publish.
+        spark: a session to use; None starts one and stops it at the end.
+
+    Returns:
+        0.
+
+    Raises:
+        PipelineError: it publishes and `republish` isn't set, the range is empty or written already, or Spark can't
+            plan it.
+        JournalError: there is no such journal, or the hub is away.
+    """
+    [declaration] = catalog.select([name])
+    if declaration.kind != "table" and not options.republish:
+        raise PipelineError(
+            f"{declaration.where}: {name} publishes, and old results aren't published again unasked; say --republish."
+        )
+    task = _Task(catalog, declaration, options)
+    if spark is not None:
+        return task.run(spark)
+    spark = session.spark(options.master, f"smqrt backfill {name}", options.state, options.settings)
+    try:
+        return task.run(spark)
+    finally:
+        spark.stop()
+
+
+class _Task:
+    def __init__(self, catalog: Catalog, declaration: Declaration, options: RunOptions) -> None:
+        self._catalog, self._declaration, self._options = catalog, declaration, options
+        journal = open_journal(options.journal, options.token)
+        self._start = checkpoint.offsets(journal, options.start)
+        self._end = checkpoint.offsets(journal, options.until or "latest")
+        self._folder = options.state / declaration.name
+        if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
+            raise PipelineError(f"There are no rows between {options.start} and {options.until or 'latest'}.")
+
+    def run(self, spark: SparkSession) -> int:
+        declaration = self._declaration
+        rows = Journal(self._options.journal, self._options.token)
+        graph = Graph(
+            self._catalog,
+            lambda source: rows.batch(spark, source, self._start, self._end),
+            lambda reference: _reference(spark, reference, self._catalog.folder),
+        )
+        try:
+            frame = graph.frame(declaration)
+            self._write(frame) if declaration.kind == "table" else self._publish(frame)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise planning_error(declaration, error) from error
+        return 0
+
+    def _write(self, frame: DataFrame) -> None:
+        location = tables.location(self._declaration, self._options.app)
+        path = f"{location}{tables.BACKFILL}{self._key()}"
+        self._check_unwritten(path)
+        by = self._declaration.options["partition_by"]
+        writer = sinks.partitioned(frame, self._declaration).write.mode("overwrite")
+        (writer.partitionBy(*by) if by else writer).parquet(path)
+        self._options.report(f"{self._declaration.name}: written to {path}")
+
+    def _check_unwritten(self, path: str) -> None:
+        began = checkpoint.began(self._folder)
+        if began is not None and _overlap(self._start, self._end, began, {}):
+            raise PipelineError(
+                f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
+                f"'{json.dumps(began)}', or forget them with smqrt pipeline reset {self._declaration.name}."
+            )
+        kept = self._folder / _DONE
+        done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+        for other, (start, end) in done.items():
+            if other != path and Path(other).exists() and _overlap(self._start, self._end, start, end):
+                raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
+        done[path] = [self._start, self._end]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(done), "utf-8")
+
+    def _publish(self, frame: DataFrame) -> None:
+        rows = list(collected(messages(frame, self._declaration)))
+        hub = sinks.Hub(self._options.journal, self._options.token, self._options.hub_retry_s, threading.Event())
+        new = hub.commit(f"backfill.{self._declaration.name}.{self._key()}", 0, rows)
+        again = "" if new == len(rows) else f", {len(rows) - new} had been published by an earlier backfill"
+        self._options.report(f"{self._declaration.name}: {new} published{again}")
+
+    def _key(self) -> str:
+        text = json.dumps([self._start, self._end], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
+    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
+    for node, seq in end.items():
+        first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
+        if first < last:
+            return True
+    return False
+
+
+def _reference(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFrame:
+    from smqrt.pipeline import references
+
+    return references.table(spark, declaration, folder)
