@@ -160,7 +160,9 @@ def test_a_command_that_is_not_there() -> None:
     lines: list[str] = []
     missing = Supervised("p", ["/no/such/program"], lines.append, QUICK)
     missing.start()
-    gevent.sleep(0.02)
+    with gevent.Timeout(10):
+        while not lines:
+            gevent.sleep(0.005)
     missing.stop()
     assert lines[0] == "p: /no/such/program can't be started: No such file or directory; starting again in 0.05 s"
 
