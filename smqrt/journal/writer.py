@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gevent import get_hub
+from gevent.threadpool import ThreadPool
 
 from smqrt import place
 from smqrt.broker.stats import Drop
@@ -75,6 +76,7 @@ class JournalWriter:
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
         self._unsynced = self._syncing = False
+        self._disk = ThreadPool(1)  # one thing after the other, and nothing of it in the loop
         self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
         broker.hub.record(self._recorder)
         self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._retire)]
@@ -139,12 +141,12 @@ class JournalWriter:
         except OSError as error:
             log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
             return
-        get_hub().threadpool.spawn(_finish, sealed, self.path, dict(self._txns))
+        self._disk.spawn(_finish, sealed, self.path, dict(self._txns))
 
     def _sync(self) -> None:
         if self._unsynced and not self._syncing:
             self._unsynced, self._syncing = False, True
-            get_hub().threadpool.spawn(self._segment.sync).rawlink(self._synced)
+            self._disk.spawn(self._segment.sync).rawlink(self._synced)
 
     def _synced(self, result: Any) -> None:
         self._syncing = False
@@ -154,7 +156,7 @@ class JournalWriter:
             log.error("the journal %s can't be synced: %s", self.path, result.exception)
 
     def _retire(self) -> None:
-        get_hub().threadpool.spawn(_remove_expired, self.path, self.settings)
+        self._disk.spawn(_remove_expired, self.path, self.settings)
 
     # ---- what pipelines write
 
@@ -237,7 +239,7 @@ class JournalWriter:
         return self._counts | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
-        """Write and sync the rest, and let go of the folder."""
+        """Write and sync the rest, and let go of the folder; blocks."""
         if opened.pop(self.settings.name, None) is None:
             return
         self._recorder.close()
@@ -245,7 +247,9 @@ class JournalWriter:
             timer.stop()
         if self._stuck:
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, self._stuck[0])
+        self._disk.join()
         _finish(self._segment, self.path, self._txns)
+        self._disk.kill()
         os.close(self._lock)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+import gevent
 from gevent import get_hub
 
 from smqrt.broker.hooks import Hooks, Pending
@@ -232,7 +233,7 @@ class HubHalf:
         if broker:
             get_hub().loop.run_callback(broker.broker.shutdown)
             if broker.journal:
-                broker.journal.close()
+                gevent.spawn(broker.journal.close)
 
     def journal(self, number: int) -> tuple[Any, ...] | None:
         """`counter, value, ...` of the journal; None without one."""
