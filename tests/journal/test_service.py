@@ -15,12 +15,18 @@ import gevent
 import pytest
 import requests
 
-from smqrt.errors import ArgumentError, JournalError
+from smqrt import hub
+from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import hubfile
+from smqrt.journal import hubfile, writer
+from smqrt.journal.commit import HubAddress, commit, report_progress
 from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal.index import INDEX
+from smqrt.journal.reader import Journal
+from smqrt.journal.remote import open_journal
 from smqrt.journal.service import JournalService
+from smqrt.journal.writer import JournalWriter
 from tests.http.http_bench import Bench
 
 LIMIT = 1 << 20
@@ -33,46 +39,41 @@ def record(topic: bytes, payload: bytes, subtopic: bytes = b"") -> bytes:
     return lengths[0] + topic + lengths[1] + subtopic + lengths[2] + payload
 
 
-class Writer:
-    """What the service needs of a journal's writer; keeps the rows in memory and obeys `trouble`."""
+class Troubled:
+    """A journal that takes nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.batches: dict[tuple[str, int], list[Record]] = {}
-        self.published: list[Record] = []
-        self.trouble: Exception | None = None
 
     def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
-        if self.trouble:
-            raise self.trouble
-        if (query, batch) in self.batches:
-            return False
-        self.batches[query, batch] = rows
-        return True
-
-    def publish(self, rows: list[Record]) -> None:
-        self.published += rows
-
-    def stats(self) -> dict[str, Any]:
-        return {"rows": len(self.published)}
+        raise JournalError("the disk is full; make room.")
 
 
 class Shelf:
-    """A server with one journal named "main" (and, when asked for, another one), and who asks it."""
+    """A server with one journal named "main", and who asks it.
+
+    Besides the node that the hub writes there is another one, "n2", with a segment of 3 MB.
+    """
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         self.bench = bench
-        self.writer = Writer(folder / "journal")
-        self.opened = {"main": self.writer}
+        self.smq = hub.create(journal={"path": str(folder / "journal"), "name": "main"})
+        self.writer: JournalWriter = self.smq.journal
+        self.opened: dict[str, Any] = writer.opened
         rtl = ResourceReader("rtl", 127, io=DiskIo(folder))
         rtl.insert(JournalService(self.opened, LIMIT))
         bench.root.insert(rtl)
-        wal = self.writer.path / "wal" / "n1"
-        wal.mkdir(parents=True)
-        (wal / f"{SEGMENT}.arrows").write_bytes(os.urandom(3_000_000))
-        (wal / f"{SEGMENT}.idx").write_bytes(struct.pack("<qqqqqqIIq", 0, 7, 0, 10, 1, 2, 3, 0, 0) + b"torn")
-        (wal / "lock").touch()
+        self.wal = self.writer.path / "wal" / "n2"
+        self.wal.mkdir()
+        (self.wal / f"{SEGMENT}.arrows").write_bytes(os.urandom(3_000_000))
+        (self.wal / f"{SEGMENT}.idx").write_bytes(INDEX.pack(0, 7, 0, 10, 1, 2, 3, 0, 0) + b"torn")
         self.token = hubfile.token(self.writer.path)
+
+    def rows(self) -> list[tuple[str | None, str | None, bytes, str | None]]:
+        """What the hub has written: topic, subtopic, payload, txn."""
+        self.writer.flush()
+        found = Journal(self.writer.path).rows({"n1": 0}, {"n1": self.writer.stats()["next_seq"]})
+        return [(row.topic, row.subtopic, row.payload, row.txn) for row in found]
 
     def ask(self, path: str, method: str = "GET", token: str | None = "", **keywords: Any) -> requests.Response:
         """One request, by a client in a thread; token "" is the right one, None is none."""
@@ -102,6 +103,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     bench = Bench()
     yield Shelf(bench, tmp_path)
     bench.close()
+    writer.close_all()
 
 
 # ---- who may
@@ -109,14 +111,14 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 
 @pytest.mark.parametrize("token", [None, "wrong", "ü", "x" * 5000])
 @pytest.mark.parametrize(
-    "path", ["", "main/manifest", "main/stats", f"main/wal/n1/{SEGMENT}.idx", "other/manifest", "main/x"]
+    "path", ["", "main/manifest", "main/stats", f"main/wal/n2/{SEGMENT}.idx", "other/manifest", "main/x"]
 )
 def test_without_the_token_nothing_is_told(shelf: Shelf, path: str, token: str | None) -> None:
     headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
     text = shelf.refused(401, path, token=None, headers=headers)
     assert text.startswith("The token is wrong or missing; send")
     assert shelf.refused(401, "main/commit?query=q&batch=1", "POST", data=record(b"t", b""), token="wrong") == text
-    assert not shelf.writer.batches
+    assert not shelf.rows()
 
 
 def test_another_scheme_is_no_token(shelf: Shelf) -> None:
@@ -126,18 +128,20 @@ def test_another_scheme_is_no_token(shelf: Shelf) -> None:
 
 
 def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) -> None:
-    (tmp_path / "second").mkdir()
-    shelf.opened["second"] = Writer(tmp_path / "second")
+    second = hub.create(journal={"path": str(tmp_path / "second"), "name": "second"}).journal
     assert shelf.ask("").json() == {"journals": ["main"]}
     shelf.refused(401, "second/stats")
     assert "no journal 'third' here; with this token there are: main" in shelf.refused(404, "third/stats")
-    assert shelf.ask("", token=hubfile.token(tmp_path / "second")).json() == {"journals": ["second"]}
+    assert shelf.ask("", token=hubfile.token(second.path)).json() == {"journals": ["second"]}
+    second.close()
+    shelf.refused(404, "second/stats")
 
 
 def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> None:
     assert shelf.ask("main/stats").status_code == 200
+    shelf.writer.close()
     (shelf.writer.path / "token").unlink()
-    shelf.opened["main"] = Writer(shelf.writer.path)
+    shelf.smq = hub.create(journal={"path": str(shelf.writer.path), "name": "main"})
     shelf.refused(401, "main/stats")
     assert shelf.ask("main/stats", token=hubfile.token(shelf.writer.path)).status_code == 200
 
@@ -148,29 +152,31 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
 def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
     answer = shelf.ask("main/manifest")
     assert answer.headers["content-type"] == "application/json"
-    segment = {"first": 0, "arrows_bytes": 3_000_000, "idx_bytes": 64}
-    empty = {"version": 1, "nodes": {}, "files": []}
-    assert answer.json() == {"version": 1, "wal": {"n1": [segment]}, "manifest": empty, "end": {"n1": 7}}
+    [own] = answer.json()["wal"]["n1"]
+    assert (own["first"], own["idx_bytes"]) == (0, 0)
+    assert answer.json()["wal"]["n2"] == [{"first": 0, "arrows_bytes": 3_000_000, "idx_bytes": 64}]
+    assert answer.json()["manifest"] == {"version": 1, "nodes": {}, "files": []}
+    assert answer.json()["end"] == {"n1": 0, "n2": 7}
     again = shelf.ask("main/manifest", headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
 def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf) -> None:
-    assert shelf.ask("main/end").json() == {"end": {"n1": 7}}
-    (shelf.writer.path / "wal" / "n1" / f"{7:020d}.arrows").touch()
-    compacted = {"version": 1, "nodes": {"n1": {"compacted_through": 5}, "n2": {"compacted_through": 9}}, "files": []}
+    assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7}}
+    (shelf.wal / f"{7:020d}.arrows").touch()
+    compacted = {"version": 1, "nodes": {"n2": {"compacted_through": 5}, "n3": {"compacted_through": 9}}, "files": []}
     (shelf.writer.path / "manifest.json").write_text(json.dumps(compacted))
-    assert shelf.ask("main/end").json() == {"end": {"n1": 7, "n2": 9}}
+    assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7, "n3": 9}}
     answer = shelf.ask("main/manifest").json()
     assert answer["manifest"] == compacted
-    assert [segment["first"] for segment in answer["wal"]["n1"]] == [0, 7]
+    assert [segment["first"] for segment in answer["wal"]["n2"]] == [0, 7]
     (shelf.writer.path / "manifest.json").write_text("{")
     assert "manifest.json can't be read" in shelf.refused(503, "main/end")
 
 
 def test_ranges_of_a_segment(shelf: Shelf) -> None:
-    path = f"main/wal/n1/{SEGMENT}.arrows"
-    data = (shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.arrows").read_bytes()
+    path = f"main/wal/n2/{SEGMENT}.arrows"
+    data = (shelf.wal / f"{SEGMENT}.arrows").read_bytes()
     whole = shelf.ask(path)
     assert (whole.status_code, whole.content) == (200, data)
     assert whole.headers["accept-ranges"] == "bytes"
@@ -187,10 +193,10 @@ def test_ranges_of_a_segment(shelf: Shelf) -> None:
 
 
 def test_a_segment_is_shown_as_far_as_it_is_written(shelf: Shelf) -> None:
-    path = shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.idx"
+    path = shelf.wal / f"{SEGMENT}.idx"
     for size in (68, 128, 192):
         path.write_bytes(b"x" * size)
-        assert shelf.ask(f"main/wal/n1/{SEGMENT}.idx").content == b"x" * size
+        assert shelf.ask(f"main/wal/n2/{SEGMENT}.idx").content == b"x" * size
 
 
 def test_compacted_files(shelf: Shelf) -> None:
@@ -207,8 +213,8 @@ def test_compacted_files(shelf: Shelf) -> None:
     [
         "token", "hub.json", "manifest.json", "wal/n1/lock", "wal/n1/", "wal", "wal/n1", "data/x.json", "txn.json",
         "readers/q.json", "data/.x.parquet", "wal/n1/%2e%2e/%2e%2e/token", "data/%2e%2e/%2e%2e/secret.parquet",
-        "%2e%2e/", "data//etc/x.parquet", "data/link.parquet", "data/folder.parquet", f"wal/n1/{SEGMENT}.arrows/",
-        f"wal/n1/{SEGMENT}.arrows%00", "data/a%5c..%5cx.parquet", "data/out/x.parquet",
+        "%2e%2e/", "data//etc/x.parquet", "data/link.parquet", "data/folder.parquet", f"wal/n2/{SEGMENT}.arrows/",
+        f"wal/n2/{SEGMENT}.arrows%00", "data/a%5c..%5cx.parquet", "data/out/x.parquet",
     ],
 )  # fmt: skip
 def test_nothing_else_is_shown(shelf: Shelf, tmp_path: Path, path: str) -> None:
@@ -228,7 +234,7 @@ def test_nothing_else_is_shown(shelf: Shelf, tmp_path: Path, path: str) -> None:
 
 
 def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
-    path = shelf.writer.path / "wal" / "n1" / f"{SEGMENT}.arrows"
+    path = shelf.wal / f"{SEGMENT}.arrows"
     with open(path, "wb") as file:
         file.truncate(100 << 20)
     pauses: list[float] = []
@@ -240,7 +246,7 @@ def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
             pauses.append(time.monotonic() - before)
 
     watcher = gevent.spawn(watch)
-    answers = [gevent.spawn(shelf.ask, f"main/wal/n1/{SEGMENT}.arrows") for _ in range(2)]
+    answers = [gevent.spawn(shelf.ask, f"main/wal/n2/{SEGMENT}.arrows") for _ in range(2)]
     assert [len(answer.get().content) for answer in answers] == [100 << 20] * 2
     watcher.kill()
     assert len(pauses) > 20
@@ -253,20 +259,43 @@ def test_large_files_do_not_hold_the_loop(shelf: Shelf) -> None:
 def test_a_commit_is_stored_once(shelf: Shelf) -> None:
     rows = [record(b"agg/a", b"1"), record(b"agg/b", b"", b"sub"), record(b"agg/c", b"\0\xff" * 30000)]
     assert shelf.commit(b"".join(rows), batch=7).json() == {"stored": True, "rows": 3}
-    assert shelf.writer.batches == {
-        ("q1", 7): [(b"agg/a", None, b"1"), (b"agg/b", b"sub", b""), (b"agg/c", None, b"\0\xff" * 30000)]
-    }
+    stored = [("agg/a", None, b"1"), ("agg/b", "sub", b""), ("agg/c", None, b"\0\xff" * 30000)]
+    assert shelf.rows() == [(*row, "q1:7") for row in stored]
     assert shelf.commit(b"".join(rows), batch=7).json() == {"stored": False, "rows": 0}
     assert shelf.commit(b"", batch=8).json() == {"stored": True, "rows": 0}
     assert shelf.commit(iter(rows), batch=9).json() == {"stored": True, "rows": 3}  # chunked
-    assert shelf.writer.batches["q1", 9] == shelf.writer.batches["q1", 7]
+    assert shelf.rows() == [(*row, txn) for txn in ("q1:7", "q1:9") for row in stored]
 
 
 def test_publish_is_no_commit(shelf: Shelf) -> None:
+    got: list[bytes] = []
+    shelf.smq.subscribe("t", onmsg=lambda data, *_: got.append(data))
     for _ in range(2):
         assert shelf.ask("main/publish", "POST", data=record(b"t", b"x")).json() == {"rows": 1}
-    assert shelf.writer.published == [(b"t", None, b"x")] * 2
-    assert shelf.ask("main/stats").json() == {"rows": 2}
+    assert shelf.rows() == [("t", None, b"x", None)] * 2
+    assert got == [b"x"] * 2
+    assert shelf.ask("main/stats").json()["rows"] == 2
+
+
+def test_the_clients_of_pipelines(shelf: Shelf) -> None:
+    url = f"http://127.0.0.1:{shelf.bench.listener.address[1]}/rtl/journal/main"
+    rows = [(b"a", None, b"%d" % number) for number in range(300)]
+    pool = gevent.get_hub().threadpool
+
+    def client() -> list[bytes]:
+        address = HubAddress.of(url, shelf.token)
+        assert [commit(address, "q", 1, rows), commit(address, "q", 1, rows)] == [True, False]
+        report_progress(address, "q", "per_minute", {"n1": 5})
+        with pytest.raises(JournalError, match="wrong token"):
+            commit(HubAddress.of(url, "x" * 40), "q", 2, rows)
+        with pytest.raises(JournalError, match="The rows have more than 1048576 bytes; commit fewer"):
+            commit(address, "q", 2, [(b"a", None, bytes(60000))] * 200)
+        journal = open_journal(url, shelf.token)
+        assert journal.end()["n1"] == 300
+        return [row.payload for row in journal.rows({"n1": 0}, {"n1": 300})]
+
+    assert pool.apply(client) == [payload for _, _, payload in rows]
+    assert json.loads((shelf.writer.path / "readers" / "q.json").read_text())["offset"] == {"n1": 5}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +313,7 @@ def test_publish_is_no_commit(shelf: Shelf) -> None:
 def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> None:
     answer = shelf.commit(body)
     assert (answer.status_code, answer.text.startswith(sentence)) == (400, True), answer.text
-    assert not shelf.writer.batches
+    assert not shelf.rows()
 
 
 @pytest.mark.parametrize(
@@ -315,8 +344,7 @@ def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
     wire.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
     wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rows), rows))
     assert wire.answer("POST").status == 413
-    assert not shelf.writer.batches
-    assert not shelf.writer.published
+    assert not shelf.rows()
 
 
 def test_a_body_that_ends_early_stores_nothing(shelf: Shelf) -> None:
@@ -326,18 +354,14 @@ def test_a_body_that_ends_early_stores_nothing(shelf: Shelf) -> None:
     wire.sock.shutdown(1)
     answer = wire.answer("POST")
     assert (answer.status, answer.body) == (400, b"the body ended early.\n")
-    assert not shelf.writer.published
 
 
 def test_a_journal_that_takes_nothing_asks_for_patience(shelf: Shelf) -> None:
-    shelf.writer.trouble = JournalError("journal main: no space left on the disk; make room.")
-    answer = shelf.commit(record(b"t", b"x"))
+    shelf.opened["full"] = Troubled(shelf.writer.path)
+    answer = shelf.ask("full/commit?query=q&batch=1", "POST", data=record(b"t", b"x"))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.text == "journal main: no space left on the disk; make room.\n"
-    shelf.writer.trouble = ArgumentError("topic: 70000 bytes; at most 65527 fit a packet.")
-    assert shelf.commit(record(b"t", b"x")).status_code == 400
-    shelf.writer.trouble = None
-    assert shelf.commit(record(b"t", b"x")).json()["stored"]
+    assert answer.text == "the disk is full; make room.\n"
+    del shelf.opened["full"]
 
 
 def test_methods(shelf: Shelf) -> None:
