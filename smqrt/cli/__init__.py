@@ -17,6 +17,7 @@ _COMMANDS = {
     "new": ("smqrt.cli.new", "new", "Make a new application to start from."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
+    "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),
     "help": ("smqrt.cli.help", "help_", "Print the manual."),
 }
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smqrt.errors import JournalError
+from smqrt.journal import tables
 from smqrt.journal.ddl import Array, Struct, Type
 from smqrt.journal.manifest import MOST_TOPICS, DataFile
 from smqrt.journal.moment import iso
@@ -23,21 +25,9 @@ _HOUR_US = 3_600_000_000
 _GROWING = ("seq", "ts")
 _ZSTD_LEVEL = 3
 _TOPIC, _PAYLOAD = ([column.name for column in COLUMNS].index(name) for name in ("topic", "payload"))
-_ARROW_TYPES = {"STRING": "string", "BIGINT": "int64", "INT": "int32", "BINARY": "binary"}
 
 Shred = Callable[[Path, Path], None]
 """Makes of a Parquet file (first path) another one with the same rows in the same order."""
-
-
-def arrow_schema(*more: Any) -> Any:
-    """Returns the pyarrow schema of a journal's rows, and of `more` fields behind them."""
-    import pyarrow
-
-    def field_of(name: str, kind: str, nullable: bool) -> Any:
-        known = pyarrow.timestamp("us", "UTC") if kind == "TIMESTAMP" else getattr(pyarrow, _ARROW_TYPES[kind])()
-        return pyarrow.field(name, known, nullable)
-
-    return pyarrow.schema([*(field_of(*column) for column in COLUMNS), *more])
 
 
 def hour_of(ts_us: int) -> int:
@@ -72,7 +62,7 @@ class HourFile:
         self._journal, self._node, self._first, self._typed = journal, node, first, typed
         self._path = journal / folder_of(hour) / f".{node}-{first:020d}.tmp"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._schema = arrow_schema(*([typed.field] if typed else []))
+        self._schema = tables.schema().append(typed.field) if typed else tables.schema()
         self._writer: Any = parquet.ParquetWriter(self._path, self._schema, **_options(typed))
         self._waiting: list[Any] = []
         self._rows = self._written_rows = self._waiting_bytes = self._payload_bytes = 0
@@ -135,6 +125,7 @@ class HourFile:
         if shred is not None:
             beside = self._path.with_suffix(".shred")
             shred(self._path, beside)
+            _check_same(beside, self._first, self._rows)
             os.replace(beside, self._path)
         synced(self._path)
         last = self._first + self._rows - 1
@@ -162,6 +153,18 @@ class Unnamed(NamedTuple):
     path: Path
     file: DataFile
     payload_bytes: int
+
+
+def _check_same(path: Path, first: int, rows: int) -> None:
+    """Raises JournalError unless a file has the rows from `first` on, in their order."""
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = parquet.ParquetFile(path).read(["seq"]).column("seq").combine_chunks()
+    if not numbers.equals(pyarrow.array(range(first, first + rows), pyarrow.int64())):
+        raise JournalError(
+            f"{path} has not the rows it was made of; nothing is changed: compact without --json variant."
+        )
 
 
 def synced(path: Path) -> None:

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, compact, index, manifest, recovery, segment
+from smqrt.journal import arrow, compact, index, manifest, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
-from smqrt.journal.parquet import GROUP_ROWS, arrow_schema
+from smqrt.journal.parquet import GROUP_ROWS
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
 from tests.conftest import REPOSITORY
@@ -44,7 +44,7 @@ def rows_of(journal: Path) -> list[Row]:
 
 
 def parquet_rows(path: Path) -> list[Row]:
-    table = pq.read_table(path, partitioning=None).select(arrow_schema().names).drop(["node", "broker"])
+    table = pq.read_table(path, partitioning=None).select(tables.schema().names).drop(["node", "broker"])
     table = table.set_column(1, "ts", table["ts"].cast(pa.int64()))
     return [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
 
@@ -97,7 +97,7 @@ def test_one_file_an_hour_with_what_the_manifest_says(tmp_path: Path) -> None:
     assert second.bytes == (tmp_path / second.path).stat().st_size
     assert len(second.topics or ()) == 20
     table = pq.ParquetFile(tmp_path / second.path).read()
-    assert table.schema.equals(arrow_schema())
+    assert table.schema.equals(tables.schema())
     assert set(table["node"].to_pylist()) == {"n1"}
     assert set(table["broker"].to_pylist()) == {"hall"}
 

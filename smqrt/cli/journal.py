@@ -1,0 +1,441 @@
+"""`smqrt journal`: look into a journal, check it, compact it, take rows out of it, and play them again."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from smqrt.cli.connecting import connection_options
+from smqrt.errors import ArgumentError, JournalError, PipelineError
+
+if TYPE_CHECKING:
+    from smqrt.journal.compact import Done, Options
+    from smqrt.journal.figures import Figures
+    from smqrt.journal.inspect import Recorded
+    from smqrt.journal.reader import Journal, Offsets
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
+_INTERRUPTED = 130
+_MOMENT = "earliest, latest, 2h (so long ago), an ISO time (UTC) or a sequence number."
+_SAMPLE_ROWS = 20_000
+_RETRY_S = 5.0
+
+
+class _Journals(click.Group):
+    """Says what goes wrong in one sentence: exit code 2 for a wrong word, 1 for everything else."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ArgumentError as error:
+            raise click.UsageError(str(error)) from error
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] != "pyarrow":
+                raise
+            raise click.ClickException(
+                "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
+            ) from None
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+        return None
+
+
+@click.group(cls=_Journals, context_settings={"help_option_names": ["-h", "--help"]})
+def journal() -> None:
+    """What a hub has recorded. PATH is the folder of a journal, or of an application that has one.
+
+    `smqrt help journal` is the page of the manual.
+    """
+
+
+# ---- what the commands share
+
+_path = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
+_place = click.argument("path", metavar="[PATH|URL]", default=".")
+_token = click.option("--token", envvar=_TOKEN_VARIABLE, help=f"For a URL; also in the variable {_TOKEN_VARIABLE}.")
+_topics = click.option("--topic", "-t", "topics", multiple=True, help="Only topics like this; + and # are wildcards.")
+_json = click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
+_from = click.option("--from", "start", metavar="TIME", help=f"Begin here: {_MOMENT}")
+_until = click.option("--until", "end", metavar="TIME", help="End before this; as --from.")
+
+
+def folder(path: Path) -> Path:
+    """Returns the folder of the journal that a path names: itself, or the one of the application there.
+
+    Raises:
+        JournalError: there is no journal.
+    """
+    if (path / ".journal").is_dir():
+        return path / ".journal"
+    if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
+        return path
+    raise JournalError(
+        f"{path} holds no journal: name its folder, or that of an application whose hub has journal=True."
+    )
+
+
+def _opened(path: str, token: str | None = None) -> Journal:
+    if "://" in path:
+        from smqrt.journal.remote import open_journal
+
+        return open_journal(path, token, retry_s=_RETRY_S)
+    from smqrt.journal.reader import Journal
+
+    return Journal(folder(Path(path)))
+
+
+def _offsets(opened: Journal, moment: str, option: str) -> Offsets:
+    from smqrt.journal.moment import parse_moment
+
+    if moment in ("earliest", "latest"):
+        return opened.begin() if moment == "earliest" else opened.end()
+    if moment.isdecimal():
+        return dict.fromkeys(opened.end(), int(moment))
+    return opened.offsets_at(parse_moment(moment, option))
+
+
+def _range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
+    """Returns from where to where: nothing said is everything there is now."""
+    first = _offsets(opened, start or "earliest", "--from")
+    return first, _offsets(opened, end or "latest", "--until")
+
+
+# ---- tail
+
+
+@journal.command()
+@_place
+@_topics
+@click.option("-n", "--count", type=click.IntRange(min=0), help="How many messages (20).")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is recorded from now on.")
+@_from
+@_json
+@_token
+def tail(
+    path: str,
+    topics: tuple[str, ...],
+    count: int | None,
+    follow: bool,
+    start: str | None,
+    as_json: bool,
+    token: str | None,
+) -> None:
+    """Print the last messages: time, topic, publisher, payload and flags.
+
+    \b
+    smqrt journal tail chat -n 5
+    smqrt journal tail chat --topic 'site1/#' --follow --json
+    """
+    from smqrt.journal import inspect
+
+    opened = _opened(path, token)
+    end = opened.end()
+    chosen = topics or None
+    if start is not None:
+        begin = _offsets(opened, start, "--from")
+        _print(islice(inspect.in_order(opened, begin, end, chosen), count), as_json)
+    else:
+        _print(inspect.latest(opened, end, 20 if count is None else count, chosen), as_json)
+    if follow:
+        _print(inspect.follow(opened, end, chosen), as_json, at_once=True)
+
+
+def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once: bool = False) -> None:
+    from smqrt.journal.inspect import as_fields, as_line
+
+    for recorded in rows:
+        line = jsonlib.dumps(as_fields(recorded), ensure_ascii=False) if as_json else as_line(recorded)
+        sys.stdout.buffer.write(line.encode("utf-8", "backslashreplace") + b"\n")
+        if at_once:
+            sys.stdout.buffer.flush()
+    sys.stdout.buffer.flush()
+
+
+# ---- stats and verify
+
+
+@journal.command()
+@_place
+@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="How many topics; 0 for none.")
+@_json
+@_token
+def stats(path: str, top: int, as_json: bool, token: str | None) -> None:
+    """Count: messages, bytes, files, the most frequent topics, and how far behind pipelines are."""
+    from smqrt.journal.figures import figures
+
+    found = figures(_opened(path, token), count_topics=top > 0)
+    if found.topics is not None:
+        others = len(found.topics) - top
+        found.topics = dict(islice(found.topics.items(), top))
+    else:
+        others = 0
+    if as_json:
+        click.echo(jsonlib.dumps(found.as_fields(), ensure_ascii=False))
+        return
+    for line in _as_lines(found, others):
+        click.echo(line)
+
+
+def _as_lines(found: Figures, others: int) -> Iterator[str]:
+    from smqrt.journal.moment import iso
+
+    yield f"messages   {found.rows:,}"
+    if found.first_us is not None and found.last_us is not None:
+        yield f"from       {iso(found.first_us)}"
+        yield f"to         {iso(found.last_us)}"
+        yield f"a second   {found.rate:,.1f}"
+    yield f"segments   {found.segments:,}, {_size(found.segment_bytes)}"
+    yield f"compacted  {found.files:,}, {_size(found.file_bytes)}"
+    for node, (first, following) in found.offsets.items():
+        yield f"node       {node}: {first} to {following - 1}" if following > first else f"node       {node}: empty"
+    for topic, rows in (found.topics or {}).items():
+        yield f"topic      {rows:>12,}  {topic or '(to one client)'}"
+    if others > 0:
+        yield f"topic      and {others:,} more (--top)"
+    for query, behind in found.readers.items():
+        yield f"reader     {query} is {_many(behind, 'message')} behind"
+
+
+def _many(count: int, what: str) -> str:
+    """Returns "1 batch", "2,000 batches"."""
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{count:,} {what if count == 1 else plural}"
+
+
+def _size(count: float) -> str:
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    units = iter(("KB", "MB", "GB", "TB"))
+    while count >= 1000:
+        count, unit = count / 1000, next(units)
+    return f"{count:.1f} {unit}"
+
+
+@journal.command()
+@_path
+@click.option("--repair", is_flag=True, help="Cut off what a crash left unfinished behind the last whole message.")
+def verify(path: Path, repair: bool) -> None:
+    """Check every message, every file, and that nothing is missing between them.
+
+    Exit code 1 when something is wrong; each fault is one sentence that says what to do. A hub may run meanwhile.
+    """
+    from smqrt.journal import verify as verifying
+
+    place = folder(path)
+    report = verifying.verify(place)
+    if repair and any(fault.torn for fault in report.faults):
+        click.echo(f"{verifying.repair(place, report):,} bytes of a torn end were cut off")
+        report = verifying.verify(place)
+    for fault in report.faults:
+        click.echo(str(fault), err=True)
+    messages = _many(report.rows, "message")
+    click.echo(f"{_many(report.segments, 'segment')} with {messages} in {_many(report.batches, 'batch')}")
+    click.echo(f"{_many(report.files, 'compacted file')} with {_many(report.file_rows, 'message')}")
+    if report.faults:
+        raise click.ClickException(_many(len(report.faults), "fault"))
+    click.echo("all is well")
+
+
+# ---- compact
+
+
+@journal.command()
+@_path
+@click.option("--after", metavar="TIME", default="0s", help="Leave segments alone until they are so old, such as 10m.")
+@click.option("--grace", metavar="TIME", default="60s", show_default=True, help="Keep segments so long afterwards.")
+@click.option("--schema", "schemas", multiple=True, metavar="TOPICS=DDL", help="Typed columns for JSON payloads.")
+@click.option("--json", "variant", type=click.Choice(["variant"]), help="A VARIANT column for JSON payloads, by Spark.")
+@click.option("--all", "everything", is_flag=True, help="Also the newest segment; no hub may write.")
+@click.option("--watch", metavar="TIME", help="Do it again and again, so often, such as 60s.")
+def compact(
+    path: Path,
+    after: str,
+    grace: str,
+    schemas: tuple[str, ...],
+    variant: str | None,
+    everything: bool,
+    watch: str | None,
+) -> None:
+    """Make Parquet files, one an hour, of complete segments. A hub may write and pipelines may read meanwhile.
+
+    \b
+    smqrt journal compact chat
+    smqrt journal compact plant --schema 'site1/#=device string, temp double'
+    smqrt journal compact plant --watch 60s --after 10m
+    """
+    from smqrt.journal.compact import Options
+    from smqrt.journal.settings import parse_duration
+    from smqrt.journal.typed import merged
+
+    pairs = dict(map(_schema_pair, schemas))
+    merged(pairs)
+    if pairs and variant:
+        raise click.UsageError("--schema and --json variant both make the column `json`; give one of them")
+    seconds = parse_duration(watch) if watch else None
+    options = Options(parse_duration(after), parse_duration(grace), everything, pairs)
+    place = folder(path)
+    with ExitStack() as stack:
+        if variant:
+            options = replace(options, shred=_shredder(place, stack))
+        _compact(place, options, seconds)
+
+
+def _schema_pair(text: str) -> tuple[str, str]:
+    pattern, equals, ddl = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--schema {text!r} must be TOPICS=DDL, such as 'site1/#=device string, temp double'")
+    return pattern, ddl
+
+
+def _shredder(place: Path, stack: ExitStack) -> Callable[[Path, Path], None]:
+    from smqrt.pipeline.variant import Shredder
+
+    try:
+        shredder: Callable[[Path, Path], None] = stack.enter_context(Shredder(place))
+        return shredder
+    except PipelineError as error:
+        raise JournalError(str(error)) from error
+
+
+def _compact(place: Path, options: Options, seconds: float | None) -> None:
+    from smqrt.journal.compact import Done
+    from smqrt.journal.compact import compact as run
+
+    while True:
+        done = run(place, options)
+        if seconds is None or done not in (Done(), Done(waiting=done.waiting)):
+            click.echo(_done(done, options))
+        if seconds is None:
+            return
+        time.sleep(seconds)
+
+
+def _done(done: Done, options: Options) -> str:
+    if done.segments:
+        share = done.file_bytes / done.payload_bytes if done.payload_bytes else 0
+        text = f"{_many(done.segments, 'segment')} with {_many(done.rows, 'message')}: {_many(done.files, 'file')}, "
+        text += f"{_size(done.payload_bytes)} of payload in {_size(done.file_bytes)} ({share:.2f})"
+    else:
+        text = "nothing to compact: the newest segment is left alone while it may grow"
+    if done.removed:
+        text += f"; {_many(done.removed, 'old segment')} removed"
+    if done.waiting:
+        text += f"; {_many(done.waiting, 'old segment')} for a later run to remove (--grace {options.grace_s:g}s)"
+    return text
+
+
+# ---- export and schema
+
+
+@journal.command()
+@_place
+@click.option("--to", "file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@_topics
+@_from
+@_until
+@_token
+def export(
+    path: str, file: Path, topics: tuple[str, ...], start: str | None, end: str | None, token: str | None
+) -> None:
+    """Write messages to one file for other tools: its ending .parquet, .arrow, .csv or .jsonl says which format.
+
+    \b
+    smqrt journal export chat --to chat.parquet
+    smqrt journal export plant --to day.csv --topic 'site1/#' --from 2026-11-20 --until 2026-11-21
+    """
+    from smqrt.journal.export import export as run
+
+    opened = _opened(path, token)
+    rows = run(opened, *_range(opened, start, end), file, topics or None)
+    click.echo(f"{_many(rows, 'message')} in {file} ({_size(file.stat().st_size)})")
+
+
+@journal.command()
+@click.argument("words", metavar="[PATH|URL] TOPIC", nargs=-1, required=True)
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=_SAMPLE_ROWS, show_default=True, help="Look at so many, the newest."
+)
+@_token
+def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
+    """Print the DDL that describes the JSON payloads of TOPIC, which may have wildcards.
+
+    It is what `smqrt journal compact --schema` and the sources of pipelines want.
+
+    \b
+    smqrt journal schema plant 'site1/#'
+    """
+    from smqrt.journal.inspect import latest
+    from smqrt.journal.schema import inferred
+
+    if len(words) > 2:
+        raise click.UsageError(f"one topic, please, in quotes if it has a wildcard; there are {len(words)} words")
+    opened = _opened(words[0] if len(words) == 2 else ".", token)
+    found = inferred(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
+    if not found.rows:
+        raise JournalError(f"there are no messages to {words[-1]!r}; `smqrt journal stats` shows the topics")
+    if found.ddl is None:
+        kind = f"{found.kind} values" if found.json else "no JSON"
+        raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}, not JSON objects: no DDL")
+    click.echo(found.ddl)
+    click.echo(f"fits {found.fitting:,} of {found.rows:,} payloads ({found.fitting / found.rows:.1%})", err=True)
+
+
+# ---- replay
+
+
+@journal.command()
+@click.argument("path", metavar="PATH|URL")
+@click.argument("hub", metavar="HUB")
+@_topics
+@click.option("--speed", default="1x", show_default=True, help="How much faster than recorded, such as 10x; or max.")
+@_from
+@_until
+@click.option("--prefix", default="", help="Put this before every topic.")
+@click.option("--pipelines", is_flag=True, help="Also what pipelines had published.")
+@_token
+@connection_options
+def replay(
+    path: str,
+    hub: str,
+    topics: tuple[str, ...],
+    speed: str,
+    start: str | None,
+    end: str | None,
+    prefix: str,
+    pipelines: bool,
+    token: str | None,
+    **connection: Any,
+) -> None:
+    """Publish recorded messages to HUB once more, at the distances in time they had.
+
+    HUB is an address as of `smqrt pub`, http://, https://, ws:// or wss://; smq:// is the same as http://.
+
+    \b
+    smqrt journal replay plant smq://localhost:9357/plant/ --speed 10x --from 2h
+    smqrt journal replay plant ws://test:9357/plant/ --speed max --prefix replayed/
+    """
+    from smqrt.cli.journal_replay import publishing
+    from smqrt.journal.inspect import in_order
+    from smqrt.journal.replay import parse_speed, play
+
+    factor = parse_speed(speed)
+    opened = _opened(path, token)
+    rows = in_order(opened, *_range(opened, start, end), topics or None)
+    with publishing(hub, **connection) as (publish, wait, longest_bytes):
+        played = play(rows, publish, wait, factor, prefix, pipelines, longest_bytes)
+    click.echo(f"{_many(played.published, 'message')} published")
+    for reason, count in played.skipped.items():
+        click.echo(f"{count:,} left out: {reason}", err=True)

@@ -1,0 +1,337 @@
+"""Is a journal whole? Every batch of every segment, every compacted file, and that nothing is missing between them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, index, manifest, recovery, segment
+from smqrt.journal.index import DATA, INDEX, INDEXED, Entry
+from smqrt.journal.manifest import DataFile, Manifest
+
+_MAGIC = b"PAR1"
+_RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
+_REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
+
+
+class Fault(NamedTuple):
+    """Something that is wrong.
+
+    Attributes:
+        path: the file or folder.
+        what: what is wrong with it, and what to do.
+        torn: it is the end of the newest segment, which a crash left unfinished; no row that was whole is concerned.
+    """
+
+    path: Path
+    what: str
+    torn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}."
+
+
+@dataclass
+class Report:
+    """What was looked at, and what is wrong with it."""
+
+    faults: list[Fault] = field(default_factory=list)
+    segments: int = 0
+    batches: int = 0
+    rows: int = 0
+    files: int = 0
+    file_rows: int = 0
+
+
+def verify(journal: Path) -> Report:
+    """Look at everything in a journal. A hub may write to it meanwhile.
+
+    Args:
+        journal: its folder.
+
+    Returns:
+        What was found; no faults: all is well.
+
+    Raises:
+        JournalError: there is no such folder, or a file can't be opened.
+    """
+    if not journal.is_dir():
+        raise JournalError(f"{journal} is no folder; name the folder of a journal, or of an application that has one.")
+    report = Report()
+    try:
+        for node in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
+            report.faults += _segments(node, report)
+        state = _manifest(journal, report)
+        if state is not None:
+            report.faults += _files(journal, state, report)
+        report.faults += _others(journal)
+    except OSError as error:
+        raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+    return report
+
+
+def repair(journal: Path, report: Report) -> int:
+    """Cut off what a crash left unfinished at the end of the newest segments.
+
+    Args:
+        journal: its folder.
+        report: of `verify`.
+
+    Returns:
+        How many bytes were cut off.
+
+    Raises:
+        JournalError: a hub writes there.
+    """
+    removed = 0
+    for folder in {fault.path.parent for fault in report.faults if fault.torn}:
+        held = segment.lock(folder)
+        try:
+            removed += recovery.recover(folder).removed_bytes
+        finally:
+            os.close(held)
+    return removed
+
+
+# ---- segments
+
+
+def _segments(folder: Path, report: Report) -> Iterator[Fault]:
+    through = _through(folder)
+    paths = index.paths(folder)
+    written = _is_written(folder)
+    before: tuple[Path, int] | None = None
+    for path in paths:
+        looked_at = _Segment(path, path == paths[-1], written and path == paths[-1])
+        try:
+            yield from looked_at.faults()
+        except FileNotFoundError:
+            continue  # compacted meanwhile
+        if before and before[1] != looked_at.first > through:
+            what = f"begins with {looked_at.first}, {before[0].name} ends at {before[1]}: rows are missing"
+            yield Fault(path, f"{what}; {_RESTORE}")
+        before = path, looked_at.next_seq
+        report.segments += 1
+        report.batches += looked_at.batches
+        report.rows += looked_at.rows
+    if paths and through and index.first_seq(paths[0]) > through:
+        yield Fault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
+    for path in sorted(folder.glob("*" + INDEXED)):
+        if not path.with_suffix(DATA).exists() and index.first_seq(path) >= through:
+            yield Fault(path, f"is the index of a segment that is missing; {_RESTORE}")
+
+
+def _through(folder: Path) -> int:
+    try:
+        return manifest.load(folder.parent.parent).nodes.get(folder.name, 0)
+    except JournalError:
+        return 0
+
+
+def _is_written(folder: Path) -> bool:
+    """Whether a hub writes there at this moment."""
+    return _is_locked(folder / "lock")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+class _Segment:
+    """One segment.
+
+    Args:
+        path: the .arrows file.
+        newest: it is the newest one: its end may be torn.
+        written: a hub appends to it at this moment: its end may be unfinished.
+    """
+
+    def __init__(self, path: Path, newest: bool, written: bool) -> None:
+        self._path, self._newest, self._written = path, newest, written
+        self.first = index.first_seq(path)
+        self.batches = self.rows = 0
+        self.next_seq = self.first
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields what is wrong with it."""
+        index_path = self._path.with_suffix(INDEXED)
+        raw = index_path.read_bytes() if index_path.exists() else b""
+        data = self._path.read_bytes()  # after the index: so it has every batch that the index lists
+        if len(raw) % INDEX.size and not self._written:
+            yield self._end(index_path, f"{len(raw) % INDEX.size} bytes of a torn record are at its end")
+        try:
+            end = _schema_end(data, self._path)
+        except ValueError as error:
+            yield self._end(self._path, f"no schema of a journal is at its beginning ({error})")
+            return
+        yield from self._entries(index.parse_index(raw), data, end)
+
+    def _entries(self, entries: list[Entry], data: bytes, end: int) -> Iterator[Fault]:
+        whole = [self._is_whole(entry, data) for entry in entries]
+        last = max((at for at, good in enumerate(whole) if good), default=-1)
+        for at, entry in enumerate(entries):
+            if at > last and self._newest:
+                yield self._end(self._path, f"the batch with row {entry.first_seq} is torn at offset {entry.offset}")
+                return
+            if (entry.offset, entry.first_seq) != (end, self.next_seq) or not whole[at]:
+                yield self._damaged(entry, data)
+            end, self.next_seq = entry.end, entry.next_seq
+            self.batches += 1
+            self.rows += entry.rows
+        if end < len(data) and not self._written:
+            yield self._end(self._path, f"{len(data) - end} bytes behind its last batch belong to no batch")
+
+    def _is_whole(self, entry: Entry, data: bytes) -> bool:
+        batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
+        return len(batch) == entry.length > 0 and zlib.crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
+
+    def _damaged(self, entry: Entry, data: bytes) -> Fault:
+        batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
+        if entry.first_seq != self.next_seq:
+            what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
+        elif len(batch) != entry.length:
+            what = f"{len(batch)} of its {entry.length} bytes are there"
+        elif zlib.crc32(batch) != entry.crc32:
+            what = "its checksum is wrong"
+        else:
+            what = _contradiction(entry, batch) or "it doesn't stand where the one before it ends"
+        rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
+        return Fault(self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}")
+
+    def _end(self, path: Path, what: str) -> Fault:
+        return Fault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
+
+
+def _schema_end(data: bytes, path: Path) -> int:
+    size = arrow.message_size(data[:8])
+    node = arrow.schema_metadata(data[:size])["node"]
+    if node != path.parent.name:
+        raise ValueError(f"it was written by node {node!r}, not {path.parent.name!r}")
+    return size
+
+
+def _contradiction(entry: Entry, batch: bytes | memoryview) -> str:
+    """What the index says of a batch and the batch doesn't; empty when they agree."""
+    try:
+        seqs, times = arrow.decode_column(batch, "seq"), arrow.decode_column(batch, "ts")
+    except JournalError as error:
+        return str(error).rstrip(".")
+    if seqs != list(range(entry.first_seq, entry.next_seq)):
+        return "its rows are not numbered as the index says"
+    if (min(times), max(times)) != (entry.ts_min_us, entry.ts_max_us):
+        return "its times are not those of the index"
+    return ""
+
+
+# ---- compacted files
+
+
+def _manifest(journal: Path, report: Report) -> Manifest | None:
+    try:
+        return manifest.load(journal)
+    except JournalError as error:
+        what = (
+            f"can't be read ({str(error).partition('; ')[0]}); bring it back from a backup: it says what is compacted"
+        )
+        report.faults.append(Fault(journal / manifest.FILE, what))
+        return None
+
+
+def _files(journal: Path, state: Manifest, report: Report) -> Iterator[Fault]:
+    for file in state.files:
+        report.files += 1
+        report.file_rows += file.rows
+        if what := _file_fault(journal / file.path, file):
+            yield Fault(journal / file.path, f"{what}; bring it back from a backup")
+    for node in state.nodes:
+        yield from _coverage(journal, sorted((file for file in state.files if file.node == node), key=_first), state)
+    named = {file.path for file in state.files}
+    found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
+    if not _is_locked(journal / "compact.lock"):
+        for name in sorted(found - named):
+            yield Fault(
+                journal / name, "is left from a compaction that was killed; the next `smqrt journal compact` removes it"
+            )
+
+
+def _first(file: DataFile) -> int:
+    return file.first
+
+
+def _coverage(journal: Path, files: list[DataFile], state: Manifest) -> Iterator[Fault]:
+    for before, file in pairwise(files):
+        if file.first != before.last + 1:
+            what = "rows are in two files" if file.first <= before.last else "rows are in no file"
+            yield Fault(journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}")
+    if files and files[-1].last + 1 != state.nodes[files[-1].node]:
+        through = state.nodes[files[-1].node]
+        yield Fault(
+            journal / manifest.FILE, f"says that rows below {through} are compacted; files end with {files[-1].last}"
+        )
+
+
+def _file_fault(path: Path, file: DataFile) -> str:
+    """What is wrong with a compacted file; empty when nothing is."""
+    if not path.exists():
+        return "is missing"
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"has {size} bytes, {file.bytes} in the manifest"
+    with path.open("rb") as opened:
+        start = opened.read(len(_MAGIC))
+        opened.seek(-len(_MAGIC), os.SEEK_END)
+        if start != _MAGIC or opened.read() != _MAGIC:
+            return "is no Parquet file"
+    return _footer_fault(path, file)
+
+
+def _footer_fault(path: Path, file: DataFile) -> str:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return ""
+    try:
+        metadata = parquet.ParquetFile(path).metadata
+    except (ArrowException, OSError) as error:
+        return f"has a damaged footer ({error})"
+    if metadata.num_rows != file.rows or file.last - file.first + 1 != file.rows:
+        return f"has {metadata.num_rows} rows, {file.rows} from {file.first} to {file.last} in the manifest"
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    names = [groups[0].column(at).path_in_schema for at in range(metadata.num_columns)]
+    numbers = [group.column(names.index("seq")).statistics for group in groups]
+    if (numbers[0].min, numbers[-1].max) != (file.first, file.last):
+        return f"has rows {numbers[0].min} to {numbers[-1].max}, {file.first} to {file.last} in the manifest"
+    return ""
+
+
+# ---- the small files
+
+
+def _others(journal: Path) -> Iterator[Fault]:
+    for path in [journal / recovery.TXNS, *sorted((journal / "readers").glob("[!.]*.json"))]:
+        try:
+            if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):
+                raise ValueError("it is no object")
+        except ValueError as error:
+            remedy = (
+                "remove it: it is made again" if path.name == recovery.TXNS else "`smqrt pipeline reset` removes it"
+            )
+            yield Fault(path, f"is damaged ({error}); {remedy}")

@@ -1,0 +1,81 @@
+"""JSON payloads as a shredded VARIANT column in compacted files, which Spark alone can write (`compact --json variant`).
+
+A query for one field then reads that field only, and so does DuckDB.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline.session import spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMN = "json"
+_SETTINGS = {
+    "spark.sql.variant.writeShredding.enabled": "true",
+    "spark.sql.variant.inferShreddingSchema": "true",
+    "spark.sql.files.maxPartitionBytes": str(1 << 40),
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_FILE = {"parquet.block.row.count.limit": str(1 << 16)}
+
+
+class Shredder:
+    """Adds a column `json` to Parquet files of a journal. Spark starts when the first file comes.
+
+    Use it in a `with` block, which ends Spark.
+
+    Args:
+        place: a folder for what Spark puts aside, such as the journal's.
+        master: where Spark runs.
+
+    Raises:
+        PipelineError: pyspark or Java is missing, when a file comes.
+    """
+
+    def __init__(self, place: Path, master: str = "local[*]") -> None:
+        self._place, self._master = place / ".variant", master
+        self._session: SparkSession | None = None
+
+    def __enter__(self) -> Shredder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.stop()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def __call__(self, source: Path, target: Path) -> None:
+        """Write the rows of `source` to `target`, in the same order, with a VARIANT of each payload that is JSON.
+
+        Raises:
+            PipelineError: Spark does not start, or can't do it.
+        """
+        self._session = self._session or spark(self._master, "smqrt journal compact", self._place, _SETTINGS)
+        folder, rows = self._place / "written", self._place / "rows.parquet"
+        shutil.rmtree(folder, ignore_errors=True)
+        rows.unlink(missing_ok=True)
+        os.link(source, rows)  # Spark takes no file with a dot in front, and makes columns of folders like hour=12
+        try:
+            self._write(self._session, rows, folder)
+        except Exception as error:
+            raise PipelineError(f"Spark can't make a VARIANT of {source}: {str(error).splitlines()[0]}") from error
+        (part,) = folder.glob("part-*.parquet")
+        part.replace(target)
+
+    @staticmethod
+    def _write(session: SparkSession, source: Path, folder: Path) -> None:
+        from pyspark.sql import functions as F
+
+        rows = session.read.parquet(str(source)).withColumn(COLUMN, F.try_parse_json(F.col("payload").cast("string")))
+        rows.coalesce(1).write.options(**_FILE).parquet(str(folder))
