@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +34,14 @@ class Query:
         plan: what it computes.
         context: what it shares with the others: session, options, status.
         spark_query: Spark's handle; None before the first start.
+        stopping: set when it shall not wait for its hub any longer.
         over: it won't be started any more; failed: because of an error.
     """
 
     plan: Plan
     context: Context
     spark_query: Any = None
+    stopping: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     failed: bool = False
     _sink: sinks.PublishSink | None = None
@@ -76,9 +79,10 @@ class Query:
             self._ended()
 
     def stop(self) -> None:
-        """Stops it after the micro-batch under way, at the latest when that has waited for its hub long enough."""
+        """Stops it now; a micro-batch under way is done again by the next start."""
         if self.over:
             return
+        self.stopping.set()
         if self.spark_query is not None:
             self.spark_query.stop()
         self._end("stopped")
@@ -124,7 +128,8 @@ class Query:
 
         messages(frame, declaration)  # says now what it would say in the first micro-batch
         gate = checkpoint.Gate(self.folder, start.split)
-        self._sink = sinks.PublishSink(declaration, self.context.hub, gate, self._published)
+        hub = self.context.hub(self.stopping)
+        self._sink = sinks.PublishSink(declaration, hub, gate, self._published)
         return frame.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
     def _published(self, rows: int) -> None:

@@ -74,7 +74,7 @@ class RunOptions:
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
-    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes; the signal lets micro-batches end first.
+    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them.
 
     Args:
         catalog: the pipelines.
@@ -98,18 +98,21 @@ class Context:
 
     Attributes:
         catalog, options: as given; pid: of this process.
-        spark: the session; journal: the journal, opened; hub: where results go.
+        spark: the session; journal: the journal, opened.
         board: keeps the status files; report: is told what fails.
     """
 
-    def __init__(self, catalog: Catalog, options: RunOptions, stopping: threading.Event) -> None:
+    def __init__(self, catalog: Catalog, options: RunOptions) -> None:
         self.catalog, self.options, self.report = catalog, options, options.report
         self.pid = os.getpid()
         self.journal = open_journal(options.journal, options.token)
         self.board = Board(options.state, lag.age(self.journal))
-        self.hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping)
         self._rows = Journal(options.journal, options.token)
         self.spark: SparkSession
+
+    def hub(self, stopping: threading.Event) -> sinks.Hub:
+        """Returns where results go; `stopping` ends the waiting for it."""
+        return sinks.Hub(self.options.journal, self.options.token, self.options.hub_retry_s, stopping)
 
     def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
         """Returns what gives the streams of a query's sources."""
@@ -146,7 +149,7 @@ class Runner:
         """Runs queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
         wanted = plans(self._catalog, self._catalog.select(names))
         self._options.state.mkdir(parents=True, exist_ok=True)
-        context = Context(self._catalog, self._options, self._stopping)
+        context = Context(self._catalog, self._options)
         with self._session(wanted) as context.spark:
             context.board.watch(context.spark)
             return self._all([Query(plan, context) for plan in wanted])
@@ -171,6 +174,8 @@ class Runner:
         while not self._stopping.wait(_LOOK_S) and not all(query.over for query in queries):
             for query in queries:
                 query.look()
+        for query in queries:
+            query.stopping.set()
         for query in queries:
             query.stop()
         return int(any(query.failed for query in queries))

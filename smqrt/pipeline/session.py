@@ -32,6 +32,7 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
     # Spark's default forks a process for every file of a checkpoint: 80 ms a micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": _FILES,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
@@ -81,7 +82,7 @@ def is_local(master: str) -> bool:
 def _settings(master: str, state: Path, found: java.Java) -> dict[str, str]:
     if not is_local(master):
         return EVERYWHERE
-    scratch = state.absolute() / "spark"
+    scratch = state.absolute() / ".spark"
     scratch.mkdir(parents=True, exist_ok=True)
     own = {
         "spark.local.dir": str(scratch),
