@@ -111,7 +111,8 @@ def _places(*, journal: bool = False) -> Callable[[_Command], _Command]:
 
 
 def _at(app: Path, state: Path | None, journal: str | None = None, token: str | None = None) -> Places:
-    return Places(app, state or app / ".pipelines", journal or str(app / ".journal"), token)
+    app = app.absolute()
+    return Places(app, (state or app / ".pipelines").absolute(), journal or str(app / ".journal"), token)
 
 
 _names = click.argument("names", nargs=-1, metavar="[NAME]...")
@@ -328,10 +329,12 @@ def submit(
     from smqrt.pipeline.submit import Submission, prepare
 
     places = _at(app, state, journal, token)
-    if journal is None or "://" not in journal:
+    if state is None and options["deploy_mode"] == "cluster":
+        raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
+    if "://" not in places.journal:
         places = replace(places, journal=str(Path(places.journal).absolute()))
     places.catalog().select(names)
-    given = Submission(names, options.pop("master"), places.app, places.journal, places.state.absolute(), **options)
+    given = Submission(names, options.pop("master"), places.app, places.journal, places.state, **options)
     command = prepare(replace(given, token=token, extra=tuple(extra)))
     if dry_run:
         click.echo(str(command))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import process
+from smqrt.pipeline import process, tables
 
 _LETTERS = ".dead_letters"
 _NAME = re.compile(r"[^./][^/]*")
@@ -21,7 +21,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
         state: folder of the state of queries.
         name: of the query.
         journal: path of the journal, which keeps rows that the query has not read; a URL is left alone.
-        table: folder or URI of its table, which is removed too; None keeps it or there is none.
+        table: folder or URI of its table, which is removed too, backfills included; None keeps it or there is none.
 
     Yields:
         What was removed.
@@ -37,7 +37,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     if table and "://" in table:
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     # The checkpoint goes last: after a failure in between, the same command does the rest.
-    for path in [*([Path(table)] if table else []), *_marks(journal, name), query]:
+    for path in [*(tables.folders(Path(table)) if table else []), *_marks(journal, name), query]:
         if path.exists():
             _remove(path)
             yield str(path)

@@ -1,0 +1,284 @@
+"""Whether pipelines can run on this machine: one line for each thing they need, with the remedy where it is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import SmqrtError
+from smqrt.pipeline import java
+from smqrt.pipeline.failures import planning_error
+
+if TYPE_CHECKING:
+    from smqrt.pipeline.discover import Catalog
+    from smqrt.pipeline.plans import Plan
+
+EXTRA = "pip install 'smqrt[spark]'"
+PYSPARK = ((4, 2), (5,))
+"""From which version of pyspark on, and before which."""
+PYARROW = ((18,), None)
+MEMORY_BYTES = 1536 << 20
+"""What a driver, its JVM and its helpers take for a small pipeline, with some air."""
+DISK_BYTES = 1 << 30
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that pipelines need.
+
+    Attributes:
+        name: what was looked at.
+        ok: whether it is there.
+        detail: what was found.
+        remedy: what to do about it; empty when it is ok.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What to look at.
+
+    Attributes:
+        app: the application's folder; its pipelines lie in `pipelines`.
+        state: folder of the state of queries.
+        journal: path or URL of the journal.
+        token: what the hub wants to see; None takes the one in the journal's folder.
+        spark: also start Spark, and let it plan every query.
+    """
+
+    app: Path
+    state: Path
+    journal: str
+    token: str | None = None
+    spark: bool = True
+
+
+def examine(place: Place) -> Iterator[Check]:
+    """Looks at everything that pipelines need, the cheap things first.
+
+    Spark is started only where Java, pyspark and pyarrow are there and the pipelines could be read.
+    """
+    checks = [
+        _java(),
+        package("pyspark", *PYSPARK),
+        package("pyarrow", *PYARROW),
+        memory(),
+        disk(place.state),
+        writable(place.state),
+        executable(Path(tempfile.gettempdir())),
+    ]
+    yield from checks
+    yield _guarded("journal", _journal, place)
+    yield _guarded("hub", _hub, place)
+    yield (pipelines := _guarded("pipelines", _pipelines, place))
+    if place.spark and pipelines.ok and all(check.ok for check in checks[:3]):
+        yield from _plans(place)
+
+
+def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
+    """Whether a distribution is installed in a version that fits.
+
+    Args:
+        name: of the distribution.
+        least: the first version that fits; below: the first one that doesn't any more.
+    """
+    wanted = f"{_dotted(least)} or newer" + (f", before {_dotted(below)}" if below else "")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, False, "not installed", EXTRA)
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if numbers < least or (below and numbers >= below):
+        return Check(name, False, f"version {version}, and it has to be {wanted}", EXTRA)
+    return Check(name, True, f"version {version}")
+
+
+def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
+    """Whether there is memory for a driver.
+
+    Args:
+        meminfo, cgroup: where the kernel tells about memory.
+    """
+    free = min(_available_bytes(meminfo), _allowed_bytes(cgroup))
+    detail = f"{_size(free)} to be had"
+    if free >= MEMORY_BYTES:
+        return Check("memory", True, detail)
+    remedy = f"{_size(MEMORY_BYTES)} are needed: end something, allow the container more, or submit to a cluster"
+    return Check("memory", False, detail, remedy)
+
+
+def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
+    """Whether there is room for checkpoints and tables where `folder` lies or would lie."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{_size(free)} free in {there}"
+    if free >= needed_bytes:
+        return Check("disk", True, detail)
+    return Check("disk", False, detail, f"{_size(needed_bytes)} are needed: make room, or name another --app")
+
+
+def writable(folder: Path) -> Check:
+    """Whether files can be made in the folder of state, which is made when it isn't there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return Check("state", True, f"{folder} can be written")
+    except OSError as error:
+        remedy = f"let user {os.getuid()} write there"
+        return Check("state", False, f"{folder} can't be written: {error.strerror}", remedy)
+
+
+def executable(folder: Path) -> Check:
+    """Whether Spark may run what it unpacks into the temporary folder: RocksDB, which keeps state, and compression."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return Check("temp", False, f"{folder} is mounted noexec", "set TMPDIR to a folder that is not")
+    return Check("temp", True, f"{folder}")
+
+
+def _java() -> Check:
+    try:
+        found = java.find()
+    except SmqrtError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        return Check("java", False, what, remedy)
+    return Check("java", True, f"version {found.version}, {found.command}")
+
+
+def _guarded(name: str, check: Callable[[Place], Check], place: Place) -> Check:
+    """A check whose fault is an error of ours, which names its remedy itself."""
+    try:
+        return check(place)
+    except SmqrtError as error:
+        what, separator, remedy = str(error).rpartition(": ")
+        return Check(name, False, what, remedy) if separator else Check(name, False, remedy)
+
+
+def _journal(place: Place) -> Check:
+    from smqrt.journal.remote import open_journal
+
+    journal = open_journal(place.journal, place.token, retry_s=0)
+    rows = {node: end - journal.begin().get(node, 0) for node, end in journal.end().items()}
+    if not rows:
+        remedy = "give the hub journal=True, and publish something"
+        return Check("journal", False, f"{place.journal} holds no rows", remedy)
+    return Check("journal", True, f"{place.journal}, {sum(rows.values()):,} rows of {', '.join(rows)}")
+
+
+def _hub(place: Place) -> Check:
+    from smqrt.journal.commit import HubAddress
+    from smqrt.journal.remote import RemoteJournal
+
+    address = HubAddress.of(place.journal, place.token)
+    RemoteJournal(address.url, address.token, retry_s=0).end()
+    return Check("hub", True, f"{address.url} answers")
+
+
+def _pipelines(place: Place) -> Check:
+    from smqrt.pipeline.discover import load
+
+    names = [query.name for query in load(place.app / "pipelines").queries()]
+    if not names:
+        return Check("pipelines", False, f"nothing in {place.app / 'pipelines'}", "smqrt pipeline init NAME")
+    return Check("pipelines", True, ", ".join(names))
+
+
+def _plans(place: Place) -> Iterator[Check]:
+    from smqrt.pipeline.session import spark
+
+    began = time.monotonic()
+    try:
+        session = spark("local[1]", "smqrt doctor", place.state, {})
+    except Exception as error:
+        yield Check("spark", False, _first_line(error), "smqrt pipeline doctor --no-spark shows the rest")
+        return
+    yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
+    try:
+        yield from _planned(place, session)
+    finally:
+        session.stop()
+
+
+def _planned(place: Place, session: Any) -> Iterator[Check]:
+    from smqrt.pipeline.discover import load
+    from smqrt.pipeline.plans import plans
+
+    catalog = load(place.app / "pipelines")
+    for plan in plans(catalog, catalog.queries()):
+        yield _guarded(plan.name, partial(_plan, catalog, plan, session), place)
+
+
+def _plan(catalog: Catalog, plan: Plan, session: Any, place: Place) -> Check:
+    """Whether Spark can run a query as a stream; no row is read for it."""
+    from smqrt.pipeline import references
+    from smqrt.pipeline.checkpoint import Start
+    from smqrt.pipeline.frames import Journal
+    from smqrt.pipeline.graph import Graph
+
+    rows = Journal(place.journal, place.token)
+    start = Start({}, None)
+    graph = Graph(
+        catalog,
+        lambda source: rows.stream(session, source, start, plan.name),
+        lambda reference: references.table(session, reference, catalog.folder),
+    )
+    frame = plan.make(graph)
+    try:
+        _check_streaming(session, frame, plan.declaration.options["mode"])
+    except Exception as error:
+        raise planning_error(plan.declaration, error) from error
+    return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
+
+
+def _check_streaming(session: Any, frame: Any, mode: str) -> None:
+    """Spark's own check, which it makes when a stream starts."""
+    java = session.sparkContext._jvm
+    modes = java.org.apache.spark.sql.streaming.OutputMode
+    output = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
+    checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), output)
+
+
+def _available_bytes(meminfo: Path) -> int:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else MEMORY_BYTES
+
+
+def _allowed_bytes(cgroup: Path) -> int:
+    """What the container may still take; without a limit more than any machine has."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return 1 << 62
+    reclaimed = int(cached[1]) if cached else 0
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used + reclaimed)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):,.1f} GB"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,171 @@
+"""What the doctor finds, each thing on a machine that lacks it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from smqrt.pipeline import doctor
+from smqrt.pipeline.doctor import Check, Place, examine
+from tests.pipeline.test_java import INSTALL, fake
+
+EXTRA = "pip install 'smqrt[spark]'"
+
+
+def found(place: Place) -> dict[str, Check]:
+    return {check.name: check for check in examine(place)}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """An application without anything; Spark stays out of these tests."""
+    (tmp_path / "app").mkdir()
+    return Place(tmp_path / "app", tmp_path / "app/.pipelines", str(tmp_path / "app/.journal"), spark=False)
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in front of the path for distributions that aren't there."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    return folder
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+# ---- Java
+
+
+def test_the_path_is_empty(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(doctor.java.find, "__defaults__", (None, tmp_path))
+    check = found(place)["java"]
+    assert check == Check("java", False, "Java 17 or 21 is needed. As root, type", INSTALL)
+
+
+def test_java_home_is_wrong(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check = found(place)["java"]
+    assert not check.ok
+    assert check.detail == f"JAVA_HOME is {tmp_path}, where there is no bin/java"
+    assert check.remedy == "unset it, or name Java 17 or 21."
+
+
+def test_java_11(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(fake(tmp_path / "eleven", "11.0.21").parent))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(doctor.java.find, "__defaults__", (None, tmp_path))
+    check = found(place)["java"]
+    assert (check.ok, check.remedy) == (False, INSTALL)
+    assert "found only Java 11.0.21" in check.detail
+
+
+# ---- packages
+
+
+@pytest.mark.parametrize("version", ["4.1.2", "3.5.9", "5.0.0", "10.1"])
+def test_another_pyspark(place: Place, distribution: Path, version: str) -> None:
+    install(distribution, "pyspark", version)
+    check = found(place)["pyspark"]
+    assert check == Check("pyspark", False, f"version {version}, and it has to be 4.2 or newer, before 5", EXTRA)
+
+
+@pytest.mark.parametrize("version", ["4.2.0", "4.10.0.dev1"])
+def test_pysparks_that_fit(distribution: Path, version: str) -> None:
+    install(distribution, "pyspark", version)
+    assert doctor.package("pyspark", *doctor.PYSPARK) == Check("pyspark", True, f"version {version}")
+
+
+def test_an_old_pyarrow(place: Place, distribution: Path) -> None:
+    install(distribution, "pyarrow", "17.0.0")
+    assert found(place)["pyarrow"] == Check("pyarrow", False, "version 17.0.0, and it has to be 18 or newer", EXTRA)
+
+
+def test_nothing_is_installed() -> None:
+    assert doctor.package("smqrt-nowhere", (1,)) == Check("smqrt-nowhere", False, "not installed", EXTRA)
+
+
+# ---- the machine
+
+
+def test_memory_runs_out(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       32000000 kB\nMemAvailable:   1048576 kB\n")
+    check = doctor.memory(meminfo, tmp_path)
+    assert (check.ok, check.detail) == (False, "1.0 GB to be had")
+    assert check.remedy.startswith("1.5 GB are needed: ")
+    meminfo.write_text("MemAvailable:   4194304 kB\n")
+    assert doctor.memory(meminfo, tmp_path) == Check("memory", True, "4.0 GB to be had")
+
+
+def test_the_container_allows_less(tmp_path: Path) -> None:
+    (meminfo := tmp_path / "meminfo").write_text("MemAvailable:   4194304 kB\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\n")
+    (tmp_path / "memory.max").write_text(f"{3 << 30}\n")
+    assert doctor.memory(meminfo, tmp_path).detail == "1.0 GB to be had"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.memory(meminfo, tmp_path).detail == "4.0 GB to be had"
+
+
+def test_the_disk_is_full(tmp_path: Path) -> None:
+    check = doctor.disk(tmp_path / "not/yet/there", 1 << 60)
+    assert not check.ok
+    assert check.detail.endswith(f" free in {tmp_path}")
+    assert check.remedy.startswith("1,073,741,824.0 GB are needed: make room")
+
+
+def test_the_state_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check = doctor.writable(tmp_path / "file" / "state")
+    assert check.detail == f"{tmp_path}/file/state can't be written: Not a directory"
+    assert check.remedy == f"let user {os.getuid()} write there"
+
+
+def test_nothing_runs_from_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.executable(tmp_path) == Check("temp", True, str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+    remedy = "set TMPDIR to a folder that is not"
+    assert doctor.executable(tmp_path) == Check("temp", False, f"{tmp_path} is mounted noexec", remedy)
+
+
+# ---- the application
+
+
+def test_an_application_without_anything(place: Place) -> None:
+    checks = found(place)
+    assert not checks["journal"].ok
+    assert "is no folder of a journal" in checks["journal"].detail
+    assert checks["journal"].remedy.startswith("give the hub journal=True")
+    assert checks["hub"].detail == "" or not checks["hub"].ok
+    assert not checks["pipelines"].ok
+    assert "smqrt pipeline init" in checks["pipelines"].detail + checks["pipelines"].remedy
+    assert "spark" not in checks
+
+
+def test_a_pipeline_that_cannot_be_read(place: Place) -> None:
+    (place.app / "pipelines").mkdir()
+    assert found(place)["pipelines"].remedy == "smqrt pipeline init NAME"
+    (place.app / "pipelines" / "broken.py").write_text("from smqrt.pipeline import sauce\n")
+    check = found(place)["pipelines"]
+    assert not check.ok
+    assert "broken.py:1" in check.detail + check.remedy
+
+
+def test_a_hub_that_nobody_serves(place: Place) -> None:
+    url = "http://127.0.0.1:9/rtl/journal/app"
+    checks = found(Place(place.app, place.state, url, "a token of sixteen", spark=False))
+    assert not checks["hub"].ok
+    assert "127.0.0.1:9" in checks["hub"].detail + checks["hub"].remedy
+    checks = found(Place(place.app, place.state, url, None, spark=False))
+    assert "needs a token" in checks["hub"].detail + checks["hub"].remedy
