@@ -129,6 +129,8 @@ class JournalService(Directory):
 
     def _permitted(self, request: Request, name: str) -> OpenJournal:
         journal = self._opened.get(name)
+        if journal is None and self._knew(request, name):
+            raise JournalError(f"Journal {name!r} is closed at the moment: its application stops or reloads; try again.")
         if journal is None:
             known = ", ".join(self._names(request))
             raise Refused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
@@ -138,12 +140,15 @@ class JournalService(Directory):
 
     def _shows(self, request: Request, name: str, journal: OpenJournal) -> bool:
         """Whether the request shows the token of this journal."""
-        scheme, _, shown = (request.get("authorization") or "").partition(" ")
         of, token = self._tokens.get(name, (None, ""))
         if of is not journal:
             token = hubfile.token(journal.path)
             self._tokens[name] = journal, token
-        return hmac.compare_digest(shown.strip().encode(), token.encode()) and scheme.lower() == "bearer"
+        return _is_shown(request, token)
+
+    def _knew(self, request: Request, name: str) -> bool:
+        """Whether the request shows the token of a journal that was open: who may read it is told to come again."""
+        return name in self._tokens and _is_shown(request, self._tokens[name][1])
 
     # ---- reading
 
@@ -248,6 +253,11 @@ class Announcer:
 def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:
     """What a function that waits for the disk returns; the loop goes on meanwhile."""
     return get_hub().threadpool.apply(function, args)
+
+
+def _is_shown(request: Request, token: str) -> bool:
+    scheme, _, shown = (request.get("authorization") or "").partition(" ")
+    return hmac.compare_digest(shown.strip().encode(), token.encode()) and scheme.lower() == "bearer"
 
 
 def _unauthorized() -> NoReturn:

@@ -149,6 +149,16 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
 # ---- reading
 
 
+def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) -> None:
+    """Its application is reloading: a pipeline must not take that for a wrong token."""
+    assert shelf.ask("main/stats").status_code == 200
+    shelf.opened.clear()
+    assert "closed at the moment" in shelf.refused(503, "main/stats")
+    shelf.refused(401, "main/stats", token="wrong")
+    shelf.refused(401, "other/stats")
+
+
+
 def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
     answer = shelf.ask("main/manifest")
     assert answer.headers["content-type"] == "application/json"
