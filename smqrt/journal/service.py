@@ -130,7 +130,9 @@ class JournalService(Directory):
     def _permitted(self, request: Request, name: str) -> OpenJournal:
         journal = self._opened.get(name)
         if journal is None and self._knew(request, name):
-            raise JournalError(f"Journal {name!r} is closed at the moment: its application stops or reloads; try again.")
+            raise JournalError(
+                f"Journal {name!r} is closed at the moment: its application stops or reloads; try again."
+            )
         if journal is None:
             known = ", ".join(self._names(request))
             raise Refused(404, f"There is no journal {name!r} here; with this token there are: {known}.")

@@ -158,7 +158,6 @@ def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) 
     shelf.refused(401, "other/stats")
 
 
-
 def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
     answer = shelf.ask("main/manifest")
     assert answer.headers["content-type"] == "application/json"
