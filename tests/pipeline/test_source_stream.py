@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
+from smqrt.journal.compact import Options, compact
+from smqrt.pipeline.smq_source.options import ReadOptions
+from smqrt.pipeline.smq_source.stream import StreamReader
 from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, values
 
 Batches = list[list[Any]]
@@ -127,6 +131,28 @@ def test_rows_that_are_gone_end_the_query_with_a_sentence(spark: Any, recorded: 
     assert drained(stream(spark, other, failOnDataLoss="false"), tmp_path / "checkpoint") is not None
     other.add([message(10)])
     assert seqs(drained(stream(spark, other, failOnDataLoss="false"), tmp_path / "checkpoint"))[-1] == [10]
+
+
+def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
+    def compacted(number: int) -> None:
+        if number in (0, 2):
+            recorded.add(100).seal()
+            compact(recorded.path, Options(everything=True, grace_s=0))
+
+    frame = stream(spark, recorded, maxRowsPerTrigger="170")
+    batches = drained(frame, tmp_path / "checkpoint", compacted) + drained(frame, tmp_path / "checkpoint")
+    assert values(sum(batches, [])) == values(recorded.rows)
+    assert not list(recorded.folder.glob("*.arrows"))
+
+
+def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recorded) -> None:
+    options = ReadOptions.parse({"path": str(recorded.path), "topics": "site1/#", "rowsPerPartition": "130"})
+    reader = StreamReader(options, StructType.fromDDL("seq bigint"))
+    parts = reader.partitions({"n1": 0}, {"n1": 500})
+    compact(recorded.path, Options(everything=True, grace_s=0))
+    assert not list(recorded.folder.glob("*.arrows"))
+    found = [seq for part in parts for batch in reader.read(part) for seq in batch.column("seq").to_pylist()]
+    assert found == list(range(500))
 
 
 def test_an_option_for_batches_is_a_mistake(spark: Any, recorded: Recorded, tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 from smqrt.errors import JournalError
-from smqrt.journal import progress
+from smqrt.journal import commit
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 LOG = logging.getLogger("smqrt.pipeline")
@@ -23,13 +22,13 @@ class Progress:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+        self._hub, self._query = commit.HubAddress.of(options.journal, options.token), options.query or ""
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S
 
     def committed(self, end: Offsets) -> None:
         """Takes note that everything before `end` is done with."""
-        if self._options.query is None:
+        if not self._query:
             return
         self._waiting = end
         if time.monotonic() - self._last_s >= INTERVAL_S:
@@ -41,16 +40,6 @@ class Progress:
             return
         offset, self._waiting, self._last_s = self._waiting, None, time.monotonic()
         try:
-            self._report(self._options.query or "", offset)
+            commit.report_progress(self._hub, self._query, self._query, offset)
         except JournalError as error:
             LOG.warning("progress can't be reported, retention doesn't know of it: %s", error)
-
-    def _report(self, query: str, offset: Offsets) -> None:
-        options = self._options
-        if options.journal.startswith("http"):
-            from smqrt.journal import commit
-
-            commit.report_progress(commit.HubAddress.of(options.journal, options.token), query, query, offset)
-        else:
-            values = {"query": query, "name": query, "offset": offset, "time_us": time.time_ns() // 1000}
-            progress.save(Path(options.journal), values)

@@ -12,13 +12,12 @@ from pyspark.sql.datasource import InputPartition
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Flag
+from smqrt.journal.remote import RemoteJournal, open_journal
 from smqrt.pipeline.smq_source import columns, merging
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-    from smqrt.journal.remote import RemoteJournal
 
 
 class Part(InputPartition):
@@ -36,11 +35,7 @@ class Part(InputPartition):
 @lru_cache(maxsize=4)
 def opened(place: str, token: str | None, retry_s: float) -> Journal | RemoteJournal:
     """Returns the journal: one object for each process, so that connections are used again."""
-    if not place.startswith("http"):
-        return Journal(place)
-    from smqrt.journal.remote import RemoteJournal
-
-    return RemoteJournal(place, token, retry_s=retry_s)
+    return open_journal(place, token, retry_s=retry_s)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""A real hub with a journal, for pipelines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smqrt.journal import commit
+from smqrt.journal.reader import Journal
+from tests.conftest import Served
+
+APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
+READY_S = 10
+
+
+class JournalingHub:
+    """`smqrt serve` with an application whose broker keeps a journal.
+
+    Args:
+        folder: of the application; made here.
+
+    Attributes:
+        journal: the journal's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / ".preload.py").write_text(APPLICATION)
+        self._folder, self.journal = folder, folder / ".journal"
+        self._start()
+
+    def _start(self, port: int = 0) -> None:
+        self.served = Served(self._folder, "--port", str(port))
+        self.port = self.served.port
+
+    def restart(self) -> None:
+        """Stops the hub and starts it where it was."""
+        self.stop()
+        self._start(self.port)
+
+    def stop(self) -> None:
+        self.served.stop()
+
+    @property
+    def announced(self) -> dict[str, str]:
+        """Address and token, as the hub leaves them for pipelines."""
+        found: dict[str, str] = json.loads((self.journal / "hub.json").read_text())
+        return found
+
+    def publish(self, topic: str, first: int, count: int) -> None:
+        """Publishes messages whose payloads are the numbers from `first` on; returns when the journal has them."""
+        rows = [(topic.encode(), None, str(number).encode()) for number in range(first, first + count)]
+        commit.publish(commit.HubAddress.of(self.journal), rows)
+        eventually(lambda: (first + count - 1) in self.numbers(topic), "what was published is in the journal")
+
+    def rows(self, *topics: str) -> list[Any]:
+        """Returns what the journal has, or what it has of some topics."""
+        journal = Journal(self.journal)
+        return list(journal.rows(journal.begin(), journal.end(), topics or None))
+
+    def numbers(self, topic: str) -> list[int]:
+        """Returns the payloads of a topic as numbers, sorted."""
+        return sorted(int(row.payload) for row in self.rows(topic))
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = READY_S) -> None:
+    """Waits until something is true; fails when it doesn't become so."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
