@@ -10,6 +10,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple, TypeAlias
 
 from smqrt.errors import JournalError
@@ -225,10 +226,10 @@ def read_header(batch: bytes | memoryview) -> Header:
     nodes, (before_buffers, *places, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
     if [start, middle, before_nodes, before_buffers, end] != _PARTS:
         raise ValueError("no batch of a journal starts here")
-    buffers = list(zip(places[::2], places[1::2], strict=True))
-    if rows < 0 or any(at < 0 or size < 0 or at + size > body_size for at, size in buffers):
+    starts, sizes = places[::2], places[1::2]
+    if rows < 0 or min(places) < 0 or max(map(add, starts, sizes)) > body_size:
         raise ValueError("the header of the batch contradicts itself")
-    return Header(rows, tuple(nodes[1::2]), buffers, body_size)
+    return Header(rows, tuple(nodes[1::2]), list(zip(starts, sizes, strict=True)), body_size)
 
 
 def decode(batch: bytes | memoryview) -> list[Row]:

@@ -80,14 +80,15 @@ def _repair(path: Path) -> tuple[list[Entry], int]:
     with path.open("rb") as file:
         size, start = os.fstat(file.fileno()).st_size, _schema_bytes(file)
         good = _whole(file, entries, start)
-        if any(_is_whole(file, entry) for entry in entries[len(good) + 1 :]):
+        if any(_batch(file, entry) for entry in entries[len(good) + 1 :]):
             _keep_beside(path, indexed)
     end = good[-1].end if good else start
     index_size = indexed.stat().st_size if indexed.exists() else 0
     cut = size - end + index_size - len(good) * INDEX.size
-    if cut:
+    if size != end:
         _truncate(path, end)
-        _truncate(indexed, len(good) * INDEX.size)
+    if index_size != len(good) * INDEX.size or good != entries:
+        _rewrite(indexed, good)
     return good, cut
 
 
@@ -104,25 +105,44 @@ def _schema_bytes(file: IO[bytes]) -> int:
 
 
 def _whole(file: IO[bytes], entries: Iterable[Entry], start: int) -> list[Entry]:
-    """Returns the batches up to the first that isn't whole."""
+    """Returns the batches up to the first that isn't whole, as their bytes say."""
     good: list[Entry] = []
     end, next_seq = start, None
     for entry in entries:
         follows = entry.offset == end and entry.rows > 0 and next_seq in (None, entry.first_seq)
-        if not start or not follows or not _is_whole(file, entry):
+        batch = _batch(file, entry) if start and follows else None
+        if batch is None or not _has_rows(entry, batch):
             break
-        good.append(entry)
+        good.append(_corrected(entry, batch))
         end, next_seq = entry.end, entry.next_seq
     return good
 
 
-def _is_whole(file: IO[bytes], entry: Entry) -> bool:
+def _batch(file: IO[bytes], entry: Entry) -> bytes | None:
+    """Returns the bytes of a batch when they are all there and right."""
     size = os.fstat(file.fileno()).st_size
     if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
-        return False
+        return None
     file.seek(entry.offset)
     batch = file.read(entry.length)
-    return len(batch) == entry.length and zlib.crc32(batch) == entry.crc32
+    return batch if len(batch) == entry.length and zlib.crc32(batch) == entry.crc32 else None
+
+
+def _has_rows(entry: Entry, batch: bytes) -> bool:
+    try:
+        if arrow.read_header(batch).rows != entry.rows:
+            return False
+        return arrow.decode_column(batch, "seq") == [*range(entry.first_seq, entry.next_seq)]
+    except (ValueError, JournalError):
+        return False
+
+
+def _corrected(entry: Entry, batch: bytes) -> Entry:
+    """Returns an index record with what no checksum covers, from the batch itself."""
+    times = arrow.decode_column(batch, "ts")
+    has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
+    flags = HAS_TXN if has_txn else 0
+    return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)
 
 
 def _keep_beside(*files: Path) -> None:
@@ -134,12 +154,18 @@ def _keep_beside(*files: Path) -> None:
 
 def _truncate(path: Path, size: int) -> None:
     """Cuts a file; the disk keeps it before anything is appended."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.ftruncate(fd, size)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with path.open("r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def _rewrite(path: Path, entries: Iterable[Entry]) -> None:
+    beside = path.with_suffix(".new")
+    with beside.open("wb") as file:
+        file.writelines(INDEX.pack(*entry) for entry in entries)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
 
 
 def load_txns(journal: Path, folder: Path) -> dict[str, int]:
@@ -148,11 +174,17 @@ def load_txns(journal: Path, folder: Path) -> dict[str, int]:
     Raises:
         JournalError: the snapshot or a batch is damaged.
     """
-    txns, segments = _snapshot(journal / TXNS), index.paths(folder)
-    filled = [path for path in segments if index.read_index(path)[:1]]
-    for path in filled if txns is None else filled[-_NEWEST:]:
+    txns = _snapshot(journal / TXNS)
+    for path in index.paths(folder) if txns is None else _newer(journal / TXNS, folder):
         txns = {**(txns or {}), **_committed(path)}
     return txns or {}
+
+
+def _newer(snapshot: Path, folder: Path) -> list[Path]:
+    """Returns the segments that may have commits which the snapshot lacks."""
+    since = snapshot.stat().st_mtime
+    filled = [path for path in index.paths(folder) if index.read_index(path)]
+    return [path for path in filled if path in filled[-_NEWEST:] or path.stat().st_mtime >= since]
 
 
 def _snapshot(path: Path) -> dict[str, int] | None:

@@ -38,13 +38,15 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         JournalError: the manifest or what a pipeline has said can't be read.
     """
     try:
-        pieces = sorted(_pieces(journal), key=lambda piece: piece.ts_max_us)
+        pieces = sorted(_in_turn(_pieces(journal)), key=lambda piece: piece.ts_max_us)
     except OSError as error:
         raise JournalError(f"{journal} can't be looked through: {error}.") from None
     needed, total = _needed(journal), sum(piece.size_bytes for piece in pieces) + _newest_bytes(journal)
     found: list[Path] = []
+    kept: set[str] = set()
     for piece in pieces:
-        if not _goes(piece, settings, now_us, total, needed):
+        if piece.node in kept or not _goes(piece, settings, now_us, total, needed):
+            kept.add(piece.node)  # and all that comes after it: a node's rows have no holes
             continue
         total -= piece.size_bytes
         found += piece.paths
@@ -68,6 +70,14 @@ def _needed(journal: Path) -> dict[str, int]:
         for node, seq in offset.items():
             needed[node] = min(seq, needed.get(node, seq))
     return needed
+
+
+def _in_turn(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """Yields the pieces in the order of their rows, none older than one before it, though a clock went back."""
+    latest_us: dict[str, int] = {}
+    for piece in sorted(pieces, key=lambda piece: piece.end):
+        latest_us[piece.node] = max(piece.ts_max_us, latest_us.get(piece.node, 0))
+        yield piece._replace(ts_max_us=latest_us[piece.node])
 
 
 def _pieces(journal: Path) -> Iterator[_Piece]:

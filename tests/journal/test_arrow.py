@@ -1,0 +1,167 @@
+"""Our Arrow batches are what pyarrow would have written, and come back as they were."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow
+from smqrt.journal.record import COLUMNS, DDL, SEGMENT_COLUMNS, Row
+from tests.journal import written
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+ID = st.none() | st.integers(0, 2**32 - 1)
+ROWS = st.lists(
+    st.builds(
+        Row, INT64, INT64, TEXT, ID, TEXT, ID, ID, TEXT, st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), TEXT
+    ),
+    min_size=1,
+    max_size=30,
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), False),
+        pa.field("ts", pa.timestamp("us", "UTC"), False),
+        pa.field("topic", pa.string()),
+        pa.field("tid", pa.int64()),
+        pa.field("subtopic", pa.string()),
+        pa.field("stid", pa.int64()),
+        pa.field("ptid", pa.int64()),
+        pa.field("uid", pa.string()),
+        pa.field("flags", pa.int32(), False),
+        pa.field("payload", pa.binary(), False),
+        pa.field("txn", pa.string()),
+    ]
+)
+
+
+def encoded(rows: list[Row]) -> bytes:
+    return b"".join(arrow.encode(rows))
+
+
+def by_pyarrow(rows: list[Row]) -> Any:
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)],
+        schema=SCHEMA,
+    )
+
+
+@given(st.lists(ROWS, min_size=1, max_size=3))
+@settings(deadline=None)
+def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
+    stream = arrow.schema_message("n1", "hub") + b"".join(map(encoded, batches))
+    table = pa.ipc.open_stream(stream).read_all()
+    table.validate(full=True)
+    assert table.schema.equals(SCHEMA)
+    assert table.equals(by_pyarrow([row for batch in batches for row in batch]))
+
+
+@given(ROWS)
+def test_rows_come_back(rows: list[Row]) -> None:
+    assert arrow.decode(encoded(rows)) == rows
+    assert arrow.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
+
+
+@given(ROWS)
+def test_columns_come_back(rows: list[Row]) -> None:
+    batch = encoded(rows)
+    for at, name in enumerate(Row._fields):
+        column = "ts" if name == "ts_us" else name
+        assert arrow.decode_column(batch, column) == [row[at] for row in rows]
+
+
+@given(ROWS)
+def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
+    header = arrow.read_header(encoded(rows))
+    assert header.rows == len(rows)
+    assert list(header.nulls) == [column.count(None) for column in zip(*rows, strict=True)]
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_the_schema_says_who_wrote(node: str, broker: str) -> None:
+    node, broker = (text.encode("utf-8", "replace").decode() for text in (node, broker))
+    message = arrow.schema_message(node, broker)
+    assert arrow.schema_metadata(message) == {"node": node, "broker": broker}
+    assert pa.ipc.open_stream(message).schema.metadata == {b"node": node.encode(), b"broker": broker.encode()}
+    assert len(message) == arrow.message_size(message) % 2**32
+    assert len(message) % 8 == 0
+
+
+def test_text_that_is_no_unicode_is_replaced() -> None:
+    row = written.row(0)._replace(topic="a\ud800b", uid="ascii")
+    assert arrow.decode(encoded([row]))[0].topic == "a?b"
+
+
+def test_bytes_that_are_no_utf8_are_replaced() -> None:
+    batch = encoded([written.row(0)._replace(topic="abc")])
+    at = batch.index(b"abc")
+    assert arrow.decode(batch[:at] + b"\xffbc" + batch[at + 3 :])[0].topic == "\ufffdbc"
+
+
+def test_a_batch_with_a_validity_for_columns_without_nulls() -> None:
+    """What the kernel of the hub's writer may do: every nullable column has its bitmap."""
+    rows = written.rows(0, 9)
+    pieces = arrow.encode(rows)
+    header, batch = arrow.read_header(b"".join(pieces)), b"".join(pieces)
+    body = batch[arrow.HEADER_BYTES :]
+    buffers = [body[at : at + size] for at, size in header.buffers]
+    uid = 2 + 2 + 3 + 2 + 3 + 2 + 2
+    assert header.nulls[7] == 0
+    buffers[uid] = b"\xff\x01"
+    made = arrow.batch_header(9, header.nulls, [len(one) for one in buffers])
+    made += b"".join(one + bytes(-len(one) % 8) for one in buffers)
+    assert arrow.decode(made) == rows
+    assert pa.ipc.open_stream(arrow.schema_message("n", "b") + made).read_all().equals(by_pyarrow(rows))
+
+
+def test_a_header_has_always_the_same_size() -> None:
+    headers = [encoded(written.rows(0, count))[: arrow.HEADER_BYTES] for count in (1, 64, 1000)]
+    assert arrow.HEADER_BYTES % 8 == 0
+    assert [arrow.message_size(header) for header in headers] == [arrow.HEADER_BYTES] * 3
+
+
+@pytest.mark.parametrize(("nulls", "lengths"), [((0,) * 10, (0,) * 27), ((0,) * 11, (0,) * 26)])
+def test_a_header_of_other_columns_is_an_error(nulls: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    with pytest.raises((struct.error, ValueError)):
+        arrow.batch_header(1, nulls, lengths)
+
+
+def test_what_is_cut_off_is_no_batch() -> None:
+    batch = encoded(written.rows(0, 20))
+    for size in range(0, len(batch), 37):
+        with pytest.raises(JournalError, match="no batch of a journal"):
+            arrow.decode(batch[:size])
+
+
+def test_damage_never_is_another_exception() -> None:
+    rows, random_ = written.rows(0, 20), random.Random(4)
+    batch = encoded(rows)
+    for _ in range(3000):
+        damaged = bytearray(batch)
+        damaged[random_.randrange(len(batch))] ^= 1 << random_.randrange(8)
+        with suppress(JournalError):
+            arrow.decode(damaged)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"1234567", b"\xff" * 8, arrow.schema_message("n", "b")[:60], b"\xff" * 4 + b"\x08\0\0\0" + b"\xff" * 8],
+)
+def test_what_is_no_schema(message: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        arrow.schema_metadata(message)
+
+
+def test_spark_sees_node_and_broker_as_columns() -> None:
+    assert [one.name for one in COLUMNS][:5] == ["node", "seq", "ts", "broker", "topic"]
+    assert [one for one in COLUMNS if one.name not in ("node", "broker")] == list(SEGMENT_COLUMNS)
+    assert DDL.startswith("node STRING NOT NULL, seq BIGINT NOT NULL, ts TIMESTAMP NOT NULL, broker STRING, topic")

@@ -1,0 +1,238 @@
+"""After a crash the journal ends at its last whole batch, and goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.errors import JournalError
+from smqrt.journal import manifest, recovery, segment
+from smqrt.journal.reader import Journal
+from tests.journal import written
+
+BATCHES = [7, 8, 20, 31, 32, 33, 50, 64, 70, 71]
+SEGMENT = "00000000000000000000.arrows"
+TAIL_BATCHES = 4
+
+Damage = Callable[[random.Random, bytearray, bytearray], int]
+"""Damages a segment and its index; returns how many batches are whole."""
+
+
+def cut_data(random_: random.Random, data: bytearray, index: bytearray) -> int:
+    entries = segment.parse_index(index)
+    size = random_.randrange(entries[-TAIL_BATCHES].offset, len(data))
+    del data[size:]
+    return sum(entry.end <= size for entry in entries)
+
+
+def cut_index(random_: random.Random, data: bytearray, index: bytearray) -> int:
+    size = random_.randrange(len(index) - 64 * TAIL_BATCHES, len(index))
+    del index[size:]
+    return size // 64
+
+
+def flip_data(random_: random.Random, data: bytearray, index: bytearray) -> int:
+    entries = segment.parse_index(index)
+    at = random_.randrange(entries[-TAIL_BATCHES].offset, len(data))
+    data[at : at + 16] = (byte ^ 1 << random_.randrange(8) for byte in data[at : at + 16])
+    return sum(entry.end <= at for entry in entries)
+
+
+def flip_index(random_: random.Random, data: bytearray, index: bytearray) -> int:
+    """Flips a byte of what says where a batch is, which rows it has, or its checksum."""
+    at = random_.randrange(len(BATCHES) - TAIL_BATCHES, len(BATCHES))
+    index[64 * at + random_.choice([*range(32), *range(48, 52)])] ^= 1 << random_.randrange(8)
+    return at
+
+
+def garbage(random_: random.Random, data: bytearray, index: bytearray) -> int:
+    """Something was added to both, as by a file system that had only the sizes."""
+    data += random_.randbytes(random_.randrange(1, 3000))
+    index += bytes(64) if random_.random() < 0.5 else random_.randbytes(random_.randrange(1, 200))
+    return len(BATCHES)
+
+
+DAMAGES = [cut_data, cut_index, flip_data, flip_index, garbage]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    journal = tmp_path_factory.mktemp("whole")
+    written.write(journal, [BATCHES])
+    path = journal / "wal/n1" / SEGMENT
+    return path.read_bytes(), path.with_suffix(".idx").read_bytes()
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_thousand_torn_tails(damage: Damage, whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """A thousand over all kinds: each ends at its last whole batch, and goes on."""
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    random_ = random.Random(damage.__name__)
+    for _ in range(1000 // len(DAMAGES)):
+        data, index = map(bytearray, whole)
+        good = damage(random_, data, index)
+        (folder / SEGMENT).write_bytes(data)
+        (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
+        end = BATCHES[good - 1]
+
+        found = segment.recover(folder)
+
+        sizes = (folder / SEGMENT).stat().st_size, (folder / SEGMENT).with_suffix(".idx").stat().st_size
+        assert found.next_seq == end
+        assert found.removed_bytes == len(data) + len(index) - sum(sizes)
+        assert whole[0].startswith((folder / SEGMENT).read_bytes())
+        assert list(Journal(tmp_path).rows({}, {"n1": end})) == written.rows(0, end)
+        assert segment.recover(folder) == (end, 0, {})
+
+
+@pytest.mark.parametrize("field", range(32, 64), ids=str)
+def test_what_no_checksum_covers_is_corrected(field: int, whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+    if 48 <= field < 52:
+        return
+    folder = tmp_path / "wal/n1"
+    folder.mkdir(parents=True)
+    index = bytearray(whole[1])
+    index[64 * 5 + field] ^= 0x81
+    (folder / SEGMENT).write_bytes(whole[0])
+    (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
+    assert segment.recover(folder) == (BATCHES[-1], 0, {})
+    assert (folder / SEGMENT).with_suffix(".idx").read_bytes() == whole[1]
+
+
+def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
+    written.write(tmp_path, [BATCHES])
+    folder = tmp_path / "wal/n1"
+    os.truncate(folder / SEGMENT, (folder / SEGMENT).stat().st_size - 1)
+    start = segment.recover(folder).next_seq
+    assert start == BATCHES[-2]
+    written.write(tmp_path, [[start + 5, start + 9]], first=start)
+    assert list(Journal(tmp_path).rows({}, {"n1": start + 9})) == written.rows(0, start + 9)
+    assert segment.recover(folder).next_seq == start + 9
+
+
+def test_batches_behind_a_broken_one_are_kept_beside(tmp_path: Path, whole: tuple[bytes, bytes]) -> None:
+    written.write(tmp_path, [BATCHES])
+    path = tmp_path / "wal/n1" / SEGMENT
+    data = bytearray(whole[0])
+    data[segment.read_index(path)[3].offset + 800] ^= 1
+    path.write_bytes(data)
+    assert segment.recover(path.parent).next_seq == BATCHES[2]
+    assert path.with_name(SEGMENT + ".damaged").read_bytes() == data
+    assert path.with_name(SEGMENT.replace("arrows", "idx") + ".damaged").read_bytes() == whole[1]
+    assert Journal(tmp_path).end() == {"n1": BATCHES[2]}
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    assert segment.recover(tmp_path / "wal/n1") == (0, 0, {})
+
+
+@pytest.mark.parametrize("left", [0, 1, 8, 100])
+def test_a_segment_whose_schema_is_torn(tmp_path: Path, left: int) -> None:
+    written.write(tmp_path, [[5], []])
+    newest = segment.paths(tmp_path / "wal/n1")[-1]
+    os.truncate(newest, left)
+    newest.with_suffix(".idx").unlink()
+    assert segment.recover(newest.parent).next_seq == 5
+    written.write(tmp_path, [[9]], first=5)
+    assert list(Journal(tmp_path).rows({}, {"n1": 9})) == written.rows(0, 9)
+
+
+def test_the_segment_before_the_newest_may_be_torn_too(tmp_path: Path) -> None:
+    """Power failed before the sealed one was on the disk."""
+    written.write(tmp_path, [[5, 9], [12]])
+    before = segment.paths(tmp_path / "wal/n1")[0]
+    os.truncate(before, before.stat().st_size - 3)
+    assert segment.recover(before.parent).next_seq == 12
+    assert [row.seq for row in Journal(tmp_path).rows({}, {"n1": 12})] == [*range(5), *range(9, 12)]
+
+
+def test_numbers_go_on_behind_what_is_compacted(tmp_path: Path) -> None:
+    written.write(tmp_path, [[5], [9]])
+    written.to_parquet(tmp_path, [9])
+    written.drop_compacted(tmp_path)
+    assert segment.recover(tmp_path / "wal/n1").next_seq == 9
+
+
+def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) -> None:
+    written.write(tmp_path, [[5]])
+    (tmp_path / "readers").mkdir()
+    report = {"query": "q", "name": "hot", "offset": {"n1": 17, "n2": 99}, "time_us": 0}
+    (tmp_path / "readers" / "q.json").write_text(json.dumps(report))
+    assert segment.recover(tmp_path / "wal/n1").next_seq == 17
+
+
+def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    manifest.write_json(tmp_path / recovery.TXNS, {"old": 41, "q": 1})
+    opened = segment.SegmentFile.open(folder, 0, "n1", "hub")
+    written.append(opened, written.rows(0, 4, "q:2"))
+    written.append(opened, written.rows(4, 6))
+    written.append(opened, [*written.rows(6, 7, "a:b:7"), *written.rows(7, 9)])
+    written.append(opened, written.rows(9, 11, "q:3"))
+    opened.close()
+    assert segment.recover(folder).txns == {"old": 41, "q": 3, "a:b": 7}
+    os.truncate(opened.path, opened.path.stat().st_size - 1)
+    assert segment.recover(folder).txns == {"old": 41, "q": 2, "a:b": 7}
+    (tmp_path / recovery.TXNS).unlink()
+    assert segment.recover(folder).txns == {"q": 2, "a:b": 7}
+
+
+def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "wal/n1"
+    for number in range(5):
+        opened = segment.SegmentFile.open(folder, number, "n1", "hub")
+        written.append(opened, written.rows(number, number + 1, f"q{number}:{number}"))
+        opened.close()
+    assert segment.recover(folder).txns == {f"q{number}": number for number in range(5)}
+
+
+def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / recovery.TXNS).write_text("[3]")
+    with pytest.raises(JournalError, match=rf"{tmp_path / recovery.TXNS} is damaged .*; remove it"):
+        segment.recover(tmp_path / "wal/n1")
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from smqrt.journal import segment
+from tests.journal import written
+
+folder = Path(sys.argv[1]) / "wal/n1"
+held = segment.lock(folder)
+at = segment.recover(folder).next_seq
+opened = segment.SegmentFile.open(folder, at, "n1", "hub")
+while True:
+    end = at + 1 + at % 50
+    written.append(opened, written.rows(at, end))
+    at = end
+    if opened.size_bytes > 50_000:
+        opened.close()
+        opened = segment.SegmentFile.open(folder, at, "n1", "hub")
+    print(at, flush=True)
+"""
+
+
+def test_kill_9(tmp_path: Path) -> None:
+    """What a killed writer had appended is there, in one sequence over all its lives."""
+    random_, told = random.Random(3), 0
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            told = int(writer.stdout.readline())
+            time.sleep(random_.uniform(0.01, 0.08))
+            writer.send_signal(signal.SIGKILL)
+            told = int(([told, *writer.stdout.read().split(b"\n")[:-1]])[-1])
+        end = segment.recover(tmp_path / "wal/n1").next_seq
+        assert end >= told
+        assert list(Journal(tmp_path).rows({}, {"n1": end})) == written.rows(0, end)
