@@ -49,6 +49,7 @@ class Query:
     _batch: int = -1
     _start_at_s: float = field(default=0.0)
     _said: str = ""
+    _references: list[int] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -66,7 +67,7 @@ class Query:
             self._fail(str(planning_error(self.plan.declaration, error)))
 
     def look(self) -> None:
-        """Notices that it has ended, that somebody asked it to stop, or that it is time to start it anew."""
+        """Notices that it has ended, that somebody asked it to stop, or that it is to be started anew."""
         if self.over:
             return
         if process.stop_requested(self.folder):
@@ -77,6 +78,9 @@ class Query:
                 self._again()
         elif not self.spark_query.isActive:
             self._ended()
+        elif not self.context.options.once and self._references_now() != self._references:
+            self.spark_query.stop()
+            self._again()
 
     def stop(self) -> None:
         """Stops it now; a micro-batch under way is done again by the next start."""
@@ -102,6 +106,7 @@ class Query:
 
     def _start(self) -> None:
         start, context = self._where(), self.context
+        self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
         # A query with a clock has something to do at any time: "what there is" would have no end.
@@ -109,6 +114,10 @@ class Query:
         folder = str(checkpoint.folder(self.folder))
         writer = writer.queryName(self.plan.name).option("checkpointLocation", folder)
         self.spark_query = writer.trigger(**self._pace()).start()
+
+    def _references_now(self) -> list[int]:
+        parts = self.context.catalog.walk(self.plan.root)
+        return self.context.watch.versions(part.name for part in parts if part.kind == "reference")
 
     def _pace(self) -> dict[str, Any]:
         options = self.context.options

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import lag, session, sinks
+from smqrt.pipeline import lag, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import Catalog
@@ -100,6 +100,7 @@ class Context:
         catalog, options: as given; pid: of this process.
         spark: the session; journal: the journal, opened.
         board: keeps the status files; report: is told what fails.
+        watch: tells when references have changed.
     """
 
     def __init__(self, catalog: Catalog, options: RunOptions) -> None:
@@ -108,6 +109,8 @@ class Context:
         self.journal = open_journal(options.journal, options.token)
         self.board = Board(options.state, lag.age(self.journal))
         self._rows = Journal(options.journal, options.token)
+        tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
+        self.watch = references.Watch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
     def hub(self, stopping: threading.Event) -> sinks.Hub:
@@ -126,8 +129,6 @@ class Context:
 
     def reference(self, declaration: Declaration) -> DataFrame:
         """Returns the table of a reference."""
-        from smqrt.pipeline import references
-
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
