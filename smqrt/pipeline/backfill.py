@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, session, sinks, tables
+from smqrt.pipeline import checkpoint, references, session, sinks, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog
@@ -78,7 +78,7 @@ class _Task:
         graph = Graph(
             self._catalog,
             lambda source: rows.batch(spark, source, self._start, self._end),
-            lambda reference: _reference(spark, reference, self._catalog.folder),
+            lambda reference: references.table(spark, reference, self._catalog.folder),
         )
         try:
             frame = graph.frame(declaration)
@@ -133,9 +133,3 @@ def _overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -
         if first < last:
             return True
     return False
-
-
-def _reference(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFrame:
-    from smqrt.pipeline import references
-
-    return references.table(spark, declaration, folder)

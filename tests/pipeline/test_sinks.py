@@ -1,0 +1,174 @@
+"""What surrounds Spark: which batches are old, whose checkpoint it is, commits in parts, a hub that is away."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smqrt.errors import ArgumentError, PipelineError
+from smqrt.journal.link import Unreachable
+from smqrt.journal.reader import Journal
+from smqrt.pipeline import checkpoint, failures, tables
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Gate, Start
+from smqrt.pipeline.sinks import Hub, Stopped, parts
+from tests.pipeline.recorded import START_US, STEP_US, Recorded
+
+
+def query(kind: Any = "publish", **options: Any) -> Declaration:
+    return Declaration("q", kind, print, ("readings",), {"mode": "append", "path": "t", **options}, [], "p.py", 3)
+
+
+def batch(folder: Path, number: int, *ends: Any) -> None:
+    lines = ["v1", "{}", *(end if isinstance(end, str) else json.dumps(end) for end in ends)]
+    path = folder / "checkpoint" / "offsets" / str(number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines))
+
+
+def test_gate(tmp_path: Path) -> None:
+    batch(tmp_path, 0, {"n1": 5})
+    batch(tmp_path, 1, {"n1": 10}, "-")
+    batch(tmp_path, 2, {"n1": 10}, {"n1": 11})
+    batch(tmp_path, 3, {"n1": 10, "n2": 1})
+    old = {number: Gate(tmp_path, {"n1": 10}).is_old(number) for number in range(4)}
+    assert old == {0: True, 1: True, 2: False, 3: False}
+    assert not Gate(tmp_path, None).is_old(0)
+
+
+def test_gate_stays_open(tmp_path: Path) -> None:
+    batch(tmp_path, 0, {"n1": 11})
+    gate = Gate(tmp_path, {"n1": 10})
+    assert not gate.is_old(0)
+    assert not gate.is_old(1)  # without looking
+
+
+def test_where_a_query_begins(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path / "j").add(100).seal()
+    journal = Journal(recorded.path)
+    assert checkpoint.start(tmp_path / "a", journal, "latest", True) == Start({"n1": 100}, None)
+    assert checkpoint.start(tmp_path / "b", journal, "earliest", True) == Start({"n1": 0}, {"n1": 100})
+    assert checkpoint.start(tmp_path / "c", journal, "earliest", False) == Start({"n1": 0}, None)
+    assert checkpoint.offsets(journal, "40") == {"n1": 40}
+    assert checkpoint.offsets(journal, '{"n1": 7}') == {"n1": 7}
+    assert checkpoint.offsets(journal, "2026-11-21T15:00:00.050Z") == {"n1": 50}
+    assert START_US + 50 * STEP_US == 1_795_273_200_050_000
+    recorded.add(10).seal()
+    assert checkpoint.start(tmp_path / "b", journal, "latest", False) == Start({"n1": 0}, {"n1": 100}), "it is kept"
+    assert checkpoint.began(tmp_path / "b") == {"n1": 0}
+    assert checkpoint.began(tmp_path / "never") is None
+
+
+@pytest.mark.parametrize("moment", ["yesterday", '{"n1": -1}', "{", ""])
+def test_no_moment(tmp_path: Path, moment: str) -> None:
+    journal = Journal(Recorded(tmp_path / "j").add(1).seal().path)
+    with pytest.raises((PipelineError, ArgumentError), match="yesterday|no offset|must be"):
+        checkpoint.offsets(journal, moment)
+
+
+@pytest.mark.parametrize(
+    ("now", "sources", "change"),
+    [
+        (query("table"), ["readings"], "kind was publish and is table."),
+        (query(), ["readings", "others"], "sources was readings and is readings, others."),
+        (query(mode="update"), ["readings"], "mode was append and is update."),
+    ],
+)
+def test_checkpoint_of_another_query(tmp_path: Path, now: Declaration, sources: list[str], change: str) -> None:
+    checkpoint.claim(tmp_path, query(), ["readings"])
+    checkpoint.claim(tmp_path, query(to="elsewhere"), ["readings"])
+    with pytest.raises(PipelineError) as caught:
+        checkpoint.claim(tmp_path, now, sources)
+    assert str(caught.value) == (
+        f"p.py:3: the checkpoint in {tmp_path} is another query's than q is now; "
+        f"rename it, or smqrt pipeline reset q to start anew: {change}"
+    )
+
+
+def test_a_checkpoint_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(PipelineError, match=r"another query's than q is now.*it has no query\.json"):
+        checkpoint.claim(tmp_path, query(), ["readings"])
+
+
+def test_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "query.json").write_text("{")
+    with pytest.raises(PipelineError, match=r"query\.json can't be read .* remove the folder"):
+        checkpoint.claim(tmp_path, query(), ["readings"])
+
+
+def test_parts_are_the_same_in_any_order() -> None:
+    rows = [(f"t{number % 7}".encode(), b"s" if number % 2 else None, bytes([number]) * 10) for number in range(50)]
+    assert list(parts(rows)) == [rows]
+    found = list(parts(rows, 100))
+    assert {row for part in found for row in part} == set(rows)
+    assert sum(map(len, found)) == 50
+    assert all(
+        sum(len(topic) + len(below or b"") + len(payload) + 8 for topic, below, payload in part) <= 100
+        for part in found
+    )
+    assert list(parts(rows[::-1], 100)) == found
+    assert list(parts([(b"t", None, b"x" * 500)], 100)) == [[(b"t", None, b"x" * 500)]]
+
+
+def test_hub_away(tmp_path: Path) -> None:
+    hub = Hub(str(tmp_path), None, 0.7, threading.Event())
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="No hub serves .*What is to be published waits in the journal"):
+        hub.commit("q", 1, [(b"t", None, b"x")])
+    assert 0.6 < time.monotonic() - began < 5
+    hub.stopping.set()
+    hub.retry_s = 60
+    with pytest.raises(Stopped, match="stopped while the hub was away"):
+        hub.commit("q", 1, [(b"t", None, b"x")])
+
+
+def test_tables(tmp_path: Path) -> None:
+    assert tables.location(query("table", path="a/b"), tmp_path) == f"{tmp_path}/.tables/a/b"
+    assert tables.location(query("table", path="s3a://x/y"), tmp_path) == "s3a://x/y"
+    assert tables.location(query("table", path="/x"), tmp_path) == "/x"
+
+
+def test_files_that_count(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    log = table / "_spark_metadata"
+    log.mkdir(parents=True)
+
+    def entry(name: str, *files: str) -> None:
+        added = (json.dumps({"path": f"file://{table}/{file}", "action": "add"}) for file in files)
+        (log / name).write_text("\n".join(["v1", *added]))
+
+    entry("0", "gone.parquet")
+    entry("1.compact", "a%20b.parquet", "c.parquet")
+    entry("2", "d.parquet")
+    (table / "orphan.parquet").touch()
+    more = tmp_path / "t@3f" / "date=1"
+    more.mkdir(parents=True)
+    (more / "e.parquet").touch()
+    assert tables.files(table) == [table / "a b.parquet", table / "c.parquet", table / "d.parquet", more / "e.parquet"]
+    assert tables.folders(table) == [table, tmp_path / "t@3f"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema…", "another version of this query"),
+        (
+            'x\n  File "p.py", line 7, in f\nZeroDivisionError: division by zero\n\n\tat java',
+            "ZeroDivisionError: division by zero",
+        ),
+        ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
+        ("Traceback\nsmqrt.journal.link.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
+        ("first\nsecond", "RuntimeError: first"),
+    ],
+)
+def test_one_sentence(text: str, expected: str) -> None:
+    told = failures.running_error(query(), RuntimeError(text))
+    assert told.startswith("p.py:7: q: " if 'File "p.py"' in text else "p.py:3: q: ")
+    assert expected in told
+    assert "\n" not in told
