@@ -104,7 +104,8 @@ def _segment(path: Path) -> _Piece | None:
 
 def _newest_bytes(journal: Path) -> int:
     newest = [path for folder in _nodes(journal) for path in index.paths(folder)[-1:]]
-    return sum(path.stat().st_size for path in newest)
+    files = [file for path in newest for file in (path, path.with_suffix(INDEXED)) if file.exists()]
+    return sum(file.stat().st_size for file in files)
 
 
 def _nodes(journal: Path) -> list[Path]:

@@ -14,6 +14,8 @@ from smqrt.journal import segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 def test_index_records_have_64_bytes(tmp_path: Path) -> None:
     written.write(tmp_path, [[5, 9]])
@@ -106,7 +108,12 @@ assert list(Journal(journal).rows({}, {"n1": 200})) == written.rows(0, 200)
 
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["File too large"] * 8
@@ -137,6 +144,11 @@ assert opened.next_seq == 5
 def test_an_index_that_takes_no_more(tmp_path: Path) -> None:
     """The batch fits, half of its index record does: neither stays."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL_INDEX, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", FULL_INDEX, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=REPOSITORY,
     )
     assert (done.returncode, done.stdout) == (0, "File too large\n"), done.stderr

@@ -62,7 +62,7 @@ def random_ends(random_: random.Random, end: int, most_rows: int = 30) -> list[l
     return segments
 
 
-def to_parquet(journal: Path, cuts: Iterable[int], node: str = "n1", group_rows: int = 16) -> None:
+def to_parquet(journal: Path, cuts: Iterable[int], node: str = "n1", group_rows: int = 16, step_us: int = 1000) -> None:
     """Moves the rows up to the last of `cuts` into Parquet files, as a compactor would; segments stay."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -81,7 +81,7 @@ def to_parquet(journal: Path, cuts: Iterable[int], node: str = "n1", group_rows:
             path.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(pa.Table.from_batches(batches), path, row_group_size=group_rows)
             names = sorted({one.topic for one in rows(first, end) if one.topic})
-            times = (START_US + first * 1000, START_US + (end - 1) * 1000)
+            times = (START_US + first * step_us, START_US + (end - 1) * step_us)
             name, size = path.relative_to(journal).as_posix(), path.stat().st_size
             known.files.append(DataFile(name, node, first, end - 1, end - first, *times, size, tuple(names)))
             first = known.nodes[node] = end
