@@ -138,7 +138,8 @@ class Supervised:
     def _pass_on(self, output: Any) -> None:
         with output:
             while line := output.readline(_LINE_BYTES):
-                self._report(f"{self._name} | {line.decode('utf-8', 'replace').rstrip()}")
+                if text := line.decode("utf-8", "replace").rstrip():
+                    self._report(f"{self._name} | {text}")
 
 
 def _failure(code: int) -> str | None:

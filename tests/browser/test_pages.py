@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.conftest import REPOSITORY, Served
 
-PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/"]
+PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/", "/telemetry/"]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
     .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())
@@ -61,7 +61,7 @@ def test_the_javascript_of_the_manual_runs(served_demos: Served, new_page: Calla
         page.evaluate("manual.publish('21.5', 'temperature', 'celsius')")
 
 
-@pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python"])
+@pytest.mark.parametrize("name", ["chat", "led", "rpc", "auth", "python", "telemetry"])
 def test_every_application_has_a_readme(name: str) -> None:
     folder = REPOSITORY / "app_preload" / name
     text = (folder / "README.md").read_text("utf-8")
