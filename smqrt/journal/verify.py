@@ -175,6 +175,8 @@ class _Segment:
         index_path = self._path.with_suffix(INDEXED)
         raw = index_path.read_bytes() if index_path.exists() else b""
         data = self._path.read_bytes()  # after the index: so it has every batch that the index lists
+        if self._newest and not data and not raw:
+            return  # a hub was killed before it wrote anything
         if len(raw) % INDEX.size and not self._written:
             yield self._end(index_path, f"{len(raw) % INDEX.size} bytes of a torn record are at its end")
         try:
@@ -234,7 +236,7 @@ def _contradiction(entry: Entry, batch: bytes | memoryview) -> str:
         seqs, times = arrow.decode_column(batch, "seq"), arrow.decode_column(batch, "ts")
     except JournalError as error:
         return str(error).rstrip(".")
-    if seqs != list(range(entry.first_seq, entry.next_seq)):
+    if len(seqs) != entry.rows or seqs != list(range(entry.first_seq, entry.next_seq)):
         return "its rows are not numbered as the index says"
     if (min(times), max(times)) != (entry.ts_min_us, entry.ts_max_us):
         return "its times are not those of the index"
@@ -311,7 +313,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
     try:
         metadata = parquet.ParquetFile(path).metadata
     except (ArrowException, OSError) as error:
-        return f"has a damaged footer ({error})"
+        return f"has a damaged footer ({str(error).splitlines()[0].rstrip('.')})"
     if metadata.num_rows != file.rows or file.last - file.first + 1 != file.rows:
         return f"has {metadata.num_rows} rows, {file.rows} from {file.first} to {file.last} in the manifest"
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]

@@ -1,4 +1,4 @@
-"""JSON payloads as a shredded VARIANT column in compacted files, which Spark alone can write (`compact --json variant`).
+"""JSON payloads as shredded VARIANT columns in compacted files: Spark alone can write them (`compact --json variant`).
 
 A query for one field then reads that field only, and so does DuckDB.
 """
@@ -35,15 +35,14 @@ class Shredder:
 
     Args:
         place: a folder for what Spark puts aside, such as the journal's.
-        master: where Spark runs.
+        session: a Spark that runs already, and that others end.
 
     Raises:
         PipelineError: pyspark or Java is missing, when a file comes.
     """
 
-    def __init__(self, place: Path, master: str = "local[*]") -> None:
-        self._place, self._master = place / ".variant", master
-        self._session: SparkSession | None = None
+    def __init__(self, place: Path, session: SparkSession | None = None) -> None:
+        self._place, self._given, self._session = place / ".variant", session, session
 
     def __enter__(self) -> Shredder:
         return self
@@ -51,7 +50,7 @@ class Shredder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
+        if self._session is not None and self._session is not self._given:
             self._session.stop()
         shutil.rmtree(self._place, ignore_errors=True)
 
@@ -61,9 +60,10 @@ class Shredder:
         Raises:
             PipelineError: Spark does not start, or can't do it.
         """
-        self._session = self._session or spark(self._master, "smqrt journal compact", self._place, _SETTINGS)
+        self._session = self._session or spark("local[*]", "smqrt journal compact", self._place)
         folder, rows = self._place / "written", self._place / "rows.parquet"
         shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)
         rows.unlink(missing_ok=True)
         os.link(source, rows)  # Spark takes no file with a dot in front, and makes columns of folders like hour=12
         try:
@@ -77,5 +77,7 @@ class Shredder:
     def _write(session: SparkSession, source: Path, folder: Path) -> None:
         from pyspark.sql import functions as F
 
+        for name, value in _SETTINGS.items():
+            session.conf.set(name, value)
         rows = session.read.parquet(str(source)).withColumn(COLUMN, F.try_parse_json(F.col("payload").cast("string")))
         rows.coalesce(1).write.options(**_FILE).parquet(str(folder))

@@ -1,0 +1,225 @@
+"""Every damage of a journal is found and said in one sentence; a torn end, and nothing else, can be repaired."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from smqrt.errors import JournalError
+from smqrt.journal import compact, index, manifest, progress, recovery, segment
+from smqrt.journal.reader import Journal
+from smqrt.journal.verify import Report, repair, verify
+from tests.journal.made import readings, row, write
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """1000 rows in one compacted file, 2000 in two segments of 20 batches each."""
+    write(tmp_path, readings(3000), batch=50)
+    compact.compact(tmp_path, compact.Options(grace_s=0, most_bytes=1, after_s=0))
+    return tmp_path
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> list[Path]:
+    write(tmp_path, readings(3000), batch=50)
+    return index.paths(tmp_path / "wal" / "n1")
+
+
+def faults(journal: Path) -> list[str]:
+    found = [str(fault) for fault in verify(journal).faults]
+    assert all(one.count("\n") == 0 and one.endswith(".") for one in found)
+    return found
+
+
+def test_a_whole_journal(journal: Path) -> None:
+    write(journal, readings(500, first=3000), batch=50)
+    progress.save(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
+    manifest.write_json(journal / recovery.TXNS, {"q": 3})
+    assert verify(journal) == Report([], 2, 30, 1500, 2, 2000)
+
+
+def test_an_empty_one_and_none(tmp_path: Path) -> None:
+    assert verify(tmp_path) == Report()
+    with pytest.raises(JournalError, match="is no folder"):
+        verify(tmp_path / "nowhere")
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_anywhere_in_a_segment_is_found(segments: list[Path], tmp_path: Path) -> None:
+    chance = random.Random(3)
+    size, whole = segments[0].stat().st_size, segments[0].read_bytes()
+    for _ in range(60):
+        flip(segments[0], at := chance.randrange(size))
+        found = verify(tmp_path)
+        segments[0].write_bytes(whole)
+        assert not any(fault.torn for fault in found.faults)
+        if at >= index.read_index(segments[0])[0].offset:
+            assert [fault.path for fault in found.faults] == [segments[0]]
+            assert "its checksum is wrong" in str(found.faults[0])
+            assert "bring it back from a backup, or read on behind it" in str(found.faults[0])
+    assert faults(tmp_path) == []
+
+
+def test_a_flipped_byte_in_an_index_is_found(segments: list[Path], tmp_path: Path) -> None:
+    path = segments[0].with_suffix(".idx")
+    whole = path.read_bytes()
+    for at in range(64 * 3, 64 * 4 - 12):  # flags and the reserved number mean nothing here
+        flip(path, at)
+        assert faults(tmp_path), f"byte {at}"
+        path.write_bytes(whole)
+
+
+def test_what_is_said_of_a_segment(segments: list[Path], tmp_path: Path) -> None:
+    flip(segments[1], index.read_index(segments[1])[3].offset + 900)
+    (found,) = faults(tmp_path)
+    assert found.startswith(f"{segments[1]}: the batch with rows 1150 to 1199 at offset ")
+
+
+def test_a_segment_that_is_missing(segments: list[Path], tmp_path: Path) -> None:
+    segments[1].unlink()
+    assert [one.partition(": ")[2] for one in faults(tmp_path)] == [
+        "begins with 2000, 00000000000000000000.arrows ends at 1000: rows are missing; "
+        "bring it back from a backup, or read on behind it (--from, startingOffsets).",
+        "is the index of a segment that is missing; "
+        "bring it back from a backup, or read on behind it (--from, startingOffsets).",
+    ]
+
+
+def test_a_sealed_segment_that_is_cut(segments: list[Path], tmp_path: Path) -> None:
+    os.truncate(segments[0], segments[0].stat().st_size - 10)
+    report = verify(tmp_path)
+    assert len(report.faults) == 1
+    assert not report.faults[0].torn
+    assert repair(tmp_path, report) == 0
+
+
+def test_a_segment_of_another_node(segments: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "wal" / "n1").rename(tmp_path / "wal" / "n2")
+    assert "it was written by node 'n1', not 'n2'" in faults(tmp_path)[0]
+
+
+# ---- torn ends
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_torn_end_is_repaired(tmp_path: Path, seed: int) -> None:
+    """Cut data, index or both anywhere: what was whole stays, the rest goes, and the journal is whole again."""
+    rows = write(tmp_path, readings(400), batch=50)
+    chance = random.Random(seed)
+    (path,) = index.paths(tmp_path / "wal" / "n1")
+    if seed % 3 != 1:
+        os.truncate(path, chance.randrange(path.stat().st_size))
+    if seed % 3 != 0:
+        os.truncate(path.with_suffix(".idx"), chance.randrange(64 * 8))
+    report = verify(tmp_path)
+    assert report.faults
+    assert all(fault.torn for fault in report.faults)
+    assert repair(tmp_path, report) > 0
+    assert verify(tmp_path).faults == []
+    reader = Journal(tmp_path)
+    kept = list(reader.rows({"n1": 0}, reader.end()))
+    assert kept == rows[: len(kept)]
+    assert len(kept) % 50 == 0
+
+
+def test_what_a_hub_is_writing_is_no_fault(segments: list[Path], tmp_path: Path) -> None:
+    with segments[-1].open("ab") as file:
+        file.write(b"half a batch")
+    assert "12 bytes behind its last batch" in faults(tmp_path)[0]
+    held = segment.lock(tmp_path / "wal" / "n1")
+    report = verify(tmp_path)
+    assert report.faults == []
+    os.close(held)
+    report = verify(tmp_path)
+    held = segment.lock(tmp_path / "wal" / "n1")
+    with pytest.raises(JournalError, match="is written by process"):
+        repair(tmp_path, report)
+    os.close(held)
+
+
+# ---- compacted files
+
+
+@pytest.fixture
+def file(journal: Path) -> Path:
+    return journal / manifest.load(journal).files[0].path
+
+
+def test_a_file_that_is_missing(journal: Path, file: Path) -> None:
+    file.unlink()
+    assert faults(journal) == [f"{file}: is missing; bring it back from a backup."]
+
+
+def test_a_file_of_another_length(journal: Path, file: Path) -> None:
+    os.truncate(file, 100)
+    assert "has 100 bytes" in faults(journal)[0]
+
+
+def test_a_file_that_is_no_parquet(journal: Path, file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+    assert "is no Parquet file" in faults(journal)[0]
+
+
+def test_a_damaged_footer(journal: Path, file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:-100] + b"\xff" * 92 + data[-8:])
+    assert "has a damaged footer" in faults(journal)[0]
+
+
+def test_other_rows_than_the_manifest_says(journal: Path, file: Path) -> None:
+    table = pq.ParquetFile(file).read()
+    pq.write_table(table.slice(1), file)
+    text = json.loads((journal / "manifest.json").read_text())
+    text["files"][0]["bytes"] = file.stat().st_size
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert "has 999 rows, 1000 from 0 to 999 in the manifest" in faults(journal)[0]
+    shifted = table.set_column(1, table.schema.field("seq"), pa.array(range(1, 1001), pa.int64()))
+    pq.write_table(shifted, file)
+    text["files"][0]["bytes"] = file.stat().st_size
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert "has rows 1 to 1000, 0 to 999 in the manifest" in faults(journal)[0]
+
+
+def test_gaps_between_files(journal: Path) -> None:
+    text = json.loads((journal / "manifest.json").read_text())
+    del text["files"][0]
+    (journal / "manifest.json").write_text(json.dumps(text))
+    found = faults(journal)
+    assert any("is left from a compaction that was killed" in one for one in found)
+    text["nodes"]["n1"]["compacted_through"] = 1900
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert any("says that rows below 1900 are compacted" in one for one in faults(journal))
+
+
+def test_rows_between_files_and_segments(journal: Path) -> None:
+    text = json.loads((journal / "manifest.json").read_text())
+    last = text["files"].pop()
+    text["nodes"]["n1"]["compacted_through"] = last["first"]
+    (journal / "manifest.json").write_text(json.dumps(text))
+    assert any(f"but only rows below {last['first']} are compacted" in one for one in faults(journal))
+
+
+def test_small_files(journal: Path) -> None:
+    (journal / "manifest.json").write_text("{")
+    (journal / "txn.json").write_text("[]")
+    (journal / "readers").mkdir()
+    (journal / "readers" / "q.json").write_text("no")
+    names = [Path(one.partition(": ")[0]).name for one in faults(journal)]
+    assert sorted(names) == ["manifest.json", "q.json", "txn.json"]
+
+
+def test_one_row_is_enough(tmp_path: Path) -> None:
+    write(tmp_path, [row(0)])
+    assert verify(tmp_path) == Report([], 1, 1, 1)

@@ -1,0 +1,57 @@
+"""Compacted files with a VARIANT column: same rows, in the same order, and a field costs what the field costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from smqrt.errors import PipelineError
+from smqrt.journal import compact, manifest
+from smqrt.journal.compact import Options
+from smqrt.journal.reader import Journal
+from smqrt.pipeline.variant import Shredder
+from tests.journal.made import NOON_US, readings, row, write
+
+
+@pytest.fixture
+def journal(tmp_path: Path, spark: Any) -> Path:
+    """Compacted, with a VARIANT column."""
+    rows = [*readings(70_000, step_us=1000), row(70_000, NOON_US, payload=b"no JSON"), row(70_001, payload=b"\xff")]
+    write(tmp_path, rows, segment_rows=40_000, batch=1024)
+    with Shredder(tmp_path, spark) as shredder:
+        done = compact.compact(tmp_path, Options(grace_s=0, everything=True, shred=shredder))
+    assert (done.rows, done.files) == (70_002, 1)
+    assert done.file_bytes <= 0.6 * done.payload_bytes
+    return tmp_path
+
+
+def test_a_variant_column(journal: Path, spark: Any) -> None:
+    (file,) = manifest.load(journal).files
+    metadata = pq.ParquetFile(journal / file.path).metadata
+    assert [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)] == [65_536, 4_466]
+    assert "json.typed_value.temp.typed_value" in [
+        metadata.schema.column(at).path for at in range(metadata.num_columns)
+    ]
+    reader = Journal(journal)
+    rows = list(reader.rows(reader.begin(), reader.end()))
+    assert [one.seq for one in rows] == list(range(70_002))
+    assert rows[:70_000] == list(readings(70_000, step_us=1000))
+
+    read = spark.read.parquet(str(journal / file.path))
+    shown = read.selectExpr("avg(variant_get(json, '$.temp', 'double')) as temp", "count(json) as documents").first()
+    assert shown["documents"] == 70_000
+    assert shown["temp"] == pytest.approx(mean(json.loads(one.payload)["temp"] for one in rows[:70_000]))
+    assert sorted(path.name for path in journal.iterdir() if path.name.startswith(".variant")) == []
+
+
+def test_what_spark_can_not_do_is_said_and_the_segments_stay(tmp_path: Path, spark: Any) -> None:
+    write(tmp_path, readings(100))
+    source = tmp_path / "broken.parquet"
+    source.write_bytes(b"PAR1 is not all")
+    with Shredder(tmp_path, spark) as shredder, pytest.raises(PipelineError, match="can't make a VARIANT of"):
+        shredder(source, tmp_path / "out.parquet")
