@@ -1,0 +1,146 @@
+"""Calls a function in the Lua coroutine that runs in another thread, between two of its instructions.
+
+Another thread can't look at a Lua stack that moves, so it sets a hook, as a debugger's signal handler does, and Lua
+calls that on its own thread. A hook belongs to one coroutine, and the one that runs is not always the one that Python
+resumed: an application has coroutines of its own. The way to the innermost leads through those in between:
+
+* Python resumed A. Once A has a hook for calls, returns and instructions, it either is at work, and the hook is called,
+  or it stands in a C function. When that is `coroutine.resume`, its first argument is the next coroutine, B.
+* B can't go away meanwhile: A holds it as long as it stands there, and if A moves, its hook is called first, which
+  waits at the gate for the thread that looks at B.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import lupa.lua54 as lupa
+from gevent import monkey
+
+PATIENCE_S, STEP_S = 1.0, 0.005
+STANDS_AFTER_S = 0.03  # for a coroutine that has called no hook: far longer than the other processor may take to see it
+MAX_DEPTH = 200  # Lua allows no more coroutines inside each other
+
+_CALLS, _RETURNS, _INSTRUCTIONS = 1, 2, 8  # LUA_MASKCALL, LUA_MASKRET, LUA_MASKCOUNT
+_RESUMED = 0  # LUA_OK; a coroutine that waits for its next resume has LUA_YIELD
+_REGISTRY = -1_001_000  # LUA_REGISTRYINDEX of Lua 5.4
+_HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
+_new_lock: Callable[[], Any] = monkey.get_original("_thread", "allocate_lock")
+
+_hooks: list[Any] = []  # for ever: a coroutine that is resumed late may still have one
+
+Action = Callable[[int], None]
+
+
+class Lua:
+    """The part of Lua's C interface that is needed. A state is the address of a coroutine."""
+
+    def __init__(self) -> None:
+        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        library = ctypes.CDLL(lupa.__file__)
+        self.set_hook = _function(library.lua_sethook, None, pointer, pointer, integer, integer)
+        self.status = _function(library.lua_status, integer, pointer)
+        self.to_thread = _function(library.lua_tothread, pointer, pointer, integer)
+        self.set_top = _function(library.lua_settop, None, pointer, integer)
+        self._get_field = _function(library.lua_getfield, integer, pointer, integer, ctypes.c_char_p)
+        self._push_integer = _function(library.lua_pushinteger, None, pointer, ctypes.c_longlong)
+        self._push_number = _function(library.lua_pushnumber, None, pointer, ctypes.c_double)
+        self._pcall = _function(library.lua_pcallk, integer, pointer, integer, integer, integer, pointer, pointer)
+        self._push_traceback = _function(library.luaL_traceback, None, pointer, pointer, ctypes.c_char_p, integer)
+        self._text_of = _function(library.lua_tolstring, ctypes.c_char_p, pointer, integer, pointer)
+
+    def traceback(self, state: int, of: int) -> bytes:
+        """The traceback of coroutine `of`, for a hook that was called in `state`."""
+        self._push_traceback(state, of, None, 0)
+        text: bytes = self._text_of(state, -1, None)
+        self.set_top(state, -2)
+        return text
+
+    def arm(self, state: int, case: int, limit_s: float) -> None:
+        """Call `arm` of lib/core/overtime.lua, for a hook that was called in `state`. Errors end in lua_pcallk."""
+        self._get_field(state, _REGISTRY, b"smqrt.arm")
+        self._push_integer(state, case)
+        self._push_number(state, limit_s)
+        if self._pcall(state, 2, 0, 0, None, None):
+            self.set_top(state, -2)
+
+
+class Interrupt:
+    """Calls functions inside Lua, for one other thread."""
+
+    def __init__(self) -> None:
+        self.lua = Lua()
+        self._gate = _new_lock()
+        self._action: Action | None = None
+        self._has_arrived = False
+        self._way: list[int] = []
+        self._hook = _HOOK(self._on_event)
+        _hooks.append(self._hook)
+
+    def begin(self, state: int, action: Action) -> None:
+        """Have `action` called with the coroutine that runs, and with each around it as soon as that goes on: on Lua's
+        thread, inside a hook, in no time. `action` sets the hook anew or away.
+
+        state: the coroutine that Python resumed.
+        """
+        with self._gate:
+            self._action = action
+            self._has_arrived = False
+            self._way = self._enter(state)
+
+    def tracebacks(self, at: int) -> bytes:
+        """For an action: the traceback of the coroutine that runs, behind those of the ones around it."""
+        way = self._way[: self._way.index(at) + 1] if at in self._way else [at]
+        return b"\ninside the coroutine, ".join(self.lua.traceback(at, state) for state in way)
+
+    def end(self) -> None:
+        """Call the action no more; hooks that are left go away by themselves."""
+        with self._gate:
+            self._action = None
+
+    def _enter(self, state: int | None) -> list[int]:
+        way: list[int] = []
+        while state and len(way) < MAX_DEPTH:
+            way.append(state)
+            self.lua.set_hook(state, ctypes.cast(self._hook, ctypes.c_void_p), _CALLS | _RETURNS | _INSTRUCTIONS, 1)
+            state = None if self._moves(STANDS_AFTER_S) else self._inside(state)
+        return way
+
+    def _inside(self, state: int) -> int | None:
+        """The coroutine that `state` has resumed, when it surely stands still."""
+        inner: int | None = self.lua.to_thread(state, 1)
+        if self._moves(STEP_S) or inner != self.lua.to_thread(state, 1):
+            return None
+        return inner if inner and self.lua.status(inner) == _RESUMED else None
+
+    def _moves(self, within_s: float) -> bool:
+        return wait_until(lambda: self._has_arrived, within_s)
+
+    def _on_event(self, state: int, _record: int) -> None:
+        """Runs inside Lua."""
+        self._has_arrived = True
+        with self._gate:
+            if self._action is not None:
+                self._action(state)
+            else:
+                self.lua.set_hook(state, None, 0, 0)
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Block this thread, and tell whether the condition came true in that time."""
+    waited_s = 0.0
+    while not condition():
+        if waited_s >= patience_s:
+            return False
+        _sleep(STEP_S)
+        waited_s += STEP_S
+    return True
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
