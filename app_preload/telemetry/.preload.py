@@ -4,7 +4,8 @@ The topics, all JSON:
     telemetry/NAME   a sensor's reading: {device, temp}
     stats/NAME       of each minute, by the pipeline: {device, minute, avg, low, high, readings}; again when it changes
     alerts/NAME      by the pipeline: {device, rule: "when" or "absent", state: "raised" or "cleared", ts, ...}
-    telemetry-ask    who opens the page asks; the answers, one for each sensor, hold what has been so far
+    telemetry-ask    who opens the page asks; the answers, one for each sensor, hold what has been so far, and whether
+                     it is recorded
 
 The sensors are simulated here. What is published is kept in the journal, from which `pipelines/telemetry.py` reads.
 """
@@ -23,9 +24,8 @@ PERIOD_S = 1
 SHOWN_READINGS, SHOWN_MINUTES, SHOWN_ALERTS = 600, 60, 20
 
 try:
-    smq = hub.create(journal=True)
-except JournalError as error:  # another server runs this application too
-    print(f"telemetry: nothing is recorded: {error}", flush=True)
+    smq = hub.create(journal={"retain": "1d"})
+except JournalError:  # another server runs this application too, and keeps the journal; the page tells
     smq = hub.create()
 
 
@@ -65,7 +65,8 @@ class Sensor:
 
     def so_far(self):
         minutes = [self.minutes[minute] for minute in sorted(self.minutes)]
-        return {"device": self.name, "readings": list(self.readings), "minutes": minutes, "alerts": list(self.alerts)}
+        told = {"device": self.name, "recorded": smq.journal is not None, "minutes": minutes}
+        return told | {"readings": list(self.readings), "alerts": list(self.alerts)}
 
 
 SENSORS = [

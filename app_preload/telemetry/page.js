@@ -99,4 +99,5 @@ smq.onclose = (message, canReconnect) => {
 smq.subscribe("self", {datatype: "json", onmsg: all => {
     if (!sensors.has(all.device)) sensors.set(all.device, new Sensor(all.device));
     sensors.get(all.device).soFar(all);
+    byId("unrecorded").hidden = all.recorded;
 }});

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +140,18 @@ def test_a_lost_connection_is_shown_and_what_was_missed_comes(serve: Callable[..
         expect(card(page, "cellar").locator(".now")).not_to_have_text(before, timeout=15_000)
     finally:
         context.close()
+
+
+def test_a_second_server_of_the_application_goes_without_a_journal(
+    serve: Callable[..., Served], new_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    shutil.copytree(
+        REPOSITORY / "app_preload" / "telemetry",
+        tmp_path / "app",
+        ignore=shutil.ignore_patterns(".journal", ".pipelines"),
+    )
+    first = serve(tmp_path / "app")
+    expect(opened(new_page(first.url)).locator("#unrecorded")).to_be_hidden()
+    second = serve(tmp_path / "app")
+    expect(opened(new_page(second.url)).locator("#unrecorded")).to_be_visible()
+    assert second.lines[0] == "app app at /: ok"
