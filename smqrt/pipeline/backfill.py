@@ -30,7 +30,7 @@ def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSessi
     """Computes a query on the rows between `options.start` and `options.until`.
 
     A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
-    `tables.folders` know; what the stream or another backfill has written already can't be written again. What is
+    `tables.frame` know; what the stream or another backfill has written already can't be written again. What is
     published is published once for each range, however often this is called.
 
     Args:

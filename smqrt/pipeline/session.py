@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -65,12 +66,18 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     for name, value in (_settings(master, state, found) | dict(extra or {})).items():
         builder = builder.config(name, value)
     _environment(is_local(master))
+    # It writes down every error of a function that Spark calls, which the runner tells in one sentence.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         session = (builder.master(master) if master else builder).getOrCreate()
     except Exception as error:
         raise PipelineError(
             f"Spark doesn't start: {_first_line(error)} smqrt pipeline doctor looks for why."
         ) from error
+    if not is_local(master):
+        from smqrt.pipeline.smq_source import register
+
+        register(session)
     return session
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from smqrt.errors import PipelineError
 from smqrt.pipeline.api import Declaration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 FOLDER = ".tables"
 """In the application's folder. Its name keeps it from being served."""
@@ -29,8 +35,24 @@ def location(declaration: Declaration, app: Path) -> str:
     return path if "://" in path or path.startswith("/") else str(app.absolute() / FOLDER / path)
 
 
+def frame(spark: SparkSession, path: Path) -> DataFrame:
+    """Returns the rows of a table, those of backfills included.
+
+    Args:
+        spark: the session.
+        path: the table's folder.
+
+    Raises:
+        PipelineError: nothing has been written.
+    """
+    frames = [spark.read.parquet(str(folder)) for folder in folders(path)]
+    if not frames:
+        raise PipelineError(f"There is no table in {path}: run its query first.")
+    return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
+
+
 def folders(path: Path) -> list[Path]:
-    """Returns the folders that make up a table, its stream's and one for each backfill: what Spark should read.
+    """Returns the folders that make up a table: its stream's, and one for each backfill.
 
     Args:
         path: the table's folder.
