@@ -23,7 +23,7 @@ MARKS = {
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
     "spark": "spark",
 }
-PARTS = ("browser", "spark", "servers", "unit")
+PARTS = ("browser", "cluster", "spark", "servers", "unit")
 """A test that could be in two parts is in the first of them."""
 
 

@@ -1,0 +1,127 @@
+"""The source smq on clusters whose workers have no smqrt installed: they get it with --py-files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyspark
+import pytest
+
+from smqrt.pipeline.submit import pack
+from tests.pipeline.conftest import needed_java
+from tests.pipeline.recorded import Recorded
+
+JOB = Path(__file__).parent / "cluster_job.py"
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+DEPLOY = "org.apache.spark.deploy"
+ROWS = 1000
+START_S = 90
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def workers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with pyarrow, and without smqrt and pyspark: Spark brings the latter."""
+    folder = tmp_path_factory.mktemp("worker")
+    venv.create(folder / "venv", symlinks=True)
+    site = next((folder / "venv").glob("lib/python*/site-packages"))
+    for path in Path(pyarrow.__file__).parent.parent.glob("pyarrow*"):
+        (site / path.name).symlink_to(path)
+    python = folder / "venv" / "bin" / "python"
+    assert subprocess.run([python, "-c", "import smqrt"], capture_output=True, cwd=folder, check=False).returncode == 1
+    return python
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "pipelines").mkdir()
+    return pack(folder / "smqrt.zip", folder / "pipelines")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return Recorded(tmp_path / "journal").add(ROWS).seal().path
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A master and two workers on loopback, as processes; gives the master's address."""
+    needed_java()
+    folder = tmp_path_factory.mktemp("standalone")
+    running = [start(folder, "master", "--port", "0", "--webui-port", "0")]
+    try:
+        address = announced(folder / "master.log", r"Starting Spark master at (spark://\S+)")
+        for number in (1, 2):
+            options = ["--cores", "1", "--memory", "600m", "--webui-port", "0", "-d", str(folder / f"work{number}")]
+            running.append(start(folder, f"worker{number}", *options, address))
+        for number in (1, 2):
+            announced(folder / f"worker{number}.log", "(Successfully registered with master)")
+        yield address
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    kind = name.rstrip("12")
+    command = [str(SPARK_CLASS), f"{DEPLOY}.{kind}.{kind.title()}", "--host", "127.0.0.1", *arguments]
+    quick = {"SPARK_DAEMON_MEMORY": "128m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    environment = bare() | quick | {"SPARK_LOCAL_DIRS": str(folder)}
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def bare() -> dict[str, str]:
+    """The environment without what this run of the tests put into it."""
+    names = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_HOME")
+    return {name: value for name, value in os.environ.items() if name not in names} | {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def announced(log: Path, pattern: str) -> str:
+    deadline = time.monotonic() + START_S
+    while not (match := re.search(pattern, log.read_text())):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    return match[1]
+
+
+def run(master: str, python: Path, package: Path, journal: Path, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, str(JOB), master, str(package), str(journal), str(folder / "checkpoint")]
+    environment = bare() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(package)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any], package: Path) -> None:
+    assert found["sum"] == sum(range(ROWS))
+    assert found["tasks"] == 10
+    assert found["batches"] == [400, 400, 200]
+    assert all(package.name in place for place in found["from"]), found["from"]
+
+
+def test_a_cluster_in_one_machine(workers_python: Path, package: Path, journal: Path, tmp_path: Path) -> None:
+    needed_java()
+    check(run("local-cluster[2,1,1024]", workers_python, package, journal, tmp_path), package)
+
+
+def test_a_master_and_two_workers(
+    standalone: str, workers_python: Path, package: Path, journal: Path, tmp_path: Path
+) -> None:
+    check(run(standalone, workers_python, package, journal, tmp_path), package)
