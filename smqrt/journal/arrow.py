@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal.flatbuffer import Child, Table, Writer, string, structs, table, vector
@@ -130,7 +130,7 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
     return _HEADER.pack(_START, ends[-1], _MIDDLE, rows, _BEFORE_NODES, *nodes, _BEFORE_BUFFERS, *buffers, _END)
 
 
-def encode(rows: Sequence[Row]) -> list[bytes | array[int]]:
+def encode(rows: Sequence[Row]) -> list[bytes]:
     """Returns a whole batch: its header and the pieces of its body, to be written one after the other.
 
     Args:
@@ -138,12 +138,12 @@ def encode(rows: Sequence[Row]) -> list[bytes | array[int]]:
     """
     nulls: list[int] = []
     lengths: list[int] = []
-    pieces: list[bytes | array[int]] = [b""]
+    pieces = [b""]
     for (kind, code), values in zip(_KINDS, zip(*rows, strict=True), strict=True):
         missing, buffers = _fixed(values, code) if code else _variable(values, kind)
         nulls.append(missing)
         for buffer in buffers:
-            size = len(buffer) * (buffer.itemsize if buffer.__class__ is array else 1)
+            size = len(buffer)
             lengths.append(size)
             if size:
                 pieces.append(buffer)
@@ -154,19 +154,19 @@ def encode(rows: Sequence[Row]) -> list[bytes | array[int]]:
 
 
 _KINDS = [(one.type, _CODES.get(one.type, "")) for one in SEGMENT_COLUMNS]
-_Buffers: TypeAlias = "tuple[int, Sequence[bytes | array[int]]]"
+_Buffers = tuple[int, Sequence[bytes]]
 
 
 def _fixed(values: Sequence[Any], code: str) -> _Buffers:
     if values[0] is not None:
         try:
-            return 0, (b"", array(code, values))
+            return 0, (b"", array(code, values).tobytes())
         except TypeError:
             pass
     missing, validity = _validity(values)
     if missing == len(values):
         return missing, (validity, bytes(missing * array(code).itemsize))
-    return missing, (validity, array(code, [value or 0 for value in values]))
+    return missing, (validity, array(code, [value or 0 for value in values]).tobytes())
 
 
 def _variable(values: Sequence[Any], kind: str) -> _Buffers:
@@ -182,7 +182,7 @@ def _variable(values: Sequence[Any], kind: str) -> _Buffers:
     return missing, (validity, *_joined([empty if value is None else value for value in values], kind))
 
 
-def _joined(values: Sequence[Any], kind: str) -> tuple[array[int], bytes]:
+def _joined(values: Sequence[Any], kind: str) -> tuple[bytes, bytes]:
     if kind == "STRING":
         text = "".join(values)
         if not text.isascii():
@@ -190,7 +190,7 @@ def _joined(values: Sequence[Any], kind: str) -> tuple[array[int], bytes]:
         data = text.encode("ascii")
     else:
         data = b"".join(values)
-    return array("i", accumulate(map(len, values), initial=0)), data
+    return array("i", accumulate(map(len, values), initial=0)).tobytes(), data
 
 
 def _validity(values: Sequence[Any]) -> tuple[int, bytes]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -133,7 +132,7 @@ class SegmentFile:
 
     def append(
         self,
-        pieces: Sequence[bytes | bytearray | memoryview | array[int]],
+        pieces: Sequence[bytes | bytearray | memoryview],
         first_seq: int,
         rows: int,
         ts_min_us: int,

@@ -66,12 +66,14 @@ def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
 
 
 @given(ROWS)
+@settings(deadline=None)
 def test_rows_come_back(rows: list[Row]) -> None:
     assert arrow.decode(encoded(rows)) == rows
     assert arrow.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
 
 
 @given(ROWS)
+@settings(deadline=None)
 def test_columns_come_back(rows: list[Row]) -> None:
     batch = encoded(rows)
     for at, name in enumerate(Row._fields):
@@ -80,6 +82,7 @@ def test_columns_come_back(rows: list[Row]) -> None:
 
 
 @given(ROWS)
+@settings(deadline=None)
 def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
     header = arrow.read_header(encoded(rows))
     assert header.rows == len(rows)
@@ -87,6 +90,7 @@ def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
+@settings(deadline=None)
 def test_the_schema_says_who_wrote(node: str, broker: str) -> None:
     node, broker = (text.encode("utf-8", "replace").decode() for text in (node, broker))
     message = arrow.schema_message(node, broker)

@@ -67,7 +67,7 @@ def test_where_rows_are(journal: Journal) -> None:
 
 def test_random_ranges(journal: Journal) -> None:
     random_ = random.Random(1)
-    for _ in range(40):
+    for _ in range(20):
         start, end = random_range(random_)
         most = random_.randint(1, 150)
         plan = journal.plan(start, end, max_rows=most)
