@@ -1,0 +1,332 @@
+"""`smqrt journal`: what each command prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from gevent import subprocess as green
+
+from smqrt.cli import cli
+from smqrt.journal import index, progress, segment
+from tests.journal.made import NOON_US, readings, row, write
+from tests.local_broker import LocalBroker
+
+FORMER = "2026-11-20T12:00:0"
+
+
+def smqrt(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["journal", *map(str, words)], prog_name="smqrt")
+
+
+def done(*words: str | Path) -> str:
+    result = smqrt(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*words: str | Path) -> tuple[int, str]:
+    result = smqrt(*words)
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stderr.strip().splitlines()[-1].removeprefix("Error: ")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An application whose hub has recorded 2000 readings and a few odd messages, in three segments."""
+    folder = tmp_path / "plant"
+    write(folder / ".journal", readings(2000))
+    odd = [row(2000, NOON_US + 2_000_000_000, None, b"\xff", flags=1), row(2001, NOON_US + 2_000_000_001, "a", b"last")]
+    write(folder / ".journal", odd)
+    return folder
+
+
+# ---- tail
+
+
+def test_tail(app: Path) -> None:
+    lines = done("tail", app, "-n", "2").splitlines()
+    assert lines[0] == "2026-11-20T12:33:20.000000Z  (to 4711)  sensor  0xff  [direct]"
+    assert lines[1] == "2026-11-20T12:33:20.000001Z  a  sensor  last"
+    assert len(done("tail", app).splitlines()) == 20
+    assert len(done("tail", app / ".journal", "-t", "site1/+/temp", "-t", "a", "--count", "5").splitlines()) == 5
+    assert done("tail", app, "-t", "nobody") == ""
+
+
+def test_tail_for_programs(app: Path) -> None:
+    read = [json.loads(line) for line in done("tail", app, "--json", "-n", "3").splitlines()]
+    assert [one["seq"] for one in read] == [1999, 2000, 2001]
+    assert json.loads(read[0]["payload"])["count"] == 1999
+    assert read[1]["payload_hex"] == "ff"
+
+
+def test_tail_from_a_time(app: Path) -> None:
+    assert [json.loads(line)["seq"] for line in done("tail", app, "--json", "--from", "1998").splitlines()] == [
+        1998,
+        1999,
+        2000,
+        2001,
+    ]
+    at_ten = done("tail", app, "--from", "2026-11-20T12:00:10", "-n", "1")
+    assert at_ten.startswith("2026-11-20T12:00:10.000000Z")
+    assert len(done("tail", app, "--from", "earliest").splitlines()) == 2002
+    assert done("tail", app, "--from", "latest") == ""
+
+
+def test_tail_follows(app: Path) -> None:
+    command = [sys.executable, "-m", "smqrt", "journal", "tail", str(app), "-n", "1", "--follow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        assert process.stdout.readline().endswith("last\n")
+        write(app / ".journal", [row(2002, topic="b", payload=b"new")])
+        assert process.stdout.readline() == f"{FORMER}0.000000Z  b  sensor  new\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_tail_into_head(app: Path) -> None:
+    command = f"{sys.executable} -m smqrt journal tail {app} --from earliest | head -1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(FORMER)
+
+
+def test_tail_needs_no_pyarrow_for_segments(app: Path) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from smqrt.cli import main; main()"
+    command = [sys.executable, "-c", code, "journal", "tail", str(app), "-n", "1"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.endswith(b"last\n")
+
+
+# ---- stats
+
+
+def test_stats(app: Path) -> None:
+    progress.save(app / ".journal", {"query": "q7", "name": "q", "offset": {"n1": 1000}, "time_us": 0})
+    lines = done("stats", app, "--top", "2").splitlines()
+    assert [line.split()[:2] for line in lines[:7]] == [
+        ["messages", "2,002"],
+        ["from", "2026-11-20T12:00:00.000000Z"],
+        ["to", "2026-11-20T12:33:20.000001Z"],
+        ["a", "second"],
+        ["segments", "3,"],
+        ["compacted", "0,"],
+        ["node", "n1:"],
+    ]
+    assert lines[6] == "node       n1: 0 to 2001"
+    assert lines[9] == "topic      and 20 more (--top)"
+    assert lines[10] == "reader     q7 is 1,002 messages behind"
+
+
+def test_stats_for_programs(app: Path, tmp_path: Path) -> None:
+    read = json.loads(done("stats", app, "--json", "--top", "1"))
+    assert (read["rows"], read["segments"], read["offsets"]) == (2002, 3, {"n1": [0, 2002]})
+    assert len(read["topics"]) == 1
+    assert json.loads(done("stats", app, "--json", "--top", "0"))["topics"] is None
+    (tmp_path / "empty" / "wal").mkdir(parents=True)
+    assert "messages   0" in done("stats", tmp_path / "empty")
+
+
+# ---- verify
+
+
+def test_verify(app: Path) -> None:
+    lines = ["3 segments with 2,002 messages in 33 batches", "0 compacted files with 0 messages", "all is well"]
+    assert done("verify", app).splitlines() == lines
+
+
+def test_verify_finds_and_repairs(app: Path) -> None:
+    newest = index.paths(app / ".journal" / "wal" / "n1")[-1]
+    with newest.open("ab") as file:
+        file.write(b"torn")
+    result = smqrt("verify", app)
+    assert result.exit_code == 1
+    sentence = "4 bytes behind its last batch belong to no batch"
+    remedy = "the hub cuts that off when it starts, or do it now with --repair"
+    assert result.stderr.splitlines() == [f"{newest}: {sentence}; {remedy}.", "Error: 1 fault"]
+    assert done("verify", app, "--repair").splitlines()[0] == "4 bytes of a torn end were cut off"
+    assert "all is well" in done("verify", app)
+
+
+def test_verify_does_not_repair_damage(app: Path) -> None:
+    oldest = index.paths(app / ".journal" / "wal" / "n1")[0]
+    data = bytearray(oldest.read_bytes())
+    data[-9] ^= 1
+    oldest.write_bytes(data)
+    result = smqrt("verify", app, "--repair")
+    assert result.exit_code == 1
+    assert "its checksum is wrong" in result.stderr
+    assert oldest.read_bytes() == data
+
+
+# ---- compact
+
+
+def test_compact(app: Path) -> None:
+    text = done("compact", app)
+    assert text.startswith("2 segments with 2,000 messages: 1 file, 311.")
+    assert text.endswith("; 2 old segments for a later run to remove (--grace 60s)\n")
+    assert "nothing to compact" in done("compact", app, "--grace", "0s")
+    assert done("tail", app, "-n", "3", "--json").count("\n") == 3
+    assert "all is well" in done("verify", app)
+    assert len(done("tail", app, "--from", "earliest").splitlines()) == 2002
+
+
+def test_compact_with_typed_columns(app: Path) -> None:
+    import pyarrow.parquet as pq
+
+    done("compact", app, "--schema", "site1/#=device string, temp double", "--schema", "a=temp double", "--all")
+    (path,) = app.glob(".journal/data/*/*/*.parquet")
+    kinds = str(pq.ParquetFile(path).schema_arrow.field("json").type)
+    assert kinds == "struct<device: string, temp: double>"
+
+
+def test_compact_again_and_again(app: Path) -> None:
+    command = [sys.executable, "-m", "smqrt", "journal", "compact", str(app), "--watch", "0.2s", "--grace", "0s"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        assert process.stdout.readline().startswith("2 segments")
+        write(app / ".journal", [row(2002)])
+        assert process.stdout.readline().startswith("1 segment with 2 messages: 1 file, ")
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+def test_what_compact_refuses(app: Path, tmp_path: Path) -> None:
+    assert refused("compact", tmp_path)[0] == 1
+    assert "'dubble' is no type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
+    assert "must be TOPICS=DDL" in refused("compact", app, "--schema", "temp double")[1]
+    assert refused("compact", app, "--after", "soon")[0] == 2
+    assert "give one of them" in refused("compact", app, "--schema", "a=b int", "--json", "variant")[1]
+    held = segment.lock(app / ".journal" / "wal" / "n1")
+    assert f"is written by process {os.getpid()}" in refused("compact", app, "--all")[1]
+    os.close(held)
+
+
+# ---- export and schema
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv", ".jsonl"])
+def test_export(app: Path, suffix: str) -> None:
+    to = app / f"out{suffix}"
+    words = ("--from", "2026-11-20T12:00:10", "--until", "2026-11-20T12:00:20", "--to", to)
+    assert done("export", app, *words).startswith(f"10 messages in {to} (")
+    assert to.stat().st_size > 100
+
+
+def test_export_lines(app: Path) -> None:
+    done("export", app, "--to", app / "out.jsonl", "-t", "a")
+    (line,) = (app / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["payload"] == "last"
+    assert refused("export", app, "--to", app / "out.xml")[0] == 2
+
+
+def test_schema(app: Path) -> None:
+    result = smqrt("schema", app, "site1/#")
+    assert result.stdout.startswith("device string, temp double, humidity double, battery bigint, count bigint")
+    count = sum(one.topic.startswith("site1/") for one in readings(2000) if one.topic)
+    assert result.stderr == f"fits {count} of {count} payloads (100.0%)\n"
+    assert smqrt("schema", app, "site1/#", "--rows", "10").stderr == "fits 10 of 10 payloads (100.0%)\n"
+
+
+def test_schema_here(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(app)
+    assert done("schema", "+/+/temp").startswith("device string")
+
+
+def test_what_has_no_schema(app: Path) -> None:
+    assert refused("schema", app, "nobody") == (
+        1,
+        "there are no messages to 'nobody'; `smqrt journal stats` shows the topics",
+    )
+    assert refused("schema", app, "a")[1] == "the 1 newest payloads of 'a' are no JSON, not JSON objects: no DDL"
+    assert refused("schema", app, "a", "b")[0] == 2
+    assert refused("schema", app, "a/#/b")[0] == 2
+
+
+# ---- replay
+
+
+def collected(broker: LocalBroker, *topics: str) -> list[tuple[str, float, bytes]]:
+    got: list[tuple[str, float, bytes]] = []
+    for topic in topics:
+        broker.smq.subscribe(topic, lambda data, *_, name=topic: got.append((name, time.monotonic(), bytes(data))))
+    return got
+
+
+def replayed(*words: str | Path) -> Any:
+    command = [sys.executable, "-m", "smqrt", "journal", "replay", *map(str, words)]
+    process = green.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def broker():
+    local = LocalBroker()
+    yield local
+    local.close()
+
+
+@pytest.mark.parametrize("kind", ["smq", "ws"])
+def test_replay(tmp_path: Path, broker: LocalBroker, kind: str) -> None:
+    rows = [row(seq, NOON_US + seq * 200_000, "t", b"%d" % seq) for seq in range(5)]
+    write(tmp_path, [*rows, row(5, NOON_US + 999_999, None, b"psst", flags=1), row(6, NOON_US + 999_999, "p", flags=8)])
+    got = collected(broker, "re/t", "re/p")
+    address = f"{kind}://127.0.0.1:{broker.port}/smq.lsp"
+    code, out, err = replayed(tmp_path, address, "--speed", "2x", "--prefix", "re/")
+    assert (code, out) == (0, "5 messages published\n")
+    assert err == "1 left out: addressed to one client\n1 left out: published by a pipeline\n"
+    assert [data for _, _, data in got] == [one.payload for one in rows]
+    assert 0.35 < got[-1][1] - got[0][1] < 2
+
+
+def test_replay_at_full_speed_in_order(tmp_path: Path, broker: LocalBroker) -> None:
+    rows = write(tmp_path, [row(seq, NOON_US + seq * 1_000_000, "t", b"%06d" % seq * 20) for seq in range(20_000)])
+    got = collected(broker, "t")
+    assert replayed(tmp_path, f"http://127.0.0.1:{broker.port}/smq.lsp", "--speed", "max")[0] == 0
+    assert [data for _, _, data in got] == [one.payload for one in rows]
+
+
+def test_replay_a_part(tmp_path: Path, broker: LocalBroker) -> None:
+    write(tmp_path, [row(seq, NOON_US + seq * 1_000_000, f"t{seq % 2}", b"%d" % seq) for seq in range(20)])
+    got = collected(broker, "t0", "t1")
+    words = ("--from", "10", "--until", "2026-11-20T12:00:15", "--topic", "t1", "--speed", "max")
+    assert replayed(tmp_path, f"http://127.0.0.1:{broker.port}/smq.lsp", *words)[1] == "2 messages published\n"
+    assert [data for _, _, data in got] == [b"11", b"13"]
+
+
+def test_what_replay_refuses(tmp_path: Path, broker: LocalBroker) -> None:
+    write(tmp_path, [row(0)])
+    assert refused("replay", tmp_path, "smq://127.0.0.1:1/", "--speed", "fast")[0] == 2
+    assert replayed(tmp_path, "ftp://127.0.0.1/")[0] == 2
+    code, _, err = replayed(tmp_path, "smq://127.0.0.1:1/")
+    assert (code, err.count("\n")) == (1, 1)
+
+
+# ---- places
+
+
+def test_places(tmp_path: Path) -> None:
+    sentence = f"{tmp_path} holds no journal: name its folder, or that of an application whose hub has journal=True."
+    for command in ("tail", "stats", "verify", "compact"):
+        assert refused(command, tmp_path) == (1, sentence)
+
+
+def test_a_time_that_is_none(app: Path) -> None:
+    code, sentence = refused("tail", app, "--from", "yesterday")
+    assert code == 2
+    assert sentence.startswith("--from 'yesterday' must be a duration such as 2h")
