@@ -221,7 +221,11 @@ class DiskIo(Io):
             from smqrt.http.zips import ZipIo
 
             return ZipIo(place)
-        return DiskIo(place)
+        below = DiskIo(place)
+        if self.private is not None:
+            is_private, prefix = self.private, "/".join(segments(path))
+            below.private = lambda name: is_private(f"{prefix}/{name}".strip("/"))
+        return below
 
     def published(self, name: str) -> Stat:
         """See `Io.published`."""

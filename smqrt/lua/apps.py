@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from smqrt.http.zips import ZipIo
 from smqrt.journal import writer as journals
 from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
+from smqrt.lua.private import private
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.pyapps import PRELOAD as PYTHON_PRELOAD
@@ -34,9 +34,6 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "same-origin",
 }
-
-_PIPELINE = re.compile(r"pipelines/.*\.(?:py|sql)", re.IGNORECASE | re.DOTALL)
-"""An application's pipelines: code, which clients are not shown."""
 
 
 class Script(Protocol):
@@ -193,7 +190,7 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
-        io.private = _is_pipeline
+        io.private = private(path.resolve() if path.is_dir() else None)
         reader = ResourceReader(name, priority, io=io)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]
@@ -204,10 +201,6 @@ class Applications:
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref
-
-
-def _is_pipeline(name: str) -> bool:
-    return _PIPELINE.fullmatch(name) is not None
 
 
 def _has(io: Io, name: str) -> bool:

@@ -332,3 +332,36 @@ def test_pipelines_of_a_zip_file_are_not_shown_either(server: AppServer, tmp_pat
     server.applications.load("zip", tmp_path / "app.zip", 0, "in")
     assert server.ask("/zip/pipelines/x.txt").text == "in/pipelines/x.txt"
     assert server.ask("/zip/pipelines/x.py").status == 404
+
+
+@pytest.mark.parametrize("where", ["kept", "deep/kept", "."])
+def test_journals_are_not_shown_wherever_they_are(server: AppServer, where: str):
+    places = [
+        "token",
+        "hub.json",
+        "manifest.json",
+        "wal/n1/lock",
+        "wal/n1/0.arrows",
+        "data/date=1/x.parquet",
+        "readers/q.json",
+    ]
+    files = {f"{where}/{name}": "secret" for name in places}
+    shown = (
+        {"data/x.csv": "d", "wal/x.txt": "w", "token.html": "t", "x/token": "t"} if where != "." else {"x.html": "x"}
+    )
+    readers = "dir:insert(ba.create.resrdr('sub', app.io)) " + (
+        "dir:insert(ba.create.resrdr('io', ba.mkio(app.io, 'deep')))" if where == "deep/kept" else ""
+    )
+    application = server.app(shown | files | {".preload": readers}, "app")
+    assert application.error is None
+    (server.folder / "app" / "link.txt").symlink_to(server.folder / "app" / where / "token")
+    for name, content in shown.items():
+        assert server.ask(f"/app/{name}").text == content
+    asked = [f"/app/{where}/{name}" for name in places] + [
+        f"/app/sub/{where}/token",
+        "/app/link.txt",
+        "/app/io/kept/token",
+    ]
+    for path in asked:
+        answer = server.ask(path.replace("/./", "/"))
+        assert (answer.status in (302, 404), "secret" in answer.text) == (True, False), path  # 302: to path/, then 404
