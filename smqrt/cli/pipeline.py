@@ -288,6 +288,24 @@ def _table_of(places: Places, name: str) -> str | None:
     return tables.location(query, places.app) if query and query.kind == "table" else None
 
 
+@pipeline.command("test")
+@click.argument("what", nargs=-1, metavar="[FOLDER] [NAME]...")
+@_places()
+@click.option("--journal", type=click.Path(path_type=Path), help="Rows to test on.", show_default="the .jsonl of tests")
+@click.option("--update", is_flag=True, help="Keep what comes out as what is expected.")
+def test_(what: tuple[str, ...], app: Path, state: Path | None, journal: Path | None, update: bool) -> None:
+    """Run the queries NAME, or all of them, on recorded rows, and compare what comes out with files. No hub is needed.
+
+    FOLDER holds the pipelines, without it the folder `pipelines` of the application; in its folder `tests` are the rows
+    and a file for each query.
+    """
+    from smqrt.pipeline import testing
+
+    given = bool(what) and Path(what[0]).exists()
+    folder = Path(what[0]).absolute() if given else _at(app, state).pipelines
+    sys.exit(testing.run(folder, journal, update, what[given:], click.echo))
+
+
 @pipeline.command()
 @click.argument("name")
 @_places(journal=True)

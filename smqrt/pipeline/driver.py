@@ -63,8 +63,9 @@ def _run(given: argparse.Namespace, app: Path) -> int:
 
 
 def _token() -> str | None:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
 
+    SparkContext._ensure_initialized()  # only then is spark-submit's JVM asked
     return SparkConf().get(TOKEN_CONF, None)
 
 

@@ -6,21 +6,27 @@ import time
 from typing import Any
 
 from smqrt.errors import SmqrtError
+from smqrt.journal.remote import open_journal
 from smqrt.pipeline.status import Age
 
 
-def age(journal: Any) -> Age:
+def age(place: str, token: str | None = None) -> Age:
     """Returns what tells a `Board` how far a query is behind, in seconds.
 
     Args:
-        journal: the journal, opened; for each question the next row of each node is read.
+        place: path or URL of the journal, of which for each question the next row of each node is read.
+        token: what its hub wants to see.
+
+    Raises:
+        JournalError: there is no such journal.
     """
+    journal = open_journal(place, token, retry_s=0)
 
     def seconds(name: str, ends: dict[str, int]) -> float | None:
         try:
             times_us = [_time_us(journal, node, seq) for node, seq in ends.items()]
         except (SmqrtError, OSError):
-            return None  # a segment that retention removes, a hub that is away: the next question is soon
+            return None  # a hub that is away, a segment that was just removed: the next question is soon
         waiting_us = [time_us for time_us in times_us if time_us is not None]
         return max(0.0, time.time() - min(waiting_us) / 1e6) if waiting_us else 0.0
 

@@ -107,7 +107,7 @@ class Context:
         self.catalog, self.options, self.report = catalog, options, options.report
         self.pid = os.getpid()
         self.journal = open_journal(options.journal, options.token)
-        self.board = Board(options.state, lag.age(self.journal))
+        self.board = Board(options.state, lag.age(options.journal, options.token))
         self._rows = Journal(options.journal, options.token)
         tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
         self.watch = references.Watch(tables, catalog.folder, options.report)

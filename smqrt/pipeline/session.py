@@ -27,6 +27,8 @@ EVERYWHERE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
+    # Needs pandas, which pipelines don't; Spark would warn at each function.
+    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }
 LOCAL = {
     "spark.ui.enabled": "false",

@@ -42,7 +42,7 @@ class Submission:
         state: folder of checkpoints and status, which every machine sees under this path.
         deploy_mode: "client", the driver runs here, or "cluster", somewhere in the cluster.
         token: what the hub wants to see; None takes the one in the journal's folder.
-        python: of the workers; None takes the path of the one that runs here.
+        python: of the workers; None takes the path of the one that runs here, in a cluster what the image has.
         start, once, republish: as for `smqrt pipeline run`.
         extra: further arguments for spark-submit.
     """
@@ -152,15 +152,20 @@ def _spark_words(submission: Submission, package: Path) -> list[str]:
     words = [str(_spark_home() / "bin" / "spark-submit"), "--master", submission.master]
     words += ["--deploy-mode", submission.deploy_mode, "--name", "smqrt " + (" ".join(submission.names) or "pipelines")]
     words += ["--py-files", str(package)]
-    if submission.python:
-        words += ["--conf", f"spark.pyspark.python={submission.python}"]
+    python = submission.python or (sys.executable if submission.deploy_mode == "client" else None)
+    words += ["--conf", f"spark.pyspark.python={python}"] if python else []
     if submission.deploy_mode == "client":
         words += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
-        logging = Path(__file__).parent / "log4j2.properties"
-        words += ["--driver-java-options", f"-Dlog4j2.configurationFile={logging} -Duser.timezone=UTC"]
+        words += ["--driver-java-options", " ".join(_java_options(submission.state))]
     if submission.token:
         words += ["--load-spark-defaults", "--properties-file", str(_token_file(package.parent, submission.token))]
     return words
+
+
+def _java_options(state: Path) -> list[str]:
+    """Spark's log goes where `smqrt pipeline run` has it; workers keep theirs where their cluster does."""
+    logging = Path(__file__).parent / "log4j2.properties"
+    return [f"-Dlog4j2.configurationFile={logging}", f"-Dsmqrt.log={state}/.spark/spark.log", "-Duser.timezone=UTC"]
 
 
 def _token_file(folder: Path, token: str) -> Path:

@@ -1,0 +1,101 @@
+"""`smqrt pipeline submit` on real clusters, whose workers have no smqrt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+
+from smqrt.journal import commit
+from smqrt.journal.record import Flag
+from smqrt.pipeline.status import read_all
+from tests.pipeline.hubs import JournalingHub
+from tests.pipeline.recorded import Recorded
+from tests.pipeline.test_source_cluster import bare, standalone, workers_python
+
+__all__ = ["standalone", "workers_python"]  # fixtures
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PIPELINES = """
+from pyspark.sql import functions as F
+
+from smqrt.pipeline import publish, source, table
+
+
+@source(topics="site1/#", json="device string, temp double", include_pipeline=True)  # the test publishes like one
+def readings(df):
+    return df
+
+
+@table("readings")
+def kept(readings):
+    return readings.select("seq", "device", "temp")
+"""
+PUBLISHED = """
+
+@publish(to="count/{device}", mode="update")
+def counts(readings):
+    return readings.groupBy("device").agg(F.count("*").alias("n"), F.sum("temp").alias("sum"))
+"""
+QUICK = {
+    # Java compiles less and starts sooner; a test that takes seconds gains nothing from the rest.
+    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+}
+SMALL = ("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false")
+SMALL += ("--conf", "spark.sql.shuffle.partitions=2")
+ROWS = 300
+
+
+def make(app: Path, text: str) -> None:
+    (app / "pipelines").mkdir(parents=True)
+    (app / "pipelines" / "readings.py").write_text(text)
+
+
+def submit(app: Path, master: str, python: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "smqrt", "pipeline", "submit", "--app", str(app), "--master", master]
+    command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL]
+    ran = subprocess.run(command, capture_output=True, text=True, env=bare() | QUICK, timeout=250, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert {status.state for status in read_all(app / ".pipelines")} == {"finished"}
+
+
+def publish(hub: JournalingHub, device: str) -> None:
+    rows = [(b"site1/x", None, b'{"device": "%s", "temp": %d}' % (device.encode(), n)) for n in range(ROWS // 3)]
+    commit.publish(commit.HubAddress.of(hub.journal), rows)
+
+
+def table(app: Path) -> list[int]:
+    return sorted(pyarrow.dataset.dataset(app / ".tables/readings", format="parquet").to_table()["seq"].to_pylist())
+
+
+def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: Path, tmp_path: Path) -> None:
+    """Workers read from the hub with its token; the driver's results come back to it, each once."""
+    hub = JournalingHub(tmp_path / "hub")
+    try:
+        for device in range(3):
+            publish(hub, f"d{device}")
+        app = tmp_path / "app"
+        make(app, PIPELINES + PUBLISHED)
+        told = hub.announced
+        submit(app, standalone, workers_python, "--republish", "--journal", told["url"], "--token", told["token"])
+        results = hub.rows("count/#")
+    finally:
+        hub.stop()
+    assert table(app) == list(range(ROWS))
+    assert sorted((row.topic, row.payload) for row in results) == [
+        (f"count/d{device}", b'{"device":"d%d","n":100,"sum":4950.0}' % device) for device in range(3)
+    ]
+    assert all(row.flags & Flag.PIPELINE for row in results)
+    assert len({row.txn for row in results}) == 1
+
+
+def test_from_a_shared_folder_on_a_cluster_in_one_machine(workers_python: Path, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    make(app, PIPELINES)
+    Recorded(app / ".journal").add(ROWS).seal()
+    submit(app, "local-cluster[2,1,1024]", workers_python, "kept")
+    assert table(app) == list(range(ROWS))
