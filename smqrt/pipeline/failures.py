@@ -16,6 +16,7 @@ _ANOTHER_STATE = (
     "TRANSFORM_WITH_STATE_SCHEMA",
     "INVALID_SCHEMA_EVOLUTION",
 )
+_NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
@@ -47,6 +48,11 @@ def sentence(name: str, error: BaseException) -> str:
         return (
             "its checkpoint holds the state of another version of this query, whose columns or windows were different; "
             f"smqrt pipeline reset {name} forgets it, and run --from earliest computes it again."
+        )
+    if _NO_WATERMARK in text:
+        return (
+            "mode='append' publishes what is final, and without a watermark nothing ever is: give the @source a "
+            "watermark=, or use mode='update'."
         )
     if own := _OWN_ERROR.findall(text):
         return str(own[-1][1]).strip()

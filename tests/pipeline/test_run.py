@@ -211,7 +211,7 @@ def test_no_such_thing(app: Application) -> None:
     assert app.told == [f"{app.folder}/pipelines/p.py:6: echo: Attribute `limt` is not supported."]
     app.write(ECHO.format(source=app.source).replace("rows): return rows", "rows): return rows.groupBy('n').count()"))
     assert app.run() == 1
-    assert "p.py:6: echo: Append output mode not supported" in app.told[1]
+    assert "echo: mode='append' publishes what is final, and without a watermark nothing ever is" in app.told[1]
 
 
 Backfill = Callable[..., int]
