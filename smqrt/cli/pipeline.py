@@ -241,7 +241,7 @@ def stop(names: tuple[str, ...], app: Path, state: Path | None, timeout_s: float
     """Stop the queries NAME, or all of them, after the micro-batch under way, and wait for it."""
     places = _at(app, state)
     wanted = [each.name for each in _chosen(places, names)]
-    working = {name: pid for name in wanted if (pid := process.running(places.state / name))}
+    working = {name: where for name in wanted if (where := _where(places, name))}
     for name in working:
         process.request_stop(places.state / name)
     for pid in _all_of(places, working):
@@ -253,17 +253,23 @@ def stop(names: tuple[str, ...], app: Path, state: Path | None, timeout_s: float
         click.echo(f"{name} is stopped" if name in working else f"{name} was not running")
 
 
-def _all_of(places: Places, working: Mapping[str, int]) -> set[int]:
-    """The processes that have nothing else to do than these queries, which needn't go on."""
+def _where(places: Places, name: str) -> int | str | None:
+    """The process of this machine, or the other machine, on which a query runs."""
+    return process.running(places.state / name) or process.elsewhere(places.state / name)
+
+
+def _all_of(places: Places, working: Mapping[str, int | str]) -> set[int]:
+    """The processes here that have nothing else to do than these queries, and needn't go on."""
     folders = [path for path in places.state.iterdir() if path.is_dir()] if places.state.is_dir() else []
     others = {process.running(path) for path in folders if path.name not in working}
-    return set(working.values()) - others
+    return {where for where in working.values() if isinstance(where, int)} - others
 
 
 def _wait_stopped(places: Places, name: str, deadline: float) -> None:
-    while pid := process.running(places.state / name):
+    while where := _where(places, name):
         if time.monotonic() > deadline:
-            raise PipelineError(f"{name} still runs, as process {pid}; kill -9 {pid} ends it and loses nothing.")
+            there = f"as process {where}; kill -9 {where}" if isinstance(where, int) else f"on {where}; kill -9 there"
+            raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
         time.sleep(0.05)
 
 

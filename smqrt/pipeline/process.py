@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 _PID, _STOP = "pid", "stop"
@@ -24,23 +25,30 @@ def claim(query: Path) -> None:
     query.mkdir(parents=True, exist_ok=True)
     (query / _STOP).unlink(missing_ok=True)
     temporary = query / (_PID + ".new")
-    temporary.write_text(f"{os.getpid()} {_started(os.getpid())}\n")
+    temporary.write_text(f"{os.getpid()} {_started(os.getpid())} {_host()}\n")
     temporary.rename(query / _PID)
 
 
 def release(query: Path) -> None:
     """Writes down that nobody runs the query; does nothing when another process has claimed it."""
-    if _read(query)[:1] == [str(os.getpid())]:
+    words = _read(query)
+    if words[:1] == [str(os.getpid())] and words[2:] == [_host()]:
         (query / _PID).unlink(missing_ok=True)
         (query / _STOP).unlink(missing_ok=True)
 
 
 def running(query: Path) -> int | None:
-    """Returns the process that runs the query; None when there is none, or it died."""
+    """Returns the process of this machine that runs the query; None when there is none, or it died."""
     words = _read(query)
-    if len(words) != 2 or not words[0].isdigit():
+    if len(words) != 3 or words[2] != _host() or not words[0].isdigit():
         return None
     return int(words[0]) if _started(int(words[0])) == words[1] else None
+
+
+def elsewhere(query: Path) -> str | None:
+    """Returns the other machine on which the query runs, or died without a word; None when it isn't on another one."""
+    words = _read(query)
+    return words[2] if len(words) == 3 and words[2] != _host() else None
 
 
 def request_stop(query: Path) -> None:
@@ -51,6 +59,10 @@ def request_stop(query: Path) -> None:
 def stop_requested(query: Path) -> bool:
     """Whether somebody asked for the query to stop."""
     return (query / _STOP).exists()
+
+
+def _host() -> str:
+    return platform.node() or "localhost"
 
 
 def _read(query: Path) -> list[str]:

@@ -32,8 +32,9 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     query = state / name
     if not _NAME.fullmatch(name) or not query.is_dir():
         raise PipelineError(f"{name} never ran with the state in {state}: there is nothing to reset.")
-    if pid := process.running(query):
-        raise PipelineError(f"{name} is running, as process {pid}: end it first with smqrt pipeline stop {name}.")
+    if working := process.running(query) or process.elsewhere(query):
+        where = f"as process {working}" if isinstance(working, int) else f"on {working}"
+        raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
     if table and "://" in table:
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     # The checkpoint goes last: after a failure in between, the same command does the rest.

@@ -80,14 +80,15 @@ def read(query: Path) -> Status | None:
         query: the folder of its state, `<state>/<name>`.
 
     Returns:
-        Its status, "dead" when its process is gone without having said so; None when it never ran.
+        Its status, "dead" when its process is gone without having said so, which only its own machine can tell; None
+        when it never ran.
     """
     try:
         values = dict(json.loads((query / FILE).read_text("utf-8")))
         status = Status(**{item.name: values[item.name] for item in fields_of(Status) if item.name in values})
     except (OSError, ValueError, TypeError):
         return None
-    died = status.state in LIVE and process.running(query) is None
+    died = status.state in LIVE and process.running(query) is None and process.elsewhere(query) is None
     return replace(status, state="dead", rows_per_s=0.0) if died else status
 
 

@@ -98,7 +98,7 @@ def prepare(submission: Submission) -> Command:
         package = pack(folder / "smqrt.zip", submission.app / "pipelines")
         (folder / "driver.py").write_text(_DRIVER, "utf-8")
         words = [*_spark_words(submission, package), *submission.extra, str(folder / "driver.py")]
-        return Command([*words, *_driver_words(submission)], _environment())
+        return Command([*words, *_driver_words(submission)], _environment(submission))
     except OSError as error:
         raise PipelineError(f"{error.filename or folder} can't be written: {error.strerror}.") from None
 
@@ -152,8 +152,7 @@ def _spark_words(submission: Submission, package: Path) -> list[str]:
     words = [str(_spark_home() / "bin" / "spark-submit"), "--master", submission.master]
     words += ["--deploy-mode", submission.deploy_mode, "--name", "smqrt " + (" ".join(submission.names) or "pipelines")]
     words += ["--py-files", str(package)]
-    python = submission.python or (sys.executable if submission.deploy_mode == "client" else None)
-    words += ["--conf", f"spark.pyspark.python={python}"] if python else []
+    words += ["--conf", f"spark.pyspark.python={python}"] if (python := _python(submission)) else []
     if submission.deploy_mode == "client":
         words += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
         words += ["--driver-java-options", " ".join(_java_options(submission.state))]
@@ -185,9 +184,14 @@ def _driver_words(submission: Submission) -> list[str]:
     return [*words, *submission.names]
 
 
-def _environment() -> dict[str, str]:
-    found = java.find()
-    return {"JAVA_HOME": str(found.home)}
+def _environment(submission: Submission) -> dict[str, str]:
+    variables = {"JAVA_HOME": str(java.find().home)}
+    # Spark looks for data sources with this one, before it knows of any setting.
+    return variables | ({"PYSPARK_PYTHON": python} if (python := _python(submission)) else {})
+
+
+def _python(submission: Submission) -> str | None:
+    return submission.python or (sys.executable if submission.deploy_mode == "client" else None)
 
 
 def _spark_home() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -39,19 +40,30 @@ def test_a_process_that_only_waits_for_its_parent_runs_nothing(tmp_path: Path) -
 
 def test_a_number_given_to_somebody_else_is_not_taken_for_a_pipeline(tmp_path: Path) -> None:
     process.claim(tmp_path)
-    pid, started = (tmp_path / "pid").read_text().split()
-    (tmp_path / "pid").write_text(f"{pid} {int(started) - 1}")
+    pid, started, host = (tmp_path / "pid").read_text().split()
+    (tmp_path / "pid").write_text(f"{pid} {int(started) - 1} {host}")
     assert process.running(tmp_path) is None
+    assert process.elsewhere(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "12", "12 13 14", "-1 5", "99999999 5"])
+def test_a_process_of_another_machine_is_left_to_it(tmp_path: Path) -> None:
+    process.claim(tmp_path)
+    pid, started, _ = (tmp_path / "pid").read_text().split()
+    (tmp_path / "pid").write_text(f"{pid} {started} other.example")
+    assert process.running(tmp_path) is None
+    assert process.elsewhere(tmp_path) == "other.example"
+    process.release(tmp_path)
+    assert (tmp_path / "pid").exists()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "12", "12 13", "-1 5 HOST", "99999999 5 HOST"])
 def test_a_file_that_is_damaged_names_nobody(tmp_path: Path, text: str) -> None:
-    (tmp_path / "pid").write_text(text)
+    (tmp_path / "pid").write_text(text.replace("HOST", platform.node()))
     assert process.running(tmp_path) is None
 
 
 def test_only_the_owner_releases(tmp_path: Path) -> None:
-    (tmp_path / "pid").write_text("1 5\n")
+    (tmp_path / "pid").write_text(f"1 5 {platform.node()}\n")
     process.release(tmp_path)
     assert (tmp_path / "pid").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,18 @@ def test_the_end_is_the_last_word(board: Board, tmp_path: Path, state: str) -> N
 
 def test_a_process_that_died_is_told_by_the_reader(board: Board, tmp_path: Path) -> None:
     board.progressed(progress())
-    (tmp_path / "per_minute" / "pid").write_text("99999999 1\n")
+    (tmp_path / "per_minute" / "pid").write_text(f"99999999 1 {platform.node()}\n")
     status = read(tmp_path / "per_minute")
     assert status is not None
     assert (status.state, status.rows_per_s, status.rows) == ("dead", 0.0, 500)
+
+
+def test_what_runs_on_another_machine_is_taken_at_its_word(board: Board, tmp_path: Path) -> None:
+    board.progressed(progress())
+    (tmp_path / "per_minute" / "pid").write_text("99999999 1 other.example\n")
+    status = read(tmp_path / "per_minute")
+    assert status is not None
+    assert status.state == "running"
 
 
 def test_all_queries_by_name(board: Board, tmp_path: Path) -> None:

@@ -138,8 +138,9 @@ def test_no_list_of_processes_shows_the_token(submission: Submission) -> None:
 
 def test_what_is_printed_can_be_typed(submission: Submission) -> None:
     command = prepare(replace(submission, names=("it's", "hot")))
-    java_home, *given = shlex.split(str(command))
+    java_home, python, *given = shlex.split(str(command))
     assert java_home == f"JAVA_HOME={command.environment['JAVA_HOME']}"
+    assert python == f"PYSPARK_PYTHON={sys.executable}"
     assert given == command.words
 
 
