@@ -102,7 +102,7 @@ class Server:
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
-        self._watchdog = Watchdog(self.vm)
+        self._watchdog = Watchdog(self.vm, loop_s=settings.lua_loop_s)
         base.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -166,7 +166,6 @@ class Server:
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         _prepare_process()
-        self._watchdog.start()
         if self.settings.reload:
             watches = {one: reload.Watch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
@@ -206,6 +205,7 @@ class Server:
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
         handlers = [gevent.signal_handler(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)]
+        self._watchdog.start()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)

@@ -37,6 +37,14 @@ class Settings:
     pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
     commit_mib: int = _setting(64, "The most that a pipeline may commit at once over HTTP, in MiB.")
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
+    lua_loop_s: float = _setting(
+        10.0, "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes."
+    )
+
+    def __post_init__(self) -> None:
+        """Raises StartError for a limit that is none."""
+        if not self.lua_loop_s >= 0:
+            raise StartError(f"lua_loop_s is {self.lua_loop_s:g}; give a number of seconds, or 0 for no limit.")
 
 
 def table() -> tuple[Field[Any], ...]:
