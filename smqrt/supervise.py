@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,10 +25,14 @@ import gevent
 from gevent import subprocess
 from gevent.event import Event
 
+from smqrt.journal.compact import arguments
+from smqrt.journal.writer import JournalWriter
+
 _LINE_BYTES = 16 << 10
 _LAST_WORDS_S = 1.0
 _LEFT_BEHIND_S = 3.0  # what a JVM takes to tidy up behind the process that started it
 _POLL_S = 0.05
+_LOOK_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
 
@@ -197,3 +203,52 @@ class Pipelines:
     def states(self) -> list[tuple[Path, str]]:
         """The folder and the state of each, see `Supervised`."""
         return [(folder, one.state) for folder, one in self._running.items()]
+
+
+class Compactions:
+    """The compaction of the open journals whose settings ask for it, a process for each.
+
+    Args:
+        opened: the journals by name, looked at every second.
+        report: takes each line of output.
+    """
+
+    def __init__(self, opened: Mapping[str, JournalWriter], report: Callable[[str], None]) -> None:
+        self._opened = opened
+        self._report = report
+        self._running: dict[Path, Supervised] = {}
+        self._looking: gevent.Greenlet[..., None] | None = None
+        self._told = False
+
+    def start(self) -> None:
+        """Begins to look; returns at once."""
+        self._looking = gevent.spawn(self._look)
+
+    def _look(self) -> None:
+        while True:
+            self._refresh()
+            gevent.sleep(_LOOK_S)
+
+    def _refresh(self) -> None:
+        wanted = {journal.path: journal.settings for journal in self._opened.values() if journal.settings.compact}
+        for path in self._running.keys() - wanted.keys():
+            self._running.pop(path).stop()
+        if wanted and find_spec("pyarrow") is None:
+            self._tell_once("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
+            return
+        for path in wanted.keys() - self._running.keys():
+            command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
+            self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
+            self._running[path].start()
+
+    def _tell_once(self, line: str) -> None:
+        if not self._told:
+            self._report(line)
+        self._told = True
+
+    def stop(self) -> None:
+        """Ends all; blocks the greenlet until they are gone."""
+        if self._looking is not None:
+            self._looking.kill()
+        gevent.joinall([gevent.spawn(one.stop) for one in self._running.values()])
+        self._running.clear()

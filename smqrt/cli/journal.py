@@ -282,8 +282,6 @@ def compact(
 
     pairs = dict(map(_schema_pair, schemas))
     merged(pairs)
-    if pairs and variant:
-        raise click.UsageError("--schema and --json variant both make the column `json`; give one of them")
     seconds = parse_duration(watch) if watch else None
     options = Options(parse_duration(after), parse_duration(grace), everything, pairs)
     place = folder(path)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from smqrt.errors import ArgumentError
 from smqrt.journal.filters import Filter
+from smqrt.journal.typed import merged
 
 FOLDER = ".journal"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -271,6 +272,7 @@ def _compact_settings(values: dict[str, Any]) -> CompactSettings:
     if not isinstance(schema, Mapping) or not all(isinstance(ddl, str) for ddl in schema.values()):
         raise ArgumentError("schema: it's DDL by topic filter, such as {'site1/#': 'device string, temp double'}")
     Filter(list(schema) or ["#"])
+    merged(schema)
     return CompactSettings(parse_duration(values.get("after", "10m")), json, dict(schema))
 
 

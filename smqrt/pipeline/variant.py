@@ -17,7 +17,7 @@ from smqrt.pipeline.session import spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMN = "json"
+COLUMN = "variant"
 _SETTINGS = {
     "spark.sql.variant.writeShredding.enabled": "true",
     "spark.sql.variant.inferShreddingSchema": "true",
@@ -29,7 +29,7 @@ _FILE = {"parquet.block.row.count.limit": str(1 << 16)}
 
 
 class Shredder:
-    """Adds a column `json` to Parquet files of a journal. Spark starts when the first file comes.
+    """Adds a column `variant` to Parquet files of a journal. Spark starts when the first file comes.
 
     Use it in a `with` block, which ends Spark.
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smqrt.errors import JournalError
+from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, compact, index, manifest, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
 from smqrt.journal.parquet import GROUP_ROWS
@@ -338,7 +338,16 @@ def test_typed_columns_do_not_break_that_bar(tmp_path: Path) -> None:
 
 
 def test_the_words_for_a_process_of_its_own(tmp_path: Path) -> None:
-    settings = parse({"compact": {"after": "5m", "schema": {"a/#": "temp double"}, "json": "variant"}}, tmp_path)
-    assert settings
-    words = f"journal compact {tmp_path}/.journal --watch 60s --after 300s --schema a/#=temp,double --json variant"
-    assert [word.replace(" ", ",") for word in compact.arguments(settings)] == words.split()
+    def words(**settings: object) -> list[str]:
+        parsed = parse({"compact": {"after": "5m", **settings}}, tmp_path)
+        assert parsed
+        return [word.replace(" ", ",") for word in compact.arguments(parsed)]
+
+    start = ["journal", "compact", f"{tmp_path}/.journal", "--watch", "60s", "--after", "300s"]
+    both = [*start, "--schema", "a/#=temp,double", "--json", "variant"]
+    assert words(schema={"a/#": "temp double"}, json="variant") == both
+
+
+def test_settings_of_compaction_that_are_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="journal.compact: schema 'temp dubble': 'dubble' is no type of JSON"):
+        parse({"compact": {"schema": {"a/#": "temp dubble"}}}, tmp_path)

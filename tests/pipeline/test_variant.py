@@ -34,7 +34,7 @@ def test_a_variant_column(journal: Path, spark: Any) -> None:
     (file,) = manifest.load(journal).files
     metadata = pq.ParquetFile(journal / file.path).metadata
     assert [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)] == [65_536, 4_466]
-    assert "json.typed_value.temp.typed_value" in [
+    assert "variant.typed_value.temp.typed_value" in [
         metadata.schema.column(at).path for at in range(metadata.num_columns)
     ]
     reader = Journal(journal)
@@ -43,7 +43,9 @@ def test_a_variant_column(journal: Path, spark: Any) -> None:
     assert rows[:70_000] == list(readings(70_000, step_us=1000))
 
     read = spark.read.parquet(str(journal / file.path))
-    shown = read.selectExpr("avg(variant_get(json, '$.temp', 'double')) as temp", "count(json) as documents").first()
+    shown = read.selectExpr(
+        "avg(variant_get(variant, '$.temp', 'double')) as temp", "count(variant) as documents"
+    ).first()
     assert shown["documents"] == 70_000
     assert shown["temp"] == pytest.approx(mean(json.loads(one.payload)["temp"] for one in rows[:70_000]))
     assert sorted(path.name for path in journal.iterdir() if path.name.startswith(".variant")) == []
