@@ -13,6 +13,7 @@ from smqrt.journal.link import Unreachable
 from smqrt.pipeline import checkpoint, intervals, process, sinks, tables
 from smqrt.pipeline.failures import is_final, planning_error, running_error
 from smqrt.pipeline.graph import Graph
+from smqrt.pipeline.messages import messages
 from smqrt.pipeline.plans import Plan
 
 if TYPE_CHECKING:
@@ -133,13 +134,11 @@ class Query:
         declaration = self.plan.declaration
         if declaration.kind == "table":
             return sinks.table_writer(frame, declaration, tables.location(declaration, self.context.options.app))
-        from smqrt.pipeline.messages import messages
-
-        messages(frame, declaration)  # says now what it would say in the first micro-batch
-        gate = checkpoint.Gate(self.folder, start.split)
-        hub = self.context.hub(self.stopping)
-        self._sink = sinks.PublishSink(declaration, hub, gate, self._published)
-        return frame.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
+        gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping)
+        self._sink = sinks.PublishSink(hub, gate, self._published)
+        # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
+        outgoing = messages(frame, declaration)
+        return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
     def _published(self, rows: int) -> None:
         self.context.board.count(self.plan.name, published=rows)
@@ -172,7 +171,7 @@ class Query:
             return
         delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]
         self._start_at_s = time.monotonic() + delay_s
-        self._say(f"{message} It is started again in {delay_s:g} s.", message)
+        self._say(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
 
     def _fail(self, message: str) -> None:
         if self.over:  # a shared query that another process runs

@@ -20,7 +20,7 @@ from smqrt.journal.link import Unreachable
 from smqrt.pipeline import faults
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate
-from smqrt.pipeline.messages import Message, collected, messages
+from smqrt.pipeline.messages import Message, collected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -122,10 +122,9 @@ def _size(row: Message) -> int:
 
 
 class PublishSink:
-    """Publishes micro-batches: what `foreachBatch` calls.
+    """Publishes micro-batches of what `messages` returned: what `foreachBatch` calls.
 
     Args:
-        declaration: the query.
         hub: where to.
         gate: which micro-batches are old.
         published: is told how many rows the hub has taken.
@@ -134,10 +133,8 @@ class PublishSink:
         error: what went wrong in the last call; Spark is only told that something did.
     """
 
-    def __init__(
-        self, declaration: Declaration, hub: Hub, gate: Gate, published: Callable[[int], None] = lambda rows: None
-    ) -> None:
-        self._declaration, self._hub, self._gate, self._published = declaration, hub, gate, published
+    def __init__(self, hub: Hub, gate: Gate, published: Callable[[int], None] = lambda rows: None) -> None:
+        self._hub, self._gate, self._published = hub, gate, published
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
@@ -153,7 +150,7 @@ class PublishSink:
             raise RuntimeError(type(error).__name__) from None
 
     def _publish(self, frame: DataFrame, batch: int) -> None:
-        rows = list(collected(messages(frame, self._declaration)))
+        rows = list(collected(frame))
         if not rows:
             return
         query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)

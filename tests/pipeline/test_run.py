@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from smqrt.journal.record import Flag
-from smqrt.pipeline import tables
+from smqrt.pipeline import process, status, tables
 from smqrt.pipeline.session import EVERYWHERE
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub
+from tests.pipeline.hubs import JournalingHub, eventually
+
+PATIENCE_S = 90
 
 COUNTS = (
     "@source({source}, json='k string, v int')\ndef rows(df): return df\n"
@@ -212,6 +215,44 @@ def test_no_such_thing(app: Application) -> None:
     app.write(ECHO.format(source=app.source).replace("rows): return rows", "rows): return rows.groupBy('n').count()"))
     assert app.run() == 1
     assert "echo: mode='append' publishes what is final, and without a watermark nothing ever is" in app.told[1]
+
+
+def test_a_query_is_started_again(app: Application) -> None:
+    broken = app.folder / "broken"
+    broken.touch()
+    app.write(
+        f"import os\n@source({app.source}, json='n int')\ndef rows(df): return df\n"
+        f"@F.udf('int')\ndef checked(n):\n    assert not os.path.exists({str(broken)!r}), 'broken'\n    return n\n"
+        "@publish(to='OUT/n', trigger='1 ms')\ndef numbers(rows): return rows.select(checked('n').alias('n'))\n"
+    )
+    app.send({"n": 1})
+    runner = Running(app, republish=True)
+    eventually(lambda: app.told, "the failure is told", PATIENCE_S)
+    assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It is started again in 1 s."]
+    broken.unlink()
+    eventually(app.results, "it goes on", PATIENCE_S)
+    assert app.status("numbers").state in status.LIVE
+    process.request_stop(app.folder / ".pipelines" / "numbers")
+    assert runner.end() == 0
+    assert app.status("numbers").state == "stopped"
+    assert app.results() == [{"n": 1}]
+
+
+class Running:
+    """The application's queries, run in a thread until they end."""
+
+    def __init__(self, app: Application, **options: Any) -> None:
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(app, options), daemon=True)
+        self._thread.start()
+
+    def _run(self, app: Application, options: dict[str, Any]) -> None:
+        self.code = app.run(once=False, **options)
+
+    def end(self) -> int | None:
+        """Returns the exit code, once there is one."""
+        self._thread.join(PATIENCE_S)
+        return self.code
 
 
 Backfill = Callable[..., int]
