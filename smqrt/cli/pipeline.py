@@ -213,7 +213,8 @@ def status(names: tuple[str, ...], app: Path, state: Path | None, watch: bool, a
         for each in found:
             click.echo(json.dumps(asdict(each)))
     elif found:
-        Console(width=None if sys.stdout.isatty() else 200).print(table(found))
+        console = Console(width=None if sys.stdout.isatty() else 200)
+        console.print(table(found, console.width))
     else:
         click.echo(f"Nothing has run yet with the state in {places.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))

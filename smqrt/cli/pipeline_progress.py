@@ -49,8 +49,8 @@ def _live(state: Path, names: Sequence[str], over: threading.Event, console: Con
     began = time.time()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while not over.wait(_REFRESH_S):
-            live.update(table(_recent(state, names, began)), refresh=True)
-        live.update(table(_recent(state, names, began)), refresh=True)
+            live.update(table(_recent(state, names, began), console.width), refresh=True)
+        live.update(table(_recent(state, names, began), console.width), refresh=True)
 
 
 def _lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
@@ -83,5 +83,5 @@ def watching(look: Callable[[], Sequence[Status]]) -> None:
 
     with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
-            live.update(table(look()), refresh=True)
+            live.update(table(look(), live.console.width), refresh=True)
             time.sleep(_REFRESH_S)

@@ -20,25 +20,43 @@ _STYLES = {
 }
 _COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "left out")
 _LEFT = ("query", "state", "watermark")
+_DISPENSABLE = ("batch", "left out", "watermark", "kept")
+"""What a narrow terminal doesn't show, in this order."""
+_GAP = 2
 
 
-def table(statuses: Sequence[Status]) -> Table:
+def table(statuses: Sequence[Status], width: int = 200) -> Table:
     """Returns the table: a row for each query, below it why it failed.
 
     Args:
         statuses: as `read_all` returns them.
+        width: characters in a line of the terminal; on a narrow one some columns are left out.
     """
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in _COLUMNS:
-        shown.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=name != "query")
-    for status in statuses:
-        cells = [Text(cell) for cell in _cells(status)]
-        cells[1].stylize(_STYLES.get(status.state, "dim"))
-        shown.add_row(*cells)
+    rows = [_cells(status) for status in statuses]
+    chosen = _chosen(rows, width)
+    shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in chosen:
+        shown.add_column(_COLUMNS[column], justify="left" if _COLUMNS[column] in _LEFT else "right", no_wrap=True)
+    for status, cells in zip(statuses, rows, strict=True):
+        shown.add_row(*(_cell(status, column, cells[column]) for column in chosen))
     failed = [status for status in statuses if status.error]
     shown.caption = Text("\n".join(f"{status.name}: {status.error}" for status in failed), "red") if failed else None
     shown.caption_justify = "left"
     return shown
+
+
+def _chosen(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that fit, the most needed ones; others than these could only be cut."""
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    chosen = list(range(len(_COLUMNS)))
+    for name in _DISPENSABLE:
+        if sum(widths[column] + _GAP for column in chosen) > width:
+            chosen.remove(_COLUMNS.index(name))
+    return chosen
+
+
+def _cell(status: Status, column: int, text: str) -> Text:
+    return Text(text, _STYLES.get(status.state, "dim") if _COLUMNS[column] == "state" else "")
 
 
 def line(status: Status) -> str:

@@ -1,0 +1,439 @@
+"""`smqrt pipeline`: what each command says and does, without Spark; what runs in Spark is in tests/pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smqrt.cli import cli
+from smqrt.cli.pipeline_progress import shown
+from smqrt.cli.pipeline_table import line, table
+from smqrt.pipeline import process
+from smqrt.pipeline.status import FILE, Status
+from tests.conftest import REPOSITORY
+from tests.pipeline.recorded import Recorded
+
+PIPELINES = """
+from smqrt.pipeline import alert, publish, source, table
+
+
+@source("site1/#", json="device string, temp double")
+def readings(rows):
+    return rows
+
+
+@publish(to="agg/{device}", mode="update")
+def means(readings):
+    return readings.groupBy("device").avg("temp")
+
+
+@table("silver/readings")
+def kept(readings):
+    return readings
+"""
+QUERY = """
+import sys, time, signal
+from pathlib import Path
+from smqrt.pipeline import process
+from smqrt.pipeline.status import Board
+
+state = Path(sys.argv[1])
+board = Board(state)
+working = sys.argv[2:]
+for name in working:
+    board.starting(name, "publish")
+terminated = []
+signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
+print("ready", flush=True)
+while working:
+    for name in list(working):
+        if terminated or process.stop_requested(state / name):
+            working.remove(name)
+            board.ended(name, "stopped")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    app = tmp_path / "plant"
+    (app / "pipelines").mkdir(parents=True)
+    (app / "pipelines" / "plant.py").write_text(PIPELINES)
+    return app
+
+
+@pytest.fixture
+def smqrt(app: Path) -> Callable[..., Result]:
+    def call(command: str, *words: str) -> Result:
+        return CliRunner().invoke(cli, ["pipeline", command, *words, "--app", str(app)])
+
+    return call
+
+
+@pytest.fixture
+def queries(app: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A factory of processes that run queries as the runner does, but for Spark: `queries("hot", "cold")`."""
+    running = []
+
+    def start(*names: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", QUERY, str(app / ".pipelines"), *names]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY))
+        assert running[-1].stdout
+        assert running[-1].stdout.readline() == "ready\n"
+        return running[-1]
+
+    yield start
+    for process_ in running:
+        process_.kill()
+        process_.wait()
+
+
+def keep(app: Path, status: Status) -> None:
+    folder = app / ".pipelines" / status.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(json.dumps(asdict(status)))
+
+
+STATUS = Status(
+    *("means", "publish", "stopped"),
+    batch=7,
+    batch_ms=1234,
+    rows_per_s=2013.4,
+    lag_rows=12_000,
+    lag_s=5.96,
+    state_rows=1204,
+    state_bytes=2_500_000,
+    watermark="2026-11-20T15:14:05.000Z",
+    bad_json=3,
+    expectations={"temp < 80": 2},
+)
+
+
+# ---- list
+
+
+def test_list_names_queries_and_where_they_are_written(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, replace(STATUS, name="kept"))
+    result = smqrt("list")
+    assert result.exit_code == 0, result.output
+    file = app / "pipelines" / "plant.py"
+    assert result.output.splitlines() == [
+        f"means  publish  agg/{{device}}     never ran  {file}:10",
+        f"kept   table    silver/readings  stopped    {file}:15",
+    ]
+
+
+def test_list_of_a_broken_file(smqrt: Callable[..., Result], app: Path) -> None:
+    (app / "pipelines" / "broken.py").write_text("def f(:\n")
+    result = smqrt("list")
+    assert result.exit_code == 1
+    assert "broken.py:1: it isn't Python" in result.output
+
+
+def test_list_without_queries(smqrt: Callable[..., Result], app: Path) -> None:
+    (app / "pipelines" / "plant.py").unlink()
+    assert smqrt("list").output == ""
+
+
+# ---- status
+
+
+def test_status_as_a_table(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, STATUS)
+    result = smqrt("status")
+    assert result.exit_code == 0
+    assert [re.split(" {2,}", text.rstrip()) for text in result.output.splitlines()] == [
+        ["query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "left out"],
+        [
+            *("means", "stopped", "7", "2,013", "12,000 rows 6.0 s", "1,234 ms", "1,204 rows 2.5 MB"),
+            *("2026-11-20 15:14:05 UTC", "5"),
+        ],
+    ]
+
+
+def test_status_as_json(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, STATUS)
+    keep(app, replace(STATUS, name="other"))
+    assert [json.loads(text) for text in smqrt("status", "--json", "means").output.splitlines()] == [asdict(STATUS)]
+    assert len(smqrt("status", "--json").output.splitlines()) == 2
+
+
+def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, replace(STATUS, state="failed", error="plant.py:10: means: no such column"))
+    result = smqrt("status")
+    assert result.exit_code == 1
+    assert "means: plant.py:10: means: no such column" in result.output
+    keep(app, replace(STATUS, state="running", pid=1))
+    result = smqrt("status")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1].split()[:2] == ["means", "dead"]
+
+
+def test_status_of_what_never_ran(smqrt: Callable[..., Result], app: Path) -> None:
+    result = smqrt("status")
+    assert (result.exit_code, result.output) == (0, f"Nothing has run yet with the state in {app}/.pipelines.\n")
+    keep(app, STATUS)
+    result = smqrt("status", "nonsense")
+    assert result.exit_code == 1
+    assert f"nonsense never ran with the state in {app}/.pipelines; there are: means." in result.output
+
+
+def test_watching_goes_on_until_ctrl_c(app: Path) -> None:
+    keep(app, STATUS)
+    command = [sys.executable, "-m", "smqrt", "pipeline", "status", "--watch", "--app", str(app)]
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(2)
+    assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    output, errors = watching.communicate(timeout=20)
+    assert (watching.returncode, errors) == (0, "")
+    assert "means" in output
+
+
+# ---- stop
+
+
+def test_stop_ends_one_query_of_a_process_and_then_the_process(
+    smqrt: Callable[..., Result], queries: Callable[..., subprocess.Popen[str]], app: Path
+) -> None:
+    both = queries("hot", "cold")
+    result = smqrt("stop", "hot")
+    assert (result.exit_code, result.output) == (0, "hot is stopped\n")
+    assert both.poll() is None
+    assert process.running(app / ".pipelines" / "cold") == both.pid
+    assert smqrt("stop").output == "cold is stopped\nhot was not running\n"
+    assert both.wait(5) == 0
+
+
+def test_stop_waits_no_longer_than_it_is_told(
+    smqrt: Callable[..., Result], queries: Callable[..., subprocess.Popen[str]]
+) -> None:
+    stuck = queries("hot")
+    os.kill(stuck.pid, signal.SIGSTOP)
+    result = smqrt("stop", "--timeout", "0.2")
+    assert result.exit_code == 1
+    assert f"hot still runs, as process {stuck.pid}; kill -9 {stuck.pid} ends it and loses nothing" in result.output
+
+
+# ---- reset
+
+
+def test_reset_forgets_the_checkpoint_the_table_and_the_mark_in_the_journal(
+    smqrt: Callable[..., Result], app: Path
+) -> None:
+    keep(app, replace(STATUS, name="kept"))
+    keep(app, replace(STATUS, name="kept.dead_letters"))
+    for folder in ("silver/readings", "silver/readings@3f2a", "silver/other"):
+        (app / ".tables" / folder).mkdir(parents=True)
+    readers = app / ".journal" / "readers"
+    readers.mkdir(parents=True)
+    for name in ("kept", "kept.readings", "kept.dead_letters", "means"):
+        (readers / f"{name}.json").touch()
+    result = smqrt("reset", "kept")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in readers.iterdir()) == ["kept.dead_letters.json", "means.json"]
+    assert [path.name for path in (app / ".tables" / "silver").iterdir()] == ["other"]
+    assert [path.name for path in (app / ".pipelines").iterdir()] == ["kept.dead_letters"]
+    assert len(result.output.splitlines()) == 5
+
+
+def test_reset_keeps_a_table_when_asked(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, replace(STATUS, name="kept"))
+    (app / ".tables" / "silver" / "readings").mkdir(parents=True)
+    assert smqrt("reset", "kept", "--keep-output").output == f"Removed {app}/.pipelines/kept\n"
+    assert (app / ".tables" / "silver" / "readings").exists()
+
+
+def test_reset_refuses_while_the_query_runs(
+    smqrt: Callable[..., Result], queries: Callable[..., subprocess.Popen[str]], app: Path
+) -> None:
+    running = queries("means")
+    result = smqrt("reset", "means")
+    assert result.exit_code == 1
+    assert f"means is running, as process {running.pid}: end it first with smqrt pipeline stop means." in result.output
+    assert (app / ".pipelines" / "means" / FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "..", ".", "a/../means", ".spark"])
+def test_reset_of_what_never_ran(smqrt: Callable[..., Result], app: Path, name: str) -> None:
+    keep(app, STATUS)
+    (app / ".pipelines" / ".spark").mkdir()
+    result = smqrt("reset", name)
+    assert result.exit_code == 1
+    assert f"{name} never ran" in result.output
+    assert (app / ".pipelines" / ".spark").exists()
+
+
+# ---- init
+
+
+def test_init_makes_a_pipeline_that_can_be_read(smqrt: Callable[..., Result], app: Path) -> None:
+    result = smqrt("init", "per_minute")
+    assert result.exit_code == 0, result.output
+    files = ["per_minute.py", "tests/messages.jsonl", "tests/per_minute.json"]
+    assert result.output.splitlines() == [
+        *(f"Made {app}/pipelines/{file}" for file in files),
+        f"Try it with: smqrt pipeline test --app {app}; run it with: smqrt pipeline run per_minute --app {app}",
+    ]
+    assert "per_minute  publish  per_minute/{device}" in smqrt("list").output
+
+
+def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -> None:
+    smqrt("init", "one")
+    (app / "pipelines/tests/messages.jsonl").write_text("mine\n")
+    assert smqrt("init", "two").output.startswith(f"Made {app}/pipelines/two.py\nTry it")
+    assert (app / "pipelines/tests/messages.jsonl").read_text() == "mine\n"
+    assert {"one", "two"} <= {text.split()[0] for text in smqrt("list").output.splitlines()}
+
+
+@pytest.mark.parametrize("name", ["per-minute", "class", "1st", "a/b", "", "_hidden", "test_it"])
+def test_init_with_a_name_that_no_function_can_have(smqrt: Callable[..., Result], app: Path, name: str) -> None:
+    result = smqrt("init", name)
+    assert result.exit_code == 1
+    assert f"{name!r} names a Python function too: take letters, digits and '_'" in result.output
+    assert [path.name for path in (app / "pipelines").iterdir()] == ["plant.py"]
+
+
+def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> None:
+    result = smqrt("init", "plant")
+    assert result.exit_code == 1
+    assert f"{app}/pipelines/plant.py is there already: choose another name." in result.output
+    assert (app / "pipelines" / "plant.py").read_text() == PIPELINES
+    assert not (app / "pipelines" / "tests").exists()
+
+
+# ---- doctor, submit, run
+
+
+def test_doctor_tells_each_thing_and_ends_with_1(smqrt: Callable[..., Result], app: Path) -> None:
+    result = smqrt("doctor", "--no-spark")
+    assert result.exit_code == 1
+    lines = {text.split()[1]: text for text in result.output.splitlines()}
+    assert {"java", "pyspark", "pyarrow", "memory", "disk", "state", "temp", "journal", "hub", "pipelines"} == set(
+        lines
+    )
+    assert lines["pipelines"] == "ok     pipelines   means, kept"
+    assert lines["journal"].startswith(f"FAULT  journal     {app}/.journal is no folder of a journal")
+
+
+def test_submit_prints_what_it_would_do(smqrt: Callable[..., Result], app: Path) -> None:
+    result = CliRunner().invoke(
+        cli,
+        [
+            "pipeline",
+            "submit",
+            "kept",
+            "--app",
+            str(app),
+            "--master",
+            "spark://h:7077",
+            "--dry-run",
+            "--",
+            "--foo",
+            "bar",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "--foo bar" in result.output
+    assert result.output.rstrip().endswith(f"--from latest --app {app} kept")
+    assert f"--journal {app}/.journal --state {app}/.pipelines" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
+        (("--master", "nonsense"), "--master nonsense is no cluster"),
+        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
+    ],
+)
+def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, ...], sentence: str) -> None:
+    result = smqrt("submit", *words, "--dry-run")
+    assert result.exit_code == 1
+    assert sentence in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("nonsense",), "There is no pipeline 'nonsense'"),
+        (("readings",), "readings is a source, which doesn't run by itself"),
+        ((), ".journal is no folder of a journal"),
+        (("--journal", "http://127.0.0.1:9/rtl/journal/plant"), "needs a token"),
+        (("--journal", "ftp://nowhere"), "is no folder of a journal"),
+    ],
+)
+def test_run_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, ...], sentence: str) -> None:
+    result = smqrt("run", *words)
+    assert result.exit_code == 1
+    assert sentence in result.output
+
+
+def test_backfill_publishes_nothing_unasked(smqrt: Callable[..., Result], app: Path) -> None:
+    Recorded(app / ".journal").add(10).seal()
+    result = smqrt("backfill", "means", "--from", "earliest")
+    assert result.exit_code == 1
+    assert "old results aren't published again unasked; say --republish" in result.output
+
+
+def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
+    result = smqrt("test")
+    assert result.exit_code == 1
+    assert (
+        f"There is no .jsonl file in {app}/pipelines/tests; say with --journal on which rows to test." in result.output
+    )
+    assert "There is no pipeline 'nonsense'" in smqrt("test", "nonsense").output
+    assert "There is no pipeline 'nonsense'" in smqrt("test", str(app / "pipelines"), "nonsense").output
+
+
+# ---- what is shown
+
+
+def test_a_line_for_a_log() -> None:
+    assert line(STATUS) == (
+        "means stopped, batch 7, 2,013 rows/s, lag 12,000 rows 6.0 s, batch time 1,234 ms, kept 1,204 rows 2.5 MB, "
+        "watermark 2026-11-20 15:14:05 UTC, left out 5"
+    )
+    assert line(Status("hot", state="failed", error="no hub")) == (
+        "hot failed, batch -, 0 rows/s, lag 0 rows 0.0 s, batch time 0 ms: no hub"
+    )
+
+
+def test_a_watermark_of_today_needs_no_date() -> None:
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    assert "watermark 01:02:03 UTC" in line(replace(STATUS, watermark=f"{today}T01:02:03.456Z"))
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, 0), (114, 1), (90, 3), (80, 3), (66, 4), (20, 4)])
+def test_a_narrow_terminal_shows_fewer_columns(width: int, left_out: int) -> None:
+    assert len(table([STATUS], width).columns) == 9 - left_out
+    assert table([STATUS], width).columns[0].header == "query"
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is() -> None:
+    assert [str(cell) for cell in table([Status("[bold]hot")]).columns[0].cells] == ["[bold]hot"]
+
+
+def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A line when a state changes; what an earlier run left behind isn't shown."""
+    state = app / ".pipelines"
+    keep(app, replace(STATUS, name="old", since=time.time() - 1000))
+    with shown(state, ["means", "old"]) as report:
+        process.claim(state / "means")
+        keep(app, replace(STATUS, state="running", since=time.time()))
+        time.sleep(1.2)
+        report("something [red]failed")
+        keep(app, replace(STATUS, state="stopped", since=time.time()))
+    printed = capfd.readouterr().err.splitlines()
+    assert [text.partition(",")[0] for text in printed] == ["means running", "something [red]failed", "means stopped"]
