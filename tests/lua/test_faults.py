@@ -1,8 +1,11 @@
-"""200 faults of one application, of every kind, while another application serves: that one loses nothing."""
+"""200 faults of one application, of every kind, while another application serves: that one loses nothing. And loops
+that only compute, which hold up the others until they are ended.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gevent
@@ -11,6 +14,7 @@ from app_server import AppServer
 from gevent import socket
 
 from smqrt.lua.api import smq_hub
+from smqrt.lua.watchdog import Watchdog
 from smqrt.wire.websocket import TEXT
 from tests.lua.test_websockets import Client
 
@@ -72,6 +76,23 @@ FAULTS = {
     "huge": "require'nothing.of.this.name'",
 }
 
+LOOPS = {
+    "page": "while true do end",
+    "page under pcall": "while true do pcall(function() while true do end end) end",
+    "coroutine": "coroutine.wrap(function() while true do end end)()",
+    "coroutine under pcall": "coroutine.wrap(function() while true do pcall(function() ::a:: goto a end) end end)()",
+    "pcall of coroutines": "while true do pcall(coroutine.wrap(function() while true do end end)) end",
+    "timer": "ba.timer(function() while true do end end):set(1, true)",
+    "timer under pcall": "ba.timer(function() while true do pcall(function() ::a:: goto a end) end end):set(1, true)",
+    "thread": "ba.thread.run(function() ba.sleep(1) while true do end end)",
+    "cosocket": "ba.socket.event(function(me) me:read(1) while true do end end)",
+    "comparator": "table.sort({3, 2, 1}, function(a, b) while true do end end)",
+    "close": "local x <close> = setmetatable({}, {__close = function() while true do end end})",
+    "subscriber": "local smq = require'smq.hub'.create() smq:subscribe('t', {onmsg = function() ::a:: goto a end}) "
+    "smq:publish('x', 't')",
+}
+LOOP_S = 0.2
+
 
 class Customer:
     """Uses the good application all the time and checks every answer."""
@@ -97,14 +118,29 @@ class Customer:
         client.sock.close()
 
 
-def test_two_hundred_faults(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("CRITICAL")
+@pytest.fixture
+def customers(server: AppServer) -> Iterator[list[Customer]]:
+    """They use the good application until the test has ended, and every answer was right."""
     smq_hub.install(server.vm, server.services, server.applications.exchanges)
     server.app(GOOD, "good")
-    pages: dict[str, Any] = {f"{number}.lsp": f"<?lsp {code} ?>" for number, code in enumerate(FAULTS.values())}
-    assert server.app({".preload": SETUP, **pages}, "bad").error is None
     customers = [Customer(server, number) for number in range(4)]
     tasks = [gevent.spawn(customer.run) for customer in customers]
+    yield customers
+    for customer in customers:
+        customer.done = True
+    for task in tasks:
+        task.get(timeout=5)
+    assert server.ask("/good/page.lsp?n=end").text == "page end"
+
+
+def _load_bad(server: AppServer, pages: Iterable[str]) -> None:
+    files: dict[str, Any] = {f"{number}.lsp": f"<?lsp {code} ?>" for number, code in enumerate(pages)}
+    assert server.app({".preload": SETUP, **files}, "bad").error is None
+
+
+def test_two_hundred_faults(server: AppServer, customers: list[Customer], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL")
+    _load_bad(server, FAULTS.values())
     faults = 0
     for _ in range(ROUNDS):
         for number in range(len(FAULTS)):
@@ -112,19 +148,40 @@ def test_two_hundred_faults(server: AppServer, caplog: pytest.LogCaptureFixture)
             faults += 1
     assert _provoke(server.port, "/bad/thrown").startswith(b"HTTP/1.1 500")
     gevent.sleep(0.1)
-    for customer in customers:
-        customer.done = True
-    for task in tasks:
-        task.get(timeout=5)
     assert faults >= 200
     assert min(customer.count for customer in customers) > 20
     assert max(customer.slowest_s for customer in customers) < 2
-    assert server.ask("/good/page.lsp?n=end").text == "page end"
+    for customer in customers:
+        customer.done = True
+    gevent.sleep(0.1)
     server.vm.stop()  # kills what is stubborn
     with gevent.Timeout(3):
         while server.vm.activities.blocked:
             gevent.sleep(0.01)
     assert server.ask("/good/page.lsp?n=after").text == "page after"
+
+
+@pytest.fixture
+def watchdog(server: AppServer) -> Iterator[None]:
+    watching = Watchdog(server.vm, 60, loop_s=LOOP_S)
+    watching.start()
+    yield
+    watching.stop()
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_endless_loops(
+    kind: str, server: AppServer, customers: list[Customer], watchdog: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    _load_bad(server, [LOOPS[kind]])
+    for round_number in range(1, 3):
+        before = [customer.count for customer in customers]
+        _provoke(server.port, "/bad/0.lsp")
+        with gevent.Timeout(30):
+            while any(now.count < then + 5 for now, then in zip(customers, before, strict=True)):
+                gevent.sleep(0.01)
+            while caplog.text.count("0.lsp:1: this ran for 0.2 s without giving way") < round_number:
+                gevent.sleep(0.01)
 
 
 def _provoke(port: int, path: str) -> bytes:
