@@ -86,7 +86,7 @@ def _good(frame: DataFrame, expectations: Sequence[Expectation], name: str, wher
     good = frame.observe(METRIC + name, *_metrics(expectations))
     for each in expectations:
         if each.on_fail == "fail":
-            stop = F.raise_error(_complaint(frame, each, where)).cast("boolean")
+            stop = F.raise_error(_complaint(frame, each, name, where)).cast("boolean")
             good = good.filter(F.when(met(each), F.lit(True)).otherwise(stop))
     left_out = [met(each) for each in expectations if each.on_fail != "fail"]
     return good.filter(reduce(and_, left_out)) if left_out else good
@@ -134,9 +134,9 @@ def _first_sentence(error: Exception) -> str:
     return text.split(" SQLSTATE")[0].rstrip(".;: ") + "."
 
 
-def _complaint(frame: DataFrame, each: Expectation, where: str) -> Column:
+def _complaint(frame: DataFrame, each: Expectation, name: str, where: str) -> Column:
     from pyspark.sql import functions as F
 
     shown = [F.col(f"`{column}`") for column, kind in frame.dtypes if kind != "binary"]
-    text = f"{where}: a row fails @expect({each.condition!r}), which has on_fail='fail': "
+    text = f"a row of {name} ({where}) fails @expect({each.condition!r}, on_fail='fail'): "
     return F.concat(F.lit(text), F.substring(F.to_json(F.struct(*shown)), 1, _SHOWN))

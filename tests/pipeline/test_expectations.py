@@ -77,7 +77,9 @@ def test_rows_that_are_no_messages_are_told_whole(frame: Any) -> None:
 
 def test_an_expectation_that_must_hold_ends_the_query_and_shows_the_row(frame: Any) -> None:
     good, _ = split(frame, [expectation("here.py:1", "temp < 500", "fail")], "readings", "p/temp.py:7")
-    with pytest.raises(Exception, match=r"p/temp\.py:7: a row fails @expect\('temp < 500'\).*\"device\":\"d2\""):
+    with pytest.raises(
+        Exception, match=r"a row of readings \(p/temp\.py:7\) fails @expect\('temp < 500', .*\"device\":\"d2\""
+    ):
         good.collect()
 
 

@@ -1,0 +1,243 @@
+"""`smqrt pipeline test`: every query on a recorded slice, compared with what it is expected to give. No hub, one Spark.
+
+Each query runs as the stream that it is, in one micro-batch over the whole slice. So what it gives depends on the slice
+alone: an update tells each group once, and the silence that an alert waits for goes by the times of the messages.
+
+Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import alerts, checkpoint, golden, references, session, slices
+from smqrt.pipeline.discover import Catalog, load
+from smqrt.pipeline.failures import planning_error, running_error
+from smqrt.pipeline.frames import Journal
+from smqrt.pipeline.graph import Graph
+from smqrt.pipeline.messages import messages
+from smqrt.pipeline.plans import Plan, plans
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FOLDER = "tests"
+"""In the folder of pipelines: the slice, and one golden file for each query."""
+
+_QUICK = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_ALL_ROWS = 2**31 - 1
+
+
+def run(
+    folder: Path,
+    journal: Path | None = None,
+    update: bool = False,
+    names: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+    spark: SparkSession | None = None,
+) -> int:
+    """Runs the queries of a folder on a recorded slice, and compares what they give with golden files.
+
+    Args:
+        folder: of the pipelines, or one file of it.
+        journal: the slice: a journal's folder, or a .jsonl file (see `slices`); the .jsonl file in `FOLDER` if not
+            given.
+        update: write the golden files instead of comparing.
+        names: which queries, such as "hot" or "readings.dead_letters"; none means all.
+        say: is told the lines to print.
+        spark: a session to use, which is left running; None starts one and stops it at the end.
+
+    Returns:
+        0, or 1 when a query fails or gives something else.
+
+    Raises:
+        PipelineError: the pipelines or the slice can't be read, or Spark doesn't start.
+    """
+    catalog = _tested(load(folder))
+    wanted = _wanted(catalog, names)
+    with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
+        place = _place(catalog.folder, journal, Path(scratch))
+        own = spark or session.spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
+        try:
+            test = _Test(own, catalog, Journal(str(place)), Path(scratch))
+            passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted]
+        finally:
+            if spark is None:
+                own.stop()
+    if not names:
+        _tell_unused(catalog.folder / FOLDER, [plan.name for plan in wanted], say)
+    return 0 if all(passed) else 1
+
+
+class _Test:
+    """The slice, and Spark to run queries on it."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, journal: Journal, scratch: Path) -> None:
+        self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
+
+    def rows(self, plan: Plan) -> list[dict[str, Any]]:
+        """Returns what a query gives, as golden files have it.
+
+        For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
+        it holds, or text; `payload_hex` when it is neither.
+        """
+        try:
+            return self._collected(self._frame(plan), plan)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise planning_error(plan.declaration, error) from error
+
+    def _frame(self, plan: Plan) -> DataFrame:
+        start = checkpoint.Start({}, None)
+        graph = Graph(
+            self._catalog,
+            lambda source: self._journal.stream(self._spark, source, start, f"test.{plan.name}"),
+            lambda reference: references.table(self._spark, reference, self._catalog.folder),
+        )
+        frame = plan.make(graph)
+        return frame if plan.declaration.kind == "table" else messages(frame, plan.declaration)
+
+    def _collected(self, frame: DataFrame, plan: Plan) -> list[dict[str, Any]]:
+        table = plan.declaration.kind == "table"
+        found: list[dict[str, Any]] = []
+        raised: list[Exception] = []
+
+        def take(batch: DataFrame, number: int) -> None:
+            if plan.declaration.options["mode"] == "complete":
+                found.clear()
+            try:
+                found.extend(_table_rows(batch) if table else message_rows(batch))
+            except Exception as error:
+                raised.append(error)  # Spark only hands on its text
+                raise
+
+        writer = frame.writeStream.outputMode(plan.declaration.options["mode"]).foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(self._scratch / plan.name / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            raise PipelineError(running_error(plan.declaration, raised[-1] if raised else error)) from None
+        return found
+
+
+def _wanted(catalog: Catalog, names: Sequence[str]) -> list[Plan]:
+    found = plans(catalog, catalog.select())
+    letters = [plan.name for plan in found if plan.shared]
+    catalog.select([name for name in names if name not in letters])  # says which name is unknown
+    return [plan for plan in found if plan.name in names] if names else found
+
+
+def _tested(catalog: Catalog) -> Catalog:
+    """One micro-batch takes the whole slice, and alerts don't wait for the clock on the wall."""
+    changed: dict[str, dict[str, Any]] = {"source": {"max_rows": _ALL_ROWS}, "alert": {"clock": alerts.EVENT}}
+    return Catalog(
+        catalog.folder,
+        [replace(each, options=each.options | changed.get(each.kind, {})) for each in catalog.declarations.values()],
+    )
+
+
+def _place(folder: Path, journal: Path | None, scratch: Path) -> Path:
+    place = journal or _slice(folder / FOLDER)
+    if not place.exists():
+        raise PipelineError(f"There is no {place}; give --journal a journal's folder or a .jsonl file.")
+    if place.is_dir():
+        return place
+    slices.journal(place, scratch / "journal")
+    return scratch / "journal"
+
+
+def _slice(folder: Path) -> Path:
+    found = sorted(folder.glob("*.jsonl"))
+    if len(found) == 1:
+        return found[0]
+    there = f"There are {len(found)} .jsonl files" if found else "There is no .jsonl file"
+    raise PipelineError(
+        f"{there} in {folder}; say with --journal on which rows to test. "
+        f"smqrt journal export {folder}/messages.jsonl records some."
+    )
+
+
+def _one(test: _Test, plan: Plan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
+    file = folder / f"{plan.name}.json"
+    try:
+        rows = test.rows(plan)
+        expected = golden.load(file) if file.exists() and not update else None
+    except PipelineError as error:
+        say(f"FAILED   {plan.name}: {error}")
+        return False
+    if update:
+        return _updated(plan, file, rows, say)
+    if expected is None:
+        say(f"FAILED   {plan.name}: there is no {file}; look at its {_count(rows)}, then keep them with --update:")
+        _say_all(golden.explain([], rows), say)
+        return False
+    return _compared(plan, file, golden.differences(expected, rows), rows, say)
+
+
+def _updated(plan: Plan, file: Path, rows: list[Any], say: Callable[[str], None]) -> bool:
+    same = file.exists() and file.read_text("utf-8").strip() and golden.differences(golden.load(file), rows) == ([], [])
+    if not same:
+        golden.save(file, rows)
+    say(f"{'the same' if same else 'written '} {plan.name}: {_count(rows)} in {file}")
+    return True
+
+
+def _compared(
+    plan: Plan, file: Path, different: tuple[list[Any], list[Any]], rows: list[Any], say: Callable[[str], None]
+) -> bool:
+    missing, extra = different
+    if not missing and not extra:
+        say(f"ok       {plan.name}: {_count(rows)}")
+        return True
+    say(f"FAILED   {plan.name}: {_count(missing)} of {file} missing (-), {_count(extra)} not expected (+)")
+    _say_all(golden.explain(missing, extra), say)
+    return False
+
+
+def _tell_unused(folder: Path, names: Sequence[str], say: Callable[[str], None]) -> None:
+    for file in sorted(folder.glob("*.json")):
+        if file.stem not in names:
+            say(f"unused   {file}: there is no query of that name")
+
+
+def _say_all(lines: Iterator[str], say: Callable[[str], None]) -> None:
+    for line in lines:
+        say(line)
+
+
+def _count(rows: Sequence[Any]) -> str:
+    return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+
+
+def _table_rows(batch: DataFrame) -> list[dict[str, Any]]:
+    from pyspark.sql import functions as F
+
+    times = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "false"}
+    columns = F.struct(*(F.col(f"`{name}`") for name in batch.columns))
+    return [json.loads(row.row) for row in batch.select(F.to_json(columns, times).alias("row")).collect()]
+
+
+def message_rows(batch: DataFrame) -> Iterator[dict[str, Any]]:
+    """Yields the messages of what `smqrt.pipeline.messages.messages` returned, as golden files have them."""
+    for row in batch.collect():
+        told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
+        yield told | _payload(bytes(row.payload or b""))
+
+
+def _payload(payload: bytes) -> dict[str, Any]:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return {"payload_hex": payload.hex()}
+    try:
+        return {"payload": json.loads(text)}
+    except ValueError:
+        return {"payload": text}
