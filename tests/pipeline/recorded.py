@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.journal import arrow, segment
-from smqrt.journal.record import Flag, Row
+from smqrt.journal.record import COLUMNS, Flag, Row
 
 START_US = 1_795_273_200_000_000  # 2026-11-21T15:00:00Z
 STEP_US = 1000
@@ -86,3 +86,14 @@ def _us(row: Any) -> int:
     from smqrt.pipeline.smq_source.options import epoch_us
 
     return epoch_us(row.ts.replace(tzinfo=row.ts.tzinfo or UTC))
+
+
+def schema(*names: str) -> Any:
+    """Returns Spark's schema of all columns or of those named; needs no Spark that runs."""
+    from pyspark.sql.types import StructType
+
+    types = {"STRING": "string", "BIGINT": "long", "TIMESTAMP": "timestamp", "INT": "integer", "BINARY": "binary"}
+    found, known = StructType(), {column.name: column for column in COLUMNS}
+    for name in names or known:
+        found = found.add(name, types[known[name].type], known[name].nullable)
+    return found

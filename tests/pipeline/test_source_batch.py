@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, GreaterThanOrEqual, In, LessThan
-from pyspark.sql.types import StructType
 
-from smqrt.journal.record import COLUMNS, DDL, Flag
+from smqrt.journal.record import COLUMNS, Flag
 from smqrt.pipeline.smq_source.batch import BatchReader
 from smqrt.pipeline.smq_source.options import ReadOptions
-from tests.pipeline.recorded import START_US, STEP_US, Recorded, direct, message, values
+from tests.pipeline.recorded import START_US, STEP_US, Recorded, direct, message, schema, values
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -30,9 +29,9 @@ def recorded(tmp_path: Path) -> Recorded:
     return writer
 
 
-def load(spark: Any, recorded: Recorded, schema: str | None = None, **options: str) -> Any:
+def load(spark: Any, recorded: Recorded, columns: str | None = None, **options: str) -> Any:
     reader = spark.read.format("smq").options(**options)
-    return (reader.schema(schema) if schema else reader).load(str(recorded.path))
+    return (reader.schema(columns) if columns else reader).load(str(recorded.path))
 
 
 @contextmanager
@@ -44,10 +43,10 @@ def pushdown(spark: Any) -> Iterator[None]:
         spark.conf.unset(PUSHDOWN)
 
 
-def reader(recorded: Recorded, schema: str = DDL, **options: str) -> BatchReader:
+def reader(recorded: Recorded, *columns: str, **options: str) -> BatchReader:
     """The reader as Spark's helper makes it."""
     given = CaseInsensitiveDict({"path": str(recorded.path)} | options)
-    return BatchReader(ReadOptions.parse(given), StructType.fromDDL(schema))
+    return BatchReader(ReadOptions.parse(given), schema(*columns))
 
 
 def planned(one: BatchReader) -> int:
@@ -111,7 +110,7 @@ def test_ranges_of_times(recorded: Recorded) -> None:
 def test_results_of_pipelines_can_be_left_out(recorded: Recorded) -> None:
     recorded.add([message(1000, flags=int(Flag.PIPELINE | Flag.SERVER)), message(1001, flags=int(Flag.SERVER))])
     assert given(reader(recorded, includePipeline="false"))[-2:] == [999, 1001]
-    assert given(reader(recorded, "seq bigint", includePipeline="false"))[-2:] == [999, 1001]
+    assert given(reader(recorded, "seq", includePipeline="false"))[-2:] == [999, 1001]
     assert given(reader(recorded))[-2:] == [1000, 1001]
 
 
@@ -197,7 +196,7 @@ def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "sentence"),
+    ("options", "columns", "sentence"),
     [
         ({"topic": "a"}, None, 'no option "topic" here. It has: .*topics'),
         ({"maxRowsPerTrigger": "5"}, None, "are for readStream"),
@@ -208,10 +207,10 @@ def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(
-    spark: Any, recorded: Recorded, options: dict[str, str], schema: str | None, sentence: str
+    spark: Any, recorded: Recorded, options: dict[str, str], columns: str | None, sentence: str
 ) -> None:
     with pytest.raises(Exception, match=sentence):
-        load(spark, recorded, schema, **options).count()
+        load(spark, recorded, columns, **options).count()
 
 
 def test_a_folder_that_is_no_journal_is_named(spark: Any, tmp_path: Path) -> None:

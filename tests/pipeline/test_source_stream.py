@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
 
 from smqrt.journal.compact import Options, compact
 from smqrt.pipeline.smq_source.options import ReadOptions
 from smqrt.pipeline.smq_source.stream import StreamReader
-from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, values
+from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, schema, values
 
 Batches = list[list[Any]]
 WAIT_S = 60
@@ -26,9 +25,9 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path / "journal").add(300).seal().add(200).seal()
 
 
-def stream(spark: Any, recorded: Recorded, schema: str | None = None, **options: str) -> Any:
+def stream(spark: Any, recorded: Recorded, columns: str | None = None, **options: str) -> Any:
     reader = spark.readStream.format("smq").options(**{"startingOffsets": "earliest"} | options)
-    return (reader.schema(schema) if schema else reader).load(str(recorded.path))
+    return (reader.schema(columns) if columns else reader).load(str(recorded.path))
 
 
 def drained(frame: Any, checkpoint: Path, between: Callable[[int], None] | None = None) -> Batches:
@@ -147,7 +146,7 @@ def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, record
 
 def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recorded) -> None:
     options = ReadOptions.parse({"path": str(recorded.path), "topics": "site1/#", "rowsPerPartition": "130"})
-    reader = StreamReader(options, StructType.fromDDL("seq bigint"))
+    reader = StreamReader(options, schema("seq"))
     parts = reader.partitions({"n1": 0}, {"n1": 500})
     compact(recorded.path, Options(everything=True, grace_s=0))
     assert not list(recorded.folder.glob("*.arrows"))

@@ -33,9 +33,16 @@ class Part(InputPartition):
 
 
 @lru_cache(maxsize=4)
-def opened(place: str, token: str | None, retry_s: float) -> Journal | RemoteJournal:
-    """Returns the journal: one object for each process, so that connections are used again."""
-    return open_journal(place, token, retry_s=retry_s)
+def opened(place: str, token: str | None, retry_s: float, verify: bool = True) -> Journal | RemoteJournal:
+    """Returns the journal: one object for each process, so that connections are used again.
+
+    Args:
+        place, token, retry_s: as for `open_journal`.
+        verify: compare checksums; they are over all columns, so that this reads what a query may not need.
+    """
+    journal = open_journal(place, token, retry_s=retry_s)
+    journal.verify = verify
+    return journal
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class Scan:
 
     @property
     def journal(self) -> Journal | RemoteJournal:
-        return opened(self.options.journal, self.options.token, self.options.retry_s)
+        options, verify = self.options, "payload" in self.schema.fieldNames()
+        return opened(options.journal, options.token, options.retry_s, verify)
 
     @property
     def filter(self) -> Filter | None:
