@@ -34,7 +34,7 @@ from smqrt.net import broker
 from smqrt.net.listener import Listener
 from smqrt.net.tls import server_context
 from smqrt.settings import Settings
-from smqrt.supervise import Pipelines
+from smqrt.supervise import Compactions, Pipelines
 
 log = logging.getLogger("smqrt")
 
@@ -99,6 +99,7 @@ class Server:
         self._listeners = self._listen()
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
+        self._compactions = Compactions(writer.opened, report)
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
@@ -172,6 +173,7 @@ class Server:
         for listener in self._listeners.values():
             listener.start()
         self._announcer.start()
+        self._compactions.start()
         for scheme, listener in self._listeners.items():
             host, port = listener.address
             self._report(f"listening on {scheme}://{_literal(host)}:{port}")
@@ -236,6 +238,7 @@ class Server:
             self._watcher.kill()
         if self._pipelines:
             self._pipelines.stop()  # first, while there is a hub that takes what they have done
+        self._compactions.stop()
         self._announcer.stop()
         for listener in self._listeners.values():
             listener.close()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -213,3 +214,21 @@ def test_pipelines_are_those_of_applications_that_have_a_folder(tmp_path: Path) 
     pipelines.restart(tmp_path / "without")
     pipelines.stop()
     assert pipelines.states() == [(tmp_path / "with", "stopped")]
+
+
+@pytest.mark.servers
+def test_the_journal_of_a_hub_is_compacted_beside_the_server(tmp_path: Path, serve: Any) -> None:
+    settings = '{"compact": {"after": "0s", "schema": {"#": "n int"}}}'
+    (tmp_path / ".preload.py").write_text(
+        f"from smqrt import hub\nsmq = hub.create(journal={settings})\nsmq.publish({{'n': 1}}, 'a')\n"
+    )
+    first = serve(tmp_path)
+    assert first.port
+    name = re.escape(tmp_path.name)
+    first.wait_for(f"^compaction of {name}: started, process")
+    assert first.stop() == 0
+    second = serve(tmp_path)
+    second.wait_for(rf"^compaction of {name} \| 1 segment with 1 message: 1 file")
+    assert second.stop() == 0
+    assert "ended with" not in first.output + second.output
+    assert len(list(tmp_path.glob(".journal/data/*/*/*.parquet"))) == 1

@@ -20,11 +20,11 @@ from tests.journal.made import NOON_US, readings, row, write
 
 @pytest.fixture
 def journal(tmp_path: Path, spark: Any) -> Path:
-    """Compacted, with a VARIANT column."""
+    """Compacted, with a VARIANT column and a typed one."""
     rows = [*readings(70_000, step_us=1000), row(70_000, NOON_US, payload=b"no JSON"), row(70_001, payload=b"\xff")]
     write(tmp_path, rows, segment_rows=40_000, batch=1024)
     with Shredder(tmp_path, spark) as shredder:
-        done = compact.compact(tmp_path, Options(grace_s=0, everything=True, shred=shredder))
+        done = compact.compact(tmp_path, Options(grace_s=0, everything=True, schemas={"#": "temp double"}, shred=shredder))
     assert (done.rows, done.files) == (70_002, 1)
     assert done.file_bytes <= 0.6 * done.payload_bytes
     return tmp_path
@@ -47,6 +47,7 @@ def test_a_variant_column(journal: Path, spark: Any) -> None:
         "avg(variant_get(variant, '$.temp', 'double')) as temp", "count(variant) as documents"
     ).first()
     assert shown["documents"] == 70_000
+    assert read.selectExpr("avg(json.temp)").first()[0] == pytest.approx(shown["temp"])
     assert shown["temp"] == pytest.approx(mean(json.loads(one.payload)["temp"] for one in rows[:70_000]))
     assert sorted(path.name for path in journal.iterdir() if path.name.startswith(".variant")) == []
 
