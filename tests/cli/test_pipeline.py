@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.cli import cli
+from smqrt.cli.help import manual
 from smqrt.cli.pipeline_progress import shown
 from smqrt.cli.pipeline_table import line, table
 from smqrt.pipeline import process
@@ -437,3 +438,23 @@ def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> No
         keep(app, replace(STATUS, state="stopped", since=time.time()))
     printed = capfd.readouterr().err.splitlines()
     assert [text.partition(",")[0] for text in printed] == ["means running", "something [red]failed", "means stopped"]
+
+
+# ---- the manual
+
+
+def test_every_command_and_option_is_documented() -> None:
+    from smqrt.cli.pipeline import pipeline
+
+    before, *sections = re.split("^### ", manual()["pipeline-commands"], flags=re.MULTILINE)
+    text = {section.partition("\n")[0]: section for section in sections}
+    assert set(text) == set(pipeline.commands)
+    missing = [
+        (name, option)
+        for name, command in pipeline.commands.items()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("-") and f"`{option}" not in text[name] + before
+    ]
+    assert missing == [("doctor", "--spark")], "which is what it does without --no-spark"
+    assert not [name for name in text if f"smqrt pipeline {name}" not in text[name]]
