@@ -155,7 +155,7 @@ class Planner:
         """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
         for node, last in sorted(end.items()):
             first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
-            yield from self._parquet(node, first, min(last, through), ts_us, topics)
+            yield from self._parquet(node, first, last, ts_us, topics)
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:

@@ -168,7 +168,7 @@ class Journal:
         for skip, data in self._batches(chunk):
             rows = arrow.decode(data)[skip:]
             kept = [row for row in rows if row.seq < chunk.end]
-            seq = kept[-1].seq + 1
+            seq = min(chunk.end, rows[-1].seq + 1) if rows else chunk.start
             if topics is not None:
                 kept = [row for row in kept if row.topic is not None and topics.matches(row.topic)]
             yield seq, kept

@@ -43,13 +43,10 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         raise JournalError(f"{journal} can't be looked through: {error}.") from None
     needed, total = _needed(journal), sum(piece.size_bytes for piece in pieces) + _newest_bytes(journal)
     found: list[Path] = []
-    kept: set[str] = set()
-    for piece in pieces:
-        if piece.node in kept or not _goes(piece, settings, now_us, total, needed):
-            kept.add(piece.node)  # and all that comes after it: a node's rows have no holes
-            continue
-        total -= piece.size_bytes
-        found += piece.paths
+    for piece in pieces:  # of a node none goes after one that stays: its rows have no holes
+        if _goes(piece, settings, now_us, total, needed):
+            total -= piece.size_bytes
+            found += piece.paths
     return found
 
 

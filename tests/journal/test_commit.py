@@ -157,6 +157,19 @@ def test_a_hub_that_restarts_elsewhere(tmp_path: Path, trouble: list[Any]) -> No
         assert f"Authorization: Bearer t{second.port}" in second.heads[0]
 
 
+def test_rows_of_no_batch_go_over_a_connection_of_their_own(tmp_path: Path) -> None:
+    """One that is kept may have been closed by the hub: then nobody would know whether it took them."""
+    with ScriptedHttp([[STORED, CLOSE]], [[STORED]]) as server:
+        address = HubAddress.of(f"{server.url}/x", "token")
+
+        def both() -> None:
+            commit(address, "q", 1, ROWS, retry_s=0)
+            publish(address, ROWS, retry_s=0)
+
+        there(both)
+        assert server.connections == 2
+
+
 def test_rows_of_no_batch_are_not_sent_twice(tmp_path: Path) -> None:
     with ScriptedHttp([[STORED[:-5], CLOSE]]) as server:
         address = HubAddress.of(f"{server.url}/x", "token")

@@ -211,7 +211,19 @@ def test_the_hub_is_just_beginning_a_segment(tmp_path: Path) -> None:
     written.write(tmp_path, [[5]])
     (tmp_path / "wal/n1" / f"{5:020d}.arrows").write_bytes(b"")
     assert Journal(tmp_path).end() == {"n1": 5}
-    assert list(Journal(tmp_path).rows({}, {"n1": 5})) == written.rows(0, 5)
+    assert list(Journal(tmp_path).rows({}, {"n1": 99})) == written.rows(0, 5)
+
+
+def test_numbers_that_nobody_has(tmp_path: Path) -> None:
+    """After a power failure numbers go on behind what a pipeline had seen."""
+    written.write(tmp_path, [[4, 10]])
+    written.write(tmp_path, [[25, 30]], first=20)
+    journal, ever = Journal(tmp_path), (0, 1 << 62)
+    assert [row.seq for row in journal.rows({}, {"n1": 30})] == [*range(10), *range(20, 30)]
+    for times in (None, ever):
+        for start, end in ((10, 20), (12, 18), (9, 21), (0, 15), (15, 30)):
+            rows = read(journal, journal.plan({"n1": start}, {"n1": end}, ts_us=times))
+            assert [row.seq for row in rows] == [seq for seq in range(start, end) if seq < 10 or seq >= 20]
 
 
 # ---- damage
@@ -253,6 +265,22 @@ def test_an_index_in_disorder(tmp_path: Path) -> None:
     flip(path, 64 + 8)
     with pytest.raises(JournalError, match=rf"{path} is damaged at offset \d+: .*`smqrt journal verify`"):
         list(Journal(tmp_path).rows({}, {"n1": 40}))
+
+
+@pytest.mark.parametrize("start", [0, 25, 35])
+def test_an_index_with_more_rows_than_there_are(tmp_path: Path, start: int) -> None:
+    written.write(tmp_path, [[10, 20, 30]])
+    path = segment.paths(tmp_path / "wal/n1")[0]
+    flip(path.with_suffix(".idx"), 2 * 64 + 8)
+    journal = Journal(tmp_path)
+    end = journal.end()
+    assert end == {"n1": 46}
+    for read_all in (
+        lambda: list(journal.rows({"n1": start}, end)),
+        lambda: read(journal, journal.plan({"n1": start}, end)),
+    ):
+        with pytest.raises(JournalError, match=rf"{path} is damaged at offset \d+: .*not where the index says"):
+            read_all()
 
 
 def test_an_index_that_is_missing(tmp_path: Path) -> None:

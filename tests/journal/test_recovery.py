@@ -197,13 +197,20 @@ def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None
     assert segment.recover(folder).txns == {"q": 2, "a:b": 7}
 
 
-def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [{}])
+def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: Path, known: dict[str, int]) -> None:
     folder = tmp_path / "wal/n1"
     for number in range(5):
         opened = segment.SegmentFile.open(folder, number, "n1", "hub")
         written.append(opened, written.rows(number, number + 1, f"q{number}:{number}"))
         opened.close()
-    assert segment.recover(folder).txns == {f"q{number}": number for number in range(5)}
+    assert segment.recover(folder).txns == known | {f"q{number}": number for number in range(5)}
+
+
+def test_commits_behind_a_snapshot_that_could_not_be_written(tmp_path: Path) -> None:
+    manifest.write_json(tmp_path / recovery.TXNS, {"old": 1, "q0": 0})
+    os.utime(tmp_path / recovery.TXNS, (1, 1))
+    test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path, {"old": 1})
 
 
 def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, retention, segment
+from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written
@@ -150,3 +152,26 @@ def test_two_change_the_manifest(tmp_path: Path) -> None:
     with manifest.edit(tmp_path) as known:
         known.nodes["n2"] = 7
     assert manifest.load(tmp_path).nodes == {"n1": 5, "n2": 7}
+
+
+def test_changes_of_many_come_after_each_other(tmp_path: Path) -> None:
+    def count() -> None:
+        for _ in range(20):
+            with manifest.edit(tmp_path) as known:
+                known.nodes["n1"] = known.nodes.get("n1", 0) + 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(count) for _ in range(4)]:
+            done.result(20)
+    assert manifest.load(tmp_path).nodes == {"n1": 80}
+
+
+def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
+    """While it is written over and over."""
+    files = [DataFile(f"data/{at}.parquet", "n1", at, at, 1, at, at, 1, ("a",)) for at in range(500)]
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [manifest.save(tmp_path, Manifest({"n1": 500}, files)) for _ in range(40)])
+        while not writing.done():
+            assert len(manifest.load(tmp_path).files) in (0, 500)
+        writing.result()
+    assert manifest.load(tmp_path) == Manifest({"n1": 500}, files)
