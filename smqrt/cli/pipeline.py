@@ -369,14 +369,14 @@ def submit(
 
 @pipeline.command()
 @_places(journal=True)
-@click.option("--spark/--no-spark", default=True, help="Start Spark, and let it plan every query.  [default: do]")
-def doctor(app: Path, state: Path | None, journal: str | None, token: str | None, spark: bool) -> None:
+@click.option("--no-spark", is_flag=True, help="Don't start Spark, which would plan every query.")
+def doctor(app: Path, state: Path | None, journal: str | None, token: str | None, no_spark: bool) -> None:
     """Look whether everything is there that pipelines need. Exit code 1 when something is missing."""
     from smqrt.pipeline.doctor import Place, examine
 
     places = _at(app, state, journal, token)
     faults = 0
-    for check in examine(Place(places.app, places.state, places.journal, token, spark)):
+    for check in examine(Place(places.app, places.state, places.journal, token, not no_spark)):
         mark = click.style("ok   ", "green") if check.ok else click.style("FAULT", "red", bold=True)
         click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
         faults += not check.ok

@@ -456,5 +456,5 @@ def test_every_command_and_option_is_documented() -> None:
         for option in parameter.opts
         if option.startswith("-") and f"`{option}" not in text[name] + before
     ]
-    assert missing == [("doctor", "--spark")], "which is what it does without --no-spark"
+    assert missing == []
     assert not [name for name in text if f"smqrt pipeline {name}" not in text[name]]
