@@ -18,20 +18,19 @@ from smqrt.journal.reader import Journal
 from smqrt.pipeline import faults, status, tables
 
 HUB = """
-import json, os
-from pathlib import Path
+import json
+import os
 
 import gevent
 
 from smqrt import hub
 
 smq = hub.create(journal={"sync": "1s"})
-quiet = Path(__file__).with_name("quiet")
 
 
 def feed():
     number = 0
-    while not quiet.exists():
+    while not os.path.exists(%(quiet)r):
         for _ in range(%(burst)d):
             number += 1
             message = {"id": f"{os.getpid()}-{number}", "key": number %% 10}
@@ -99,7 +98,7 @@ class Trial:
     def __init__(self, folder: Path, rate: int) -> None:
         self.folder, self.journal, self.state = folder, folder / ".journal", folder / ".pipelines"
         (folder / "pipelines").mkdir(parents=True)
-        (folder / ".preload.py").write_text(HUB % {"burst": round(rate * BURST_S)})
+        (folder / ".preload.py").write_text(HUB % {"burst": round(rate * BURST_S), "quiet": str(folder / "quiet")})
         (folder / "pipelines" / "all.py").write_text(PIPELINES)
         self.hub_kills = self.driver_kills = 0
         self.inside = 0
@@ -154,8 +153,7 @@ class Trial:
     def finish(self) -> str:
         """Lets the messages end, the pipelines catch up and stop as an operator does; returns what they printed."""
         (self.folder / "quiet").touch()
-        time.sleep(0.2)
-        end = self._messages()
+        end = self._last_message()
         eventually(lambda: self._caught_up(end), "the pipelines have caught up", PATIENCE_S)
         assert self.driver
         self.driver.send_signal(signal.SIGTERM)
@@ -215,8 +213,13 @@ class Trial:
         journal = Journal(self.journal)
         return list(journal.rows(journal.begin(), journal.end()))
 
-    def _messages(self) -> int:
-        return max(row.seq for row in self._rows() if row.topic.startswith("in/")) + 1
+    def _last_message(self) -> int:
+        """Waits until no more messages come; returns what follows the last one."""
+        ends = [-1, 0]
+        while ends[-1] != ends[-2]:
+            time.sleep(1)
+            ends.append(max(row.seq for row in self._rows() if row.topic.startswith("in/")) + 1)
+        return ends[-1]
 
     def _caught_up(self, end: int) -> bool:
         """Whether every query has a micro-batch done whose end is behind the last message."""

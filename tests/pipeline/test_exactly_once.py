@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.survival import Trial
 
-RATE = 500
+RATE = 200
 
 
 @pytest.fixture
@@ -22,7 +22,6 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     trial.close()
 
 
-@pytest.mark.servers
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_kill_of_driver_and_hub(trial: Trial) -> None:
