@@ -53,3 +53,14 @@ def test_a_loop_that_turns_is_not_reported(
         vm.run(vm.compile(BUSY), 0.02)
         gevent.sleep(0.03)
     assert reports == []
+
+
+def test_a_coroutine_of_the_application_is_named_with_those_around_it(vm: Vm, reports: list[str]) -> None:
+    source = (
+        f"local function inner(...)\n{BUSY}\nend\ncoroutine.wrap(function(...)\ncoroutine.wrap(inner)(...)\nend)(...)"
+    )
+    vm.run(vm.compile(source, "@shop/index.lsp"), 0.9)
+    assert len(reports) == 1
+    _, middle, inner = reports[0].split("\ninside the coroutine, stack traceback:\n")
+    assert "shop/index.lsp:13: in function <shop/index.lsp:12>" in middle
+    assert "shop/index.lsp:6: in local 'compute'" in inner
