@@ -16,7 +16,11 @@ from click.testing import CliRunner, Result
 from gevent import subprocess as green
 
 from smqrt.cli import cli
+from smqrt.cli.connecting import connection_options
+from smqrt.cli.help import manual
+from smqrt.cli.journal import journal
 from smqrt.journal import index, progress, segment
+from smqrt.journal.settings import names
 from tests.journal.made import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker
 
@@ -329,3 +333,41 @@ def test_a_time_that_is_none(app: Path) -> None:
     code, sentence = refused("tail", app, "--from", "yesterday")
     assert code == 2
     assert sentence.startswith("--from 'yesterday' must be a duration such as 2h")
+
+
+# ---- the manual
+
+
+def test_every_option_and_every_setting_is_documented() -> None:
+    page = manual()["journal"]
+    params = [(name, one) for name, command in journal.commands.items() for one in command.params]
+    words = [(name, word) for name, one in params for word in one.opts if word.startswith("--")]
+    common = {"--help", *(word for one in connection_options(lambda: None).__click_params__ for word in one.opts)}
+    sections = {part.split("\n")[0]: part for part in page.split("\n### ")}
+    everywhere = {"--token": page}
+    missing = [
+        (name, word) for name, word in words if word not in common and word not in everywhere.get(word, sections[name])
+    ]
+    assert missing == []
+    assert [name for name in names() if f"| `{name}` |" not in page] == []
+
+
+# ---- a journal on a hub
+
+
+@pytest.mark.servers
+def test_a_journal_on_a_hub(tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from smqrt import hub\nsmq = hub.create(journal={'name': 'plant'})\nsmq.publish({'temp': 1}, 'a')\n"
+    (tmp_path / ".preload.py").write_text(source)
+    served = serve(tmp_path)
+    url = f"{served.url}/rtl/journal/plant"
+    assert refused("tail", url)[0] == 1
+    assert refused("tail", url, "--token", "of somebody else")[0] == 1
+    monkeypatch.setenv("SMQRT_JOURNAL_TOKEN", (tmp_path / ".journal" / "token").read_text().strip())
+    deadline = time.monotonic() + 10
+    while not (shown := done("tail", url)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert shown.split("  ")[1:] == ["a", "SMQ server client", '{"temp":1}', "[unrouted]", "[server]\n"]
+    assert done("stats", url).splitlines()[0] == "messages   1"
+    assert done("schema", url, "a") == "temp bigint\n"
+    assert done("export", url, "--to", tmp_path / "out.jsonl").startswith("1 message in ")

@@ -6,18 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, compact, index, manifest, recovery, segment, tables
+from smqrt.journal import compact, index, manifest, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
 from smqrt.journal.parquet import GROUP_ROWS
+from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
 from tests.conftest import REPOSITORY
@@ -28,25 +29,9 @@ HOUR_US = 3_600_000_000
 
 
 def rows_of(journal: Path) -> list[Row]:
-    """All rows, as a reader finds them: Parquet below `compacted_through`, segments above."""
-    state = manifest.load(journal)
-    rows = [
-        one for file in sorted(state.files, key=lambda file: file.first) for one in parquet_rows(journal / file.path)
-    ]
-    for folder in sorted((journal / "wal").glob("*")):
-        through = state.nodes.get(folder.name, 0)
-        for path in index.paths(folder):
-            data = path.read_bytes()
-            for entry in index.read_index(path):
-                decoded = arrow.decode(data[entry.offset : entry.end])
-                rows += [one for one in decoded if one.seq >= through]
-    return rows
-
-
-def parquet_rows(path: Path) -> list[Row]:
-    table = pq.read_table(path, partitioning=None).select(tables.schema().names).drop(["node", "broker"])
-    table = table.set_column(1, "ts", table["ts"].cast(pa.int64()))
-    return [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+    """All rows, as a reader finds them."""
+    reader = Journal(journal)
+    return list(reader.rows(reader.begin(), reader.end()))
 
 
 def files_of(journal: Path) -> list[str]:
@@ -204,6 +189,34 @@ def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
     manifest.write_json(tmp_path / recovery.TXNS, {"q": 4})
     assert compact.compact(tmp_path, AT_ONCE).removed == 1
     assert recovery.recover(folder).txns == {"q": 4}
+
+
+def test_readers_lose_and_double_nothing_meanwhile(tmp_path: Path) -> None:
+    """Without a grace, which is the worst that can happen to who is inside a segment."""
+    rows = write(tmp_path, readings(6000, step_us=2_000_000), segment_rows=250)
+    reader = Journal(tmp_path)
+    end, read = reader.end(), 0
+    options = Options(grace_s=0, most_bytes=100_000)
+    thread = threading.Thread(target=lambda: compact.compact(tmp_path, options, lambda step: time.sleep(0.005)))
+    thread.start()
+    while thread.is_alive():
+        assert list(reader.rows({"n1": 0}, end)) == rows
+        assert [one for part in reader.plan({"n1": 777}, end, max_rows=100) for one in part]
+        read += 1
+    thread.join()
+    assert read > 1
+    assert list(reader.rows({"n1": 0}, end)) == rows
+    assert len(index.paths(tmp_path / "wal" / "n1")) == 1
+
+
+def test_chunks_planned_before_are_read_after(tmp_path: Path) -> None:
+    """What a micro-batch of Spark has planned means the same rows when its segments have gone."""
+    rows = write(tmp_path, readings(3000))
+    reader = Journal(tmp_path)
+    planned = reader.plan({"n1": 500}, {"n1": 2500}, max_rows=300)
+    compact.compact(tmp_path, AT_ONCE)
+    read = [one for part in planned for chunk in part for one in Journal(tmp_path).rows_of(chunk)]
+    assert read == rows[500:2500]
 
 
 def test_only_one_compacts(tmp_path: Path) -> None:
