@@ -19,6 +19,7 @@ from smqrt.pipeline import java
 from smqrt.pipeline.failures import planning_error
 
 if TYPE_CHECKING:
+    from smqrt.pipeline.api import Declaration
     from smqrt.pipeline.discover import Catalog
     from smqrt.pipeline.plans import Plan
 
@@ -240,10 +241,21 @@ def _plan(catalog: Catalog, plan: Plan, session: Any, place: Place) -> Check:
     )
     frame = plan.make(graph)
     try:
+        _check_output(frame, plan.declaration)
         _check_streaming(session, frame, plan.declaration.options["mode"])
+    except SmqrtError:
+        raise
     except Exception as error:
         raise planning_error(plan.declaration, error) from error
     return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
+
+
+def _check_output(frame: Any, declaration: Declaration) -> None:
+    """Whether the result has the columns that topics, or the folders of a table, are made of."""
+    from smqrt.pipeline.messages import messages
+    from smqrt.pipeline.sinks import partitioned
+
+    partitioned(frame, declaration) if declaration.kind == "table" else messages(frame, declaration)
 
 
 def _check_streaming(session: Any, frame: Any, mode: str) -> None:

@@ -68,8 +68,7 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     for name, value in (_settings(master, state, found) | dict(extra or {})).items():
         builder = builder.config(name, value)
     _environment(is_local(master))
-    # It writes down every error of a function that Spark calls, which the runner tells in one sentence.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _quiet()
     try:
         session = (builder.master(master) if master else builder).getOrCreate()
     except Exception as error:
@@ -81,6 +80,15 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
 
         register(session)
     return session
+
+
+def _quiet() -> None:
+    """pyspark prints whole stacks of errors, of which the runner tells what there is to know in one sentence."""
+    from pyspark.logger import PySparkLogger
+
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def is_local(master: str) -> bool:
