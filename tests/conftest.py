@@ -46,9 +46,11 @@ class Served:
         lines: what it printed so far, standard output and errors together.
         port: the plain port; tls_port: the TLS port or 0.
         program: what Python runs in order to be `smqrt`.
+        stop_s: how long it may take to stop.
     """
 
     program: tuple[str, ...] = ("-m", "smqrt")
+    stop_s = 10.0
 
     def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
         command = [sys.executable, *self.program, "serve", "--port", "0", *map(str, arguments)]
@@ -106,7 +108,7 @@ class Served:
     def wait(self) -> int:
         """Returns the exit code of a server that ends by itself."""
         try:
-            code = self.process.wait(10)
+            code = self.process.wait(self.stop_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -144,7 +144,11 @@ class JournalService(Directory):
         """Whether the request shows the token of this journal."""
         of, token = self._tokens.get(name, (None, ""))
         if of is not journal:
-            token = hubfile.token(journal.path)
+            try:
+                token = hubfile.token(journal.path)
+            except JournalError as error:  # for the operator, not for who has shown nothing yet
+                log.error("%s", error)
+                return False
             self._tokens[name] = journal, token
         return _is_shown(request, token)
 

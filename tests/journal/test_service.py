@@ -146,6 +146,13 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
     assert shelf.ask("main/stats", token=hubfile.token(shelf.writer.path)).status_code == 200
 
 
+def test_a_spoilt_token_opens_nothing_and_is_told_to_the_operator(shelf: Shelf, caplog: Any) -> None:
+    (shelf.writer.path / "token").write_text("")
+    for token in ("", None, "x"):
+        assert str(shelf.writer.path) not in shelf.refused(401, "main/stats", token=token)
+    assert "holds no token" in caplog.text
+
+
 # ---- reading
 
 
