@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.journal.link import Unreachable
-from smqrt.pipeline import checkpoint, intervals, process, sinks, tables
+from smqrt.pipeline import checkpoint, intervals, process, session, sinks, tables
 from smqrt.pipeline.failures import is_final, planning_error, running_error
 from smqrt.pipeline.graph import Graph
 from smqrt.pipeline.messages import messages
@@ -71,6 +72,14 @@ class Query:
         """Notices that it has ended, that somebody asked it to stop, or that it is to be started anew."""
         if self.over:
             return
+        try:
+            self._look()
+        except Exception as error:
+            log = self.context.options.state / session.LOG
+            what = f"Spark is gone ({type(error).__name__}), perhaps for want of memory; {log} may say why."
+            self._fail(f"{self.plan.declaration.where}: {self.plan.name}: {what}")
+
+    def _look(self) -> None:
         if process.stop_requested(self.folder):
             self.stop()
         elif self._start_at_s:
@@ -89,7 +98,8 @@ class Query:
             return
         self.stopping.set()
         if self.spark_query is not None:
-            self.spark_query.stop()
+            with suppress(Exception):  # a JVM that is gone has stopped it
+                self.spark_query.stop()
         self._end("stopped")
 
     def _claim(self) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
+LOG = ".spark/spark.log"
+"""What Spark tells, in the folder of state."""
+
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -110,7 +113,7 @@ def _settings(master: str, state: Path, found: java.Java) -> dict[str, str]:
 
 
 def _java_options(scratch: Path, found: java.Java) -> list[str]:
-    log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch / 'spark.log'}"]
+    log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
     return [*log, "-Duser.timezone=UTC", *warm.options(found)]
 
 
