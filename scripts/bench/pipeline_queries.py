@@ -1,0 +1,188 @@
+"""Queries over one journal: as segments through smq, as compacted Parquet, and by DuckDB on the same files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from pipeline_data import Measure, interleaved, make_journal
+from pyspark.sql import functions as F
+
+from smqrt.journal.compact import Options, compact
+from smqrt.journal.reader import Journal
+
+FRAGMENT_ROWS = 200
+PRUNED = "seq bigint, ts timestamp, topic string"
+MINUTE = "time_bucket(INTERVAL 1 minute, ts::TIMESTAMP)"
+TEMP = "(decode(payload)->>'$.temp')::DOUBLE"
+
+
+class Shelf:
+    """One journal three times: as the hub wrote it, compacted, and compacted with typed columns.
+
+    Args:
+        folder: where to.
+        rows: how many.
+    """
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.rows, self.folder = rows, folder
+        self.journal, self.plain, self.typed = folder / "journal", folder / "plain", folder / "typed"
+        self.payload_bytes = make_journal(self.journal, rows)
+        self.plain_bytes = self._compacted(self.plain, Options(everything=True, grace_s=0))
+        self._compacted(self.typed, Options(everything=True, grace_s=0, schemas={"#": "device string, temp double"}))
+
+    def _compacted(self, target: Path, options: Options) -> int:
+        shutil.copytree(self.journal, target, copy_function=os.link)
+        return compact(target, options).file_bytes
+
+    def fragments(self) -> Path:
+        """Writes the rows as a hub would that wrote Parquet: a file for every 200 rows."""
+        from pyarrow import parquet
+
+        target, journal = self.folder / "fragments", Journal(self.plain)
+        target.mkdir()
+        for [chunk] in journal.plan(journal.begin(), journal.end(), max_rows=self.rows):
+            for batch in journal.tables(chunk, batch_rows=1 << 16):
+                for first in range(0, batch.num_rows, FRAGMENT_ROWS):
+                    piece, name = batch.slice(first, FRAGMENT_ROWS), f"{batch['seq'][first]}.parquet"
+                    with parquet.ParquetWriter(target / name, piece.schema, compression="zstd") as writer:
+                        writer.write_batch(piece)
+        return target
+
+
+def noop(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def counted(frame: Any) -> Any:
+    return frame.groupBy(F.window("ts", "1 minute"), "topic").agg(F.count("*"), F.max("seq"))
+
+
+def averaged(frame: Any, value: Any) -> Any:
+    return frame.groupBy(F.window("ts", "1 minute")).agg(F.avg(value))
+
+
+def raw_temp() -> Any:
+    return F.get_json_object(F.col("payload").cast("string"), "$.temp").cast("double")
+
+
+def smq(spark: Any, shelf: Shelf, schema: str | None = None, name: str = "smq") -> Any:
+    reader = spark.read.format(name).option("rowsPerPartition", max(1000, shelf.rows // 4))
+    return (reader.schema(schema) if schema else reader).load(str(shelf.journal))
+
+
+def parquet(spark: Any, folder: Path) -> Any:
+    return spark.read.parquet(str(folder / "data") if (folder / "data").exists() else str(folder))
+
+
+def ducked(folder: Path, values: str) -> Callable[[], object]:
+    """Returns a query of DuckDB by minute, with as many threads as Spark has."""
+    connection = duckdb.connect(config={"threads": 2})
+    connection.execute("SET TimeZone = 'UTC'")
+    files = f"{folder}/data/**/*.parquet"
+    return lambda: connection.execute(f"SELECT {MINUTE}, {values} FROM '{files}' GROUP BY ALL").fetchall()
+
+
+def per_second(rows: int, seconds: float) -> str:
+    return f"{rows / seconds / 1e6:.2f} M/s"
+
+
+def tuples(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """Arrow batches beside rows as tuples, of all columns."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    from pipeline_tuples import TupleSource
+
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("pipeline_tuples.py")))
+    spark.dataSource.register(TupleSource)
+    took = interleaved(
+        {
+            "arrow": lambda: noop(smq(spark, shelf)),
+            "tuples": lambda: noop(smq(spark, shelf, name="smq_tuples")),
+        },
+        rounds,
+    )
+    detail = f"{per_second(shelf.rows, took['arrow'])} and {per_second(shelf.rows, took['tuples'])}, all columns"
+    return [Measure("reading: tuples / Arrow", took["tuples"] / took["arrow"], 6, detail=detail)]
+
+
+def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """The source smq beside Spark's own Parquet reader: counting by minute and topic."""
+    took = interleaved(
+        {
+            "smq": lambda: noop(counted(smq(spark, shelf, PRUNED))),
+            "parquet": lambda: noop(counted(parquet(spark, shelf.plain))),
+        },
+        rounds,
+    )
+    detail = f"{per_second(shelf.rows, took['smq'])} and {per_second(shelf.rows, took['parquet'])}"
+    return [Measure("count by minute and topic: Parquet / smq", took["parquet"] / took["smq"], 0.8, detail=detail)]
+
+
+def ducks(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """Spark beside DuckDB on the same files."""
+    count, mean = "topic, count(*), max(seq)", f"avg({TEMP})"
+    took = interleaved(
+        {
+            "count": lambda: noop(counted(parquet(spark, shelf.plain))),
+            "duck count": ducked(shelf.plain, count),
+            "raw": lambda: noop(averaged(parquet(spark, shelf.plain), raw_temp())),
+            "duck raw": ducked(shelf.plain, mean),
+            "typed": lambda: noop(averaged(parquet(spark, shelf.typed), F.col("json.temp"))),
+        },
+        rounds,
+    )
+
+    def beside(title: str, ours: str, theirs: str, bar: float) -> Measure:
+        detail = f"{per_second(shelf.rows, took[ours])} and {per_second(shelf.rows, took[theirs])}"
+        return Measure(title, took[theirs] / took[ours], bar, detail=detail)
+
+    return [
+        beside("count: Spark / DuckDB", "count", "duck count", 1 / 8),
+        beside("mean of raw JSON: Spark / DuckDB", "raw", "duck raw", 1 / 6),
+        beside("mean of a typed column: Spark / DuckDB on raw", "typed", "duck raw", 1 / 3),
+    ]
+
+
+def streams(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """A stream that works off a backlog beside a batch, stateless."""
+    turns = iter(range(10**6))
+
+    def filtered(frame: Any) -> Any:
+        return frame.where(F.length("payload") > 300).select("seq", "topic")
+
+    def stream() -> None:
+        reader = spark.readStream.format("smq").options(startingOffsets="earliest")
+        frame = filtered(reader.option("rowsPerPartition", max(1000, shelf.rows // 4)).load(str(shelf.journal)))
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(shelf.folder / f"c{next(turns)}"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    took = interleaved({"batch": lambda: noop(filtered(smq(spark, shelf))), "stream": stream}, rounds)
+    detail = f"{per_second(shelf.rows, took['stream'])} and {per_second(shelf.rows, took['batch'])}, start included"
+    return [Measure("backlog: stream / batch", took["batch"] / took["stream"], 0.5, detail=detail)]
+
+
+def compaction(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """What compaction brings, beside a file for every flush."""
+    fragments = shelf.fragments()
+    took = interleaved(
+        {
+            "fragments": lambda: noop(counted(parquet(spark, fragments))),
+            "compacted": lambda: noop(counted(parquet(spark, shelf.plain))),
+        },
+        rounds,
+    )
+    files = -(-shelf.rows // FRAGMENT_ROWS)
+    detail = f"{took['fragments']:.2f} s of {files} files and {took['compacted']:.2f} s"
+    share = shelf.plain_bytes / shelf.payload_bytes
+    megabytes = f"{shelf.plain_bytes / 1e6:.0f} of {shelf.payload_bytes / 1e6:.0f} MB"
+    return [
+        Measure("count: fragments / compacted", took["fragments"] / took["compacted"], 10, detail=detail),
+        Measure("compacted bytes / payload bytes", share, 0.6, most=True, detail=megabytes),
+    ]
