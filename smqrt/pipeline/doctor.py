@@ -211,12 +211,18 @@ def _plans(place: Place) -> Iterator[Check]:
         return
     yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
     try:
-        yield from _planned(place, session)
+        yield from planned(place, session)
     finally:
         session.stop()
 
 
-def _planned(place: Place, session: Any) -> Iterator[Check]:
+def planned(place: Place, session: Any) -> Iterator[Check]:
+    """Looks whether Spark can run each query.
+
+    Args:
+        place: what to look at.
+        session: the SparkSession.
+    """
     from smqrt.pipeline.discover import load
     from smqrt.pipeline.plans import plans
 

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -169,3 +170,46 @@ def test_a_hub_that_nobody_serves(place: Place) -> None:
     assert "127.0.0.1:9" in checks["hub"].detail + checks["hub"].remedy
     checks = found(Place(place.app, place.state, url, None, spark=False))
     assert "needs a token" in checks["hub"].detail + checks["hub"].remedy
+
+
+# ---- Spark
+
+GOOD_AND_BAD = """
+from smqrt.pipeline import publish, source, table
+
+@source("#", json="device string, temp double")
+def readings(rows):
+    return rows
+
+@publish(to="mean/{device}", mode="update")
+def means(readings):
+    return readings.groupBy("device").avg("temp")
+
+@publish(to="mean/{gadget}", mode="update")
+def no_such_topic(readings):
+    return readings.groupBy("device").avg("temp")
+
+@table("silver", partition_by=["site"])
+def no_such_folder(readings):
+    return readings
+
+@publish(to="mean/{device}")
+def never_final(readings):
+    return readings.groupBy("device").avg("temp")
+
+@publish(to="mean/{device}")
+def no_such_column(readings):
+    return readings.select("devise")
+"""
+
+
+def test_spark_plans_each_query(place: Place, spark: Any) -> None:
+    (place.app / "pipelines").mkdir()
+    (place.app / "pipelines" / "plant.py").write_text(GOOD_AND_BAD)
+    checks = {check.name: check for check in doctor.planned(place, spark)}
+    assert checks.pop("means") == Check("means", True, "can be run: device, avg(temp)")
+    said = {name: f"{check.detail}: {check.remedy}" for name, check in checks.items() if not check.ok}
+    assert "has no column 'gadget'" in said["no_such_topic"]
+    assert "partitioned by 'site'" in said["no_such_folder"]
+    assert "without a watermark" in said["never_final"]
+    assert "`devise` cannot be resolved" in said["no_such_column"]

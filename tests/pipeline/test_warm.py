@@ -1,0 +1,97 @@
+"""The archive of Spark's classes: when it is taken, and that Java takes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import java, warm
+
+JAVA = java.Java(Path("/usr/lib/jvm/java-17/bin/java"), "17.0.15", 17)
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for Spark's, with one jar; and a cache folder of its own."""
+    home = tmp_path / "spark"
+    (home / "jars").mkdir(parents=True)
+    (home / "jars" / "spark.jar").write_bytes(b"one")
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return home
+
+
+def made(size_bytes: int = 2 << 20) -> Path:
+    path = warm.archive(JAVA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size_bytes))
+    return path
+
+
+def test_it_lies_in_the_cache_folder(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert warm.archive(JAVA).parent == spark_home.parent / "cache" / "smqrt"
+    assert warm.archive(JAVA).name.startswith("spark-4.")
+    assert "-java-17-" in warm.archive(JAVA).name
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert warm.archive(JAVA).parent == Path("/home/somebody/.cache/smqrt")
+
+
+def test_it_is_taken_when_it_is_there(spark_home: Path) -> None:
+    assert warm.options(JAVA) == []
+    path = made()
+    assert warm.options(JAVA) == [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:disable"]
+
+
+def test_half_an_archive_is_not_taken(spark_home: Path) -> None:
+    made(1000)
+    assert warm.options(JAVA) == []
+
+
+def test_a_path_that_spark_would_cut_is_not_taken(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(spark_home.parent / "my cache"))
+    made()
+    assert warm.options(JAVA) == []
+
+
+def test_another_java_or_spark_has_another_one(spark_home: Path) -> None:
+    made()
+    assert warm.options(java.Java(JAVA.command, "17.0.16", 17)) == []
+    assert warm.options(java.Java(Path("/opt/java/bin/java"), "17.0.15", 17)) == []
+    (spark_home / "jars" / "spark.jar").write_bytes(b"another")
+    assert warm.options(JAVA) == []
+    made()
+    assert warm.options(JAVA) != []
+    os.utime(spark_home / "jars" / "spark.jar", (0, 0))
+    assert warm.options(JAVA) == [], "Java compares times too"
+
+
+def test_without_spark(spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm.util, "find_spec", lambda name: None)
+    assert warm.options(JAVA) == []
+    with pytest.raises(PipelineError, match="pyspark is not installed; type: pip install"):
+        warm.archive(JAVA)
+
+
+def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
+    """spark-submit isn't even there."""
+    with pytest.raises(PipelineError, match=r"Spark did not start \(.*\); look with: smqrt pipeline doctor"):
+        warm._train(JAVA, [])
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_java_starts_spark_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = warm.build()
+    found = java.find()
+    assert said.path == warm.archive(found)
+    assert said.path.stat().st_size == said.size_bytes > 50 << 20
+    assert warm.options(found)[0] == f"-XX:SharedArchiveFile={said.path}"
+    # With this option Java doesn't start when the archive doesn't fit.
+    assert warm._train(found, [warm.options(found)[0], "-Xshare:on"]) > 0
+    print(json.dumps({"before_s": said.before_s, "after_s": said.after_s}))
