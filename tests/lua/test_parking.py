@@ -110,7 +110,7 @@ def test_parking_and_blocking_ops_in_turn(vm: Vm, desk: Desk, recorder: Recorder
     settled(lambda: recorder.seen == [(1, 2, 3, 4)])
 
 
-def test_no_greenlet_waits(vm: Vm, desk: Desk) -> None:
+def test_no_greenlet_waits(vm: Vm, desk: Desk, settled: Settled) -> None:
     gevent.sleep(0)
 
     def greenlets() -> int:
@@ -125,8 +125,7 @@ def test_no_greenlet_waits(vm: Vm, desk: Desk) -> None:
     assert (vm.activities.blocked, greenlets()) == (500, before)
     for _ in range(500):
         desk.answer()
-    gevent.sleep(0.01)
-    assert vm.activities.blocked == 0
+    settled(lambda: vm.activities.blocked == 0)
 
 
 def test_stop_ends_the_parked(vm: Vm, desk: Desk, recorder: Recorder) -> None:
@@ -154,7 +153,7 @@ def test_others_have_turns_beside_one_that_never_waits(vm: Vm, desk: Desk) -> No
     assert vm.activities.blocked == 0
 
 
-def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder) -> None:
+def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder, settled: Settled) -> None:
     for source in ("desk.park()", "desk.park() error'x'", "test.sleep(0.01)"):
         ref = vm.compile(source)
         for _ in range(200):
@@ -162,10 +161,9 @@ def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder
         gevent.sleep(0.05)
         while desk.waiting:
             desk.answer()
-        gevent.sleep(0.05)
+        settled(lambda: vm.activities.blocked == 0)
     for _ in range(100):
         vm.start(vm.compile("desk.park()"))
     vm.stop()
-    gevent.sleep(0.05)
-    assert vm.activities.blocked == 0
+    settled(lambda: vm.activities.blocked == 0)
     assert len(vm.states) == vm.activities.idle

@@ -421,9 +421,9 @@ def test_a_cosocket_that_never_waits_leaves_turns_to_others(vm: Vm) -> None:
     )
     worst = 0.0
     for _ in range(100):
-        began = time.monotonic()
+        began = time.process_time()
         gevent.sleep(0)
-        worst = max(worst, time.monotonic() - began)
+        worst = max(worst, time.process_time() - began)
     assert vm.eval("local n = count count = -2 return n")[0] > 1000
     assert worst < 0.05
 
