@@ -42,7 +42,6 @@ LOCAL = {
     # Spark's default forks a process for every file of a checkpoint: 80 ms a micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": _FILES,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 """Only where one machine does it all: on HDFS and object stores Spark's own way is the safe one."""
 
