@@ -28,9 +28,9 @@ ROWS = 300
 T = TypeVar("T")
 
 
-def there(work: Callable[[], T]) -> T:
+def there(work: Callable[[], T], patience_s: float = 20) -> T:
     """Does something that blocks in a thread, while the server goes on here."""
-    with gevent.Timeout(20):
+    with gevent.Timeout(patience_s):
         return gevent.get_hub().threadpool.apply(work)
 
 

@@ -170,7 +170,7 @@ def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
     """While it is written over and over."""
     files = [DataFile(f"data/{at}.parquet", "n1", at, at, 1, at, at, 1, ("a",)) for at in range(500)]
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(lambda: [manifest.save(tmp_path, Manifest({"n1": 500}, files)) for _ in range(40)])
+        writing = pool.submit(lambda: [manifest.save(tmp_path, Manifest({"n1": 500}, files)) for _ in range(15)])
         while not writing.done():
             assert len(manifest.load(tmp_path).files) in (0, 500)
         writing.result()
