@@ -309,15 +309,17 @@ def _shredder(place: Path, stack: ExitStack) -> Callable[[Path, Path], None]:
 
 
 def _compact(place: Path, options: Options, seconds: float | None) -> None:
-    from smqrt.journal.compact import Done
     from smqrt.journal.compact import compact as run
 
-    while True:
-        done = run(place, options)
-        if seconds is None or done not in (Done(), Done(waiting=done.waiting)):
-            click.echo(_done(done, options))
-        if seconds is None:
-            return
+    if seconds is None:
+        click.echo(_done(run(place, options), options))
+    while seconds is not None:
+        try:
+            done = run(place, options)
+            if done.segments or done.removed:
+                click.echo(_done(done, options))
+        except JournalError as error:
+            click.echo(f"Error: {error}", err=True)  # and again later: it may be solved by then
         time.sleep(seconds)
 
 

@@ -209,6 +209,23 @@ def test_compact_again_and_again(app: Path) -> None:
         assert process.wait(10) == 130
 
 
+def test_who_watches_goes_on_after_an_error(app: Path) -> None:
+    data = index.paths(app / ".journal" / "wal" / "n1")[0]
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-100])
+    command = [sys.executable, "-m", "smqrt", "journal", "compact", str(app), "--watch", "0.1s"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stderr
+    try:
+        assert f"{data} can't be compacted: the batch with" in process.stderr.readline()
+        data.write_bytes(whole)
+        assert process.stdout.readline().startswith("2 segments with 2,000 messages")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+
+
 def test_what_compact_refuses(app: Path, tmp_path: Path) -> None:
     assert refused("compact", tmp_path)[0] == 1
     assert "'dubble' is no type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]

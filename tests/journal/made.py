@@ -17,18 +17,20 @@ NOON_US = 1_795_176_000_000_000
 
 
 def row(
-    seq: int, ts_us: int = NOON_US, topic: str | None = "site1/temp", payload: bytes = b"{}", **more: object
+    seq: int,
+    ts_us: int = NOON_US,
+    topic: str | None = "site1/temp",
+    payload: bytes = b"{}",
+    *,
+    tid: int | None = 4711,
+    subtopic: str | None = None,
+    stid: int | None = None,
+    ptid: int | None = 99,
+    uid: str | None = "sensor",
+    flags: int = 0,
+    txn: str | None = None,
 ) -> Row:
-    fields = {"tid": 4711, "subtopic": None, "stid": None, "ptid": 99, "uid": "sensor", "flags": 0, "txn": None}
-    values = {**fields, **more}
-    return Row(
-        seq,
-        ts_us,
-        topic,
-        *(values[name] for name in ("tid", "subtopic", "stid", "ptid", "uid", "flags")),
-        payload,
-        values["txn"],
-    )  # type: ignore[arg-type]
+    return Row(seq, ts_us, topic, tid, subtopic, stid, ptid, uid, flags, payload, txn)
 
 
 def readings(count: int, step_us: int = 1_000_000, first: int = 0, seed: int = 1, devices: int = 20) -> Iterator[Row]:

@@ -21,11 +21,13 @@ from tests.journal.made import NOON_US, readings, row, write
 @pytest.fixture
 def journal(tmp_path: Path, spark: Any) -> Path:
     """Compacted, with a VARIANT column and a typed one."""
-    rows = [*readings(70_000, step_us=1000), row(70_000, NOON_US, payload=b"no JSON"), row(70_001, payload=b"\xff")]
-    write(tmp_path, rows, segment_rows=40_000, batch=1024)
+    rows = [*readings(5_000, step_us=1000), row(5_000, NOON_US, payload=b"no JSON"), row(5_001, payload=b"\xff")]
+    write(tmp_path, rows, segment_rows=2_000)
     with Shredder(tmp_path, spark) as shredder:
-        done = compact.compact(tmp_path, Options(grace_s=0, everything=True, schemas={"#": "temp double"}, shred=shredder))
-    assert (done.rows, done.files) == (70_002, 1)
+        done = compact.compact(
+            tmp_path, Options(grace_s=0, everything=True, schemas={"#": "temp double"}, shred=shredder)
+        )
+    assert (done.rows, done.files) == (5_002, 1)
     assert done.file_bytes <= 0.6 * done.payload_bytes
     return tmp_path
 
@@ -33,22 +35,21 @@ def journal(tmp_path: Path, spark: Any) -> Path:
 def test_a_variant_column(journal: Path, spark: Any) -> None:
     (file,) = manifest.load(journal).files
     metadata = pq.ParquetFile(journal / file.path).metadata
-    assert [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)] == [65_536, 4_466]
     assert "variant.typed_value.temp.typed_value" in [
         metadata.schema.column(at).path for at in range(metadata.num_columns)
     ]
     reader = Journal(journal)
     rows = list(reader.rows(reader.begin(), reader.end()))
-    assert [one.seq for one in rows] == list(range(70_002))
-    assert rows[:70_000] == list(readings(70_000, step_us=1000))
+    assert [one.seq for one in rows] == list(range(5_002))
+    assert rows[:5_000] == list(readings(5_000, step_us=1000))
 
     read = spark.read.parquet(str(journal / file.path))
     shown = read.selectExpr(
         "avg(variant_get(variant, '$.temp', 'double')) as temp", "count(variant) as documents"
     ).first()
-    assert shown["documents"] == 70_000
+    assert shown["documents"] == 5_000
     assert read.selectExpr("avg(json.temp)").first()[0] == pytest.approx(shown["temp"])
-    assert shown["temp"] == pytest.approx(mean(json.loads(one.payload)["temp"] for one in rows[:70_000]))
+    assert shown["temp"] == pytest.approx(mean(json.loads(one.payload)["temp"] for one in rows[:5_000]))
     assert sorted(path.name for path in journal.iterdir() if path.name.startswith(".variant")) == []
 
 
