@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from smqrt.cli.connecting import connection_options
-from smqrt.errors import ArgumentError, JournalError, PipelineError
+from smqrt.errors import ArgumentError, JournalError, SmqrtError
 
 if TYPE_CHECKING:
     from smqrt.journal.compact import Done, Options
@@ -285,10 +284,7 @@ def compact(
     seconds = parse_duration(watch) if watch else None
     options = Options(parse_duration(after), parse_duration(grace), everything, pairs)
     place = folder(path)
-    with ExitStack() as stack:
-        if variant:
-            options = replace(options, shred=_shredder(place, stack))
-        _compact(place, options, seconds)
+    _compact(place, options, variant is not None, seconds)
 
 
 def _schema_pair(text: str) -> tuple[str, str]:
@@ -298,29 +294,28 @@ def _schema_pair(text: str) -> tuple[str, str]:
     return pattern, ddl
 
 
-def _shredder(place: Path, stack: ExitStack) -> Callable[[Path, Path], None]:
-    from smqrt.pipeline.variant import Shredder
-
-    try:
-        shredder: Callable[[Path, Path], None] = stack.enter_context(Shredder(place))
-        return shredder
-    except PipelineError as error:
-        raise JournalError(str(error)) from error
-
-
-def _compact(place: Path, options: Options, seconds: float | None) -> None:
-    from smqrt.journal.compact import compact as run
-
+def _compact(place: Path, options: Options, variant: bool, seconds: float | None) -> None:
     if seconds is None:
-        click.echo(_done(run(place, options), options))
+        click.echo(_done(_compact_once(place, options, variant), options))
     while seconds is not None:
         try:
-            done = run(place, options)
+            done = _compact_once(place, options, variant)
             if done.segments or done.removed:
                 click.echo(_done(done, options))
-        except JournalError as error:
+        except SmqrtError as error:
             click.echo(f"Error: {error}", err=True)  # and again later: it may be solved by then
         time.sleep(seconds)
+
+
+def _compact_once(place: Path, options: Options, variant: bool) -> Done:
+    from smqrt.journal.compact import compact as run
+
+    if not variant:
+        return run(place, options)
+    from smqrt.pipeline.variant import Shredder
+
+    with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
+        return run(place, replace(options, shred=shredder))
 
 
 def _done(done: Done, options: Options) -> str:
