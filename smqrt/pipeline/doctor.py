@@ -20,7 +20,7 @@ from smqrt.pipeline.failures import planning_error
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
-    from smqrt.pipeline.discover import Catalog
+    from smqrt.pipeline.graph import Graph
     from smqrt.pipeline.plans import Plan
 
 EXTRA = "pip install 'smqrt[spark]'"
@@ -223,28 +223,25 @@ def planned(place: Place, session: Any) -> Iterator[Check]:
         place: what to look at.
         session: the SparkSession.
     """
-    from smqrt.pipeline.discover import load
-    from smqrt.pipeline.plans import plans
-
-    catalog = load(place.app / "pipelines")
-    for plan in plans(catalog, catalog.queries()):
-        yield _guarded(plan.name, partial(_plan, catalog, plan, session), place)
-
-
-def _plan(catalog: Catalog, plan: Plan, session: Any, place: Place) -> Check:
-    """Whether Spark can run a query as a stream; no row is read for it."""
     from smqrt.pipeline import references
     from smqrt.pipeline.checkpoint import Start
+    from smqrt.pipeline.discover import load
     from smqrt.pipeline.frames import Journal
     from smqrt.pipeline.graph import Graph
+    from smqrt.pipeline.plans import plans
 
-    rows = Journal(place.journal, place.token)
-    start = Start({}, None)
-    graph = Graph(
+    catalog, rows, start = load(place.app / "pipelines"), Journal(place.journal, place.token), Start({}, None)
+    graph = Graph(  # one for all queries: what they share is made once
         catalog,
-        lambda source: rows.stream(session, source, start, plan.name),
+        lambda source: rows.stream(session, source, start, source.name),
         lambda reference: references.table(session, reference, catalog.folder),
     )
+    for plan in plans(catalog, catalog.queries()):
+        yield _guarded(plan.name, partial(_plan, plan, graph, session), place)
+
+
+def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
+    """Whether Spark can run a query as a stream; no row is read for it."""
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
