@@ -40,11 +40,13 @@ def run(trial: Trial, drivers: int, hubs: int, chance: random.Random) -> int:
     began = time.monotonic()
     trial.start_hub()
     for number in range(drivers):
-        kill_driver(trial, FAULTS[number % len(FAULTS)], chance)
-        say(began, f"driver kill {trial.driver_kills}, of these inside the commit: {trial.inside}")
-        if trial.hub_kills * drivers < (number + 1) * hubs:
-            kill_hub(trial, chance)
-            say(began, f"hub kill {trial.hub_kills}")
+        fault = FAULTS[number % len(FAULTS)]
+        due = hubs * (number + 1) // drivers - trial.hub_kills if not fault or number == drivers - 1 else 0
+        live_and_die(trial, fault if not due else "", due, chance)
+        say(
+            began,
+            f"driver kill {trial.driver_kills}, {trial.inside} of them inside a commit; hub kills: {trial.hub_kills}",
+        )
     trial.start_driver()
     trial.wait_for_batches(2)
     trial.finish()
@@ -54,30 +56,22 @@ def run(trial: Trial, drivers: int, hubs: int, chance: random.Random) -> int:
     return int(not figures.exact)
 
 
-def kill_driver(trial: Trial, fault: str, chance: random.Random) -> None:
-    """One life of the pipelines: a few micro-batches, then the end."""
+def live_and_die(trial: Trial, fault: str, hubs: int, chance: random.Random) -> None:
+    """One life of the pipelines: a few micro-batches, under which the hub may die and come back, then the end."""
     if fault:
-        trial.start_driver(f"{fault}:{trial.batch() + chance.randint(3, 6)}")
+        trial.start_driver(f"{fault}:{trial.batch() + chance.randint(2, 5)}")
         trial.wait_for_the_fault()
-    else:
-        trial.start_driver()
-        trial.wait_for_batches(chance.randint(2, 5))
-        time.sleep(chance.random())
-        trial.kill_driver()
-
-
-def kill_hub(trial: Trial, chance: random.Random) -> None:
-    """The hub dies under running pipelines, is away for a while, and comes back."""
+        return
     trial.start_driver()
-    trial.wait_for_batches(2)
+    for _ in range(hubs):
+        trial.wait_for_batches(1)
+        time.sleep(chance.random())
+        trial.kill_hub()
+        time.sleep(1)
+        trial.start_hub()
+    trial.wait_for_batches(chance.randint(1, 4))
     time.sleep(chance.random())
-    trial.kill_hub()
-    time.sleep(1)
-    trial.start_hub()
-    trial.wait_for_batches(2)
-    assert trial.driver
-    trial.driver.terminate()
-    trial.driver.wait(60)
+    trial.kill_driver()
 
 
 def say(began: float, text: str) -> None:

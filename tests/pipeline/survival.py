@@ -59,7 +59,7 @@ def sums(rows):
 def kept(rows): return rows.select("id")
 """
 BURST_S = 0.02
-PATIENCE_S = 240
+PATIENCE_S = 600
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_kill_of_driver_and_hub(trial: Trial) -> None:
     trial.start_hub()
     trial.start_driver(fault="after_commit:1")
