@@ -12,6 +12,7 @@ from smqrt.pipeline.smq_source import columns, offsets
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 from smqrt.pipeline.smq_source.pushdown import Pushed, Pushing
 from smqrt.pipeline.smq_source.scan import Part, Scan
+from smqrt.pipeline.smq_source.telling import told
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,6 +49,7 @@ class BatchReader(DataSourceReader):
         """What to read. Not kept: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
         return Scan(self.options, self.schema, named(self.pushed, self.options), self.pushed.times)
 
+    @told
     def partitions(self) -> Sequence[InputPartition]:
         scan = self.scan
         begin, last = scan.journal.begin(), scan.journal.end()

@@ -14,6 +14,7 @@ from smqrt.pipeline.smq_source.batch import edge
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 from smqrt.pipeline.smq_source.progress import Progress
 from smqrt.pipeline.smq_source.scan import Scan
+from smqrt.pipeline.smq_source.telling import told
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,6 +40,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: Offsets | None = None
         self.progress = Progress(options)
 
+    @told
     def initialOffset(self) -> Offsets:
         journal, options = self.scan.journal, self.options
         begin, last = journal.begin(), journal.end()
@@ -47,9 +49,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows) if self.options.max_rows else ReadAllAvailable()
 
+    @told
     def prepareForTriggerAvailableNow(self) -> None:
         self.target = self.scan.journal.end()
 
+    @told
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         last = self.scan.journal.end() if self.target is None else self.target
         start = self._known(start, last)
@@ -70,9 +74,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start = {node: min(seq, last.get(node, 0)) for node, seq in start.items()}
         return start if last.keys() <= start.keys() else offsets.filled(start, self.scan.journal.begin())
 
+    @told
     def reportLatestOffset(self) -> Offsets:
         return offsets.ordered(self.scan.journal.end())
 
+    @told
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
         start, end = offsets.checked(start, end, journal.begin(), journal.end(), self.options.fail_on_data_loss)

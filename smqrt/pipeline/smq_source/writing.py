@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit
 from smqrt.pipeline.smq_source.options import WriteOptions
+from smqrt.pipeline.smq_source.telling import told
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -99,6 +100,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         checked(schema)
         self.options = options
 
+    @told
     def write(self, iterator: Iterator[Any]) -> Written:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_ID) if context else None
@@ -106,6 +108,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise JournalError(f"Spark gives no {QUERY_ID} to the task: without it a repeated batch isn't recognized.")
         return Written(query, list(records(iterator)))
 
+    @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         rows = [row for message in written for row in message.rows]
@@ -135,6 +138,7 @@ class BatchWriter(DataSourceArrowWriter):
         checked(schema)
         self.options = options
 
+    @told
     def write(self, iterator: Iterator[Any]) -> Written:
         target = commit.HubAddress.of(self.options.journal, self.options.token)
         for batch in iterator:
