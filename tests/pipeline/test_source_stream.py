@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
 
+from smqrt.errors import ArgumentError
 from smqrt.journal.compact import Options, compact
 from smqrt.pipeline.smq_source.options import ReadOptions
 from smqrt.pipeline.smq_source.stream import StreamReader
@@ -73,54 +76,6 @@ def test_a_stream_begins_at_the_end_unless_told_otherwise(spark: Any, recorded: 
     assert seqs(drained(frame, tmp_path / "checkpoint")) == [[500, 501, 502, 503, 504]]
 
 
-def test_a_stream_begins_at_a_time(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    from datetime import UTC, datetime
-
-    time = datetime.fromtimestamp((START_US + 480 * STEP_US) / 1e6, UTC).isoformat()
-    frame = spark.readStream.format("smq").option("startingTime", time).load(str(recorded.path))
-    assert seqs(drained(frame, tmp_path / "checkpoint")) == [list(range(480, 500))]
-
-
-def test_topics_and_narrower_columns(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    frame = stream(spark, recorded, "seq bigint, topic string", topics="site1/d7")
-    [rows] = drained(frame, tmp_path / "checkpoint")
-    assert sorted(map(tuple, rows)) == [(seq, "site1/d7") for seq in range(7, 500, 10)]
-
-
-def test_no_batch_reaches_over_a_split(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    options = {"splitAt": json.dumps({"n1": 320}), "maxRowsPerTrigger": "200"}
-    batches = seqs(drained(stream(spark, recorded, **options), tmp_path / "checkpoint"))
-    assert [batch[0] for batch in batches] == [0, 200, 320]
-    assert sum(batches, []) == list(range(500))
-
-
-def test_a_node_that_comes_later_is_read_from_its_beginning(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    frame = stream(spark, recorded)
-    drained(frame, tmp_path / "checkpoint")
-    Recorded(recorded.path, "n2", first_seq=20).add(10)
-    [rows] = drained(frame, tmp_path / "checkpoint")
-    assert sorted((row.node, row.seq) for row in rows) == [("n2", seq) for seq in range(20, 30)]
-
-
-def test_progress_is_told_to_the_journal(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    """Up to the batch before the latest one, which Spark would repeat after a crash."""
-    frame = stream(spark, recorded, queryName="averages", maxRowsPerTrigger="250")
-    drained(frame, tmp_path / "checkpoint")
-    report = json.loads((recorded.path / "readers" / "averages.json").read_text())
-    assert (report["query"], report["offset"]) == ("averages", {"n1": 250})
-
-
-def test_how_much_is_waiting_is_known(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    frame = stream(spark, recorded, maxRowsPerTrigger="100")
-    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(WAIT_S)
-    source = query.recentProgress[0]["sources"][0]
-    assert json.loads(source["endOffset"] if isinstance(source["endOffset"], str) else json.dumps(source["endOffset"]))
-    assert "500" in str(source["latestOffset"])
-    query.stop()
-
-
 def test_rows_that_are_gone_end_the_query_with_a_sentence(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
     drained(stream(spark, recorded), tmp_path / "checkpoint")
     shutil.rmtree(recorded.path)
@@ -145,8 +100,7 @@ def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, record
 
 
 def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recorded) -> None:
-    options = ReadOptions.parse({"path": str(recorded.path), "topics": "site1/#", "rowsPerPartition": "130"})
-    reader = StreamReader(options, schema("seq"))
+    reader = Driven(recorded, "seq", topics="site1/#", rowsPerPartition="130").reader
     parts = reader.partitions({"n1": 0}, {"n1": 500})
     compact(recorded.path, Options(everything=True, grace_s=0))
     assert not list(recorded.folder.glob("*.arrows"))
@@ -154,6 +108,99 @@ def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recor
     assert found == list(range(500))
 
 
-def test_an_option_for_batches_is_a_mistake(spark: Any, recorded: Recorded, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="endingOffsets and endingTime are for read: a stream has no end"):
-        drained(stream(spark, recorded, endingOffsets="latest"), tmp_path / "checkpoint")
+# ---- the reader as Spark drives it, without Spark
+
+
+class Driven:
+    """Does what Spark does with a reader: offsets, tasks, commits.
+
+    Args:
+        recorded: the journal.
+        columns: of the result; all by default.
+        options: of the stream.
+    """
+
+    def __init__(self, recorded: Recorded, *columns: str, **options: str) -> None:
+        given = CaseInsensitiveDict({"path": str(recorded.path), "startingOffsets": "earliest"} | options)
+        if "startingTime" in options:
+            del given["startingOffsets"]
+        self.reader = StreamReader(ReadOptions.parse(given), schema(*columns))
+        self.offset = self.reader.initialOffset()
+
+    def batch(self) -> list[Any]:
+        """Returns the rows of the next micro-batch."""
+        end = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
+        tables = [batch for part in self.reader.partitions(self.offset, end) for batch in self.reader.read(part)]
+        self.offset = end
+        return [row for table in tables for row in table.to_pylist()]
+
+    def batches(self) -> list[list[int]]:
+        """Returns the seqs of all micro-batches until there are no more."""
+        return [[row["seq"] for row in rows] for rows in iter(self.batch, [])]
+
+
+def test_a_stream_begins_at_a_time(recorded: Recorded) -> None:
+    time = datetime.fromtimestamp((START_US + 480 * STEP_US) / 1e6, UTC).isoformat()
+    assert Driven(recorded, startingTime=time).batches() == [list(range(480, 500))]
+
+
+def test_topics_and_narrower_columns(recorded: Recorded) -> None:
+    rows = Driven(recorded, "topic", "seq", topics="site1/d7").batch()
+    assert rows == [{"topic": "site1/d7", "seq": seq} for seq in range(7, 500, 10)]
+
+
+def test_no_batch_reaches_over_a_split(recorded: Recorded) -> None:
+    batches = Driven(recorded, splitAt=json.dumps({"n1": 320}), maxRowsPerTrigger="200").batches()
+    assert [batch[0] for batch in batches] == [0, 200, 320]
+    assert sum(batches, []) == list(range(500))
+
+
+def test_a_node_that_comes_later_is_read_from_its_beginning(recorded: Recorded) -> None:
+    driven = Driven(recorded)
+    assert len(driven.batch()) == 500
+    Recorded(recorded.path, "n2", first_seq=20).add(10)
+    assert [(row["node"], row["seq"]) for row in driven.batch()] == [("n2", seq) for seq in range(20, 30)]
+
+
+def test_two_nodes_share_a_limit(recorded: Recorded) -> None:
+    Recorded(recorded.path, "n2").add(500)
+    rows = Driven(recorded, maxRowsPerTrigger="100").batch()
+    assert sorted(row["node"] for row in rows) == ["n1"] * 50 + ["n2"] * 50
+
+
+def test_progress_is_told_to_the_journal(recorded: Recorded) -> None:
+    driven = Driven(recorded, queryName="averages", maxRowsPerTrigger="250")
+    driven.batch()
+    driven.reader.commit(driven.offset)
+    report = json.loads((recorded.path / "readers" / "averages.json").read_text())
+    assert (report["query"], report["offset"]) == ("averages", {"n1": 250})
+    driven.batch()
+    driven.reader.commit(driven.offset)
+    driven.reader.stop()
+    report = json.loads((recorded.path / "readers" / "averages.json").read_text())
+    assert report["offset"] == {"n1": 500}
+
+
+def test_without_a_name_no_progress_is_told(recorded: Recorded) -> None:
+    driven = Driven(recorded)
+    driven.reader.commit(driven.offset)
+    driven.reader.stop()
+    assert not (recorded.path / "readers").exists()
+
+
+def test_how_much_is_waiting_is_known(recorded: Recorded) -> None:
+    driven = Driven(recorded, maxRowsPerTrigger="100")
+    driven.batch()
+    assert (driven.offset, driven.reader.reportLatestOffset()) == ({"n1": 100}, {"n1": 500})
+
+
+def test_what_comes_after_available_now_has_begun_is_left(recorded: Recorded) -> None:
+    driven = Driven(recorded, maxRowsPerTrigger="400")
+    driven.reader.prepareForTriggerAvailableNow()
+    recorded.add(50)
+    assert sum(driven.batches(), []) == list(range(500))
+
+
+def test_an_option_for_batches_is_a_mistake(recorded: Recorded) -> None:
+    with pytest.raises(ArgumentError, match="endingOffsets and endingTime are for read: a stream has no end"):
+        Driven(recorded, endingOffsets="latest")
