@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 
+from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.pipeline.smq_source.batch import BatchReader
 from smqrt.pipeline.smq_source.options import ReadOptions
@@ -195,22 +197,34 @@ def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
     assert spark.read.format("smq").load(str(tmp_path / "empty")).count() == 0
 
 
+def test_an_unknown_option_is_told_by_spark(spark: Any, recorded: Recorded) -> None:
+    with pytest.raises(Exception, match='no option "topic" here. It has: .*topics'):
+        load(spark, recorded, topic="a").count()
+
+
+def test_options_of_streams_are_no_options_of_batches(recorded: Recorded) -> None:
+    with pytest.raises(ArgumentError, match="are for readStream"):
+        reader(recorded, maxRowsPerTrigger="5")
+
+
 @pytest.mark.parametrize(
-    ("options", "columns", "sentence"),
+    ("field", "sentence"),
     [
-        ({"topic": "a"}, None, 'no option "topic" here. It has: .*topics'),
-        ({"maxRowsPerTrigger": "5"}, None, "are for readStream"),
-        ({}, "seq bigint, temperature double", 'no column "temperature". It has: node, seq, ts'),
-        ({}, "seq int", "column seq is bigint, not int"),
-        ({}, "topic string not null", "topic may be null"),
-        ({"startingOffsets": '{"n1": 5000}', "endingOffsets": '{"n1": 5001}'}, None, "ends at row 1000"),
+        (StructField("temperature", DoubleType()), 'no column "temperature". It has: node, seq, ts'),
+        (StructField("seq", IntegerType()), "column seq is bigint, not int"),
+        (StructField("topic", StringType(), nullable=False), "topic may be null"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    spark: Any, recorded: Recorded, options: dict[str, str], columns: str | None, sentence: str
-) -> None:
-    with pytest.raises(Exception, match=sentence):
-        load(spark, recorded, columns, **options).count()
+def test_columns_that_the_journal_does_not_have(recorded: Recorded, field: StructField, sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        BatchReader(reader(recorded).options, StructType([field]))
+
+
+def test_rows_that_are_not_there_are_an_error(recorded: Recorded) -> None:
+    beyond = {"startingOffsets": '{"n1": 5000}', "endingOffsets": '{"n1": 5001}'}
+    with pytest.raises(JournalError, match="ends at row 1000"):
+        given(reader(recorded, **beyond))
+    assert given(reader(recorded, failOnDataLoss="false", **beyond)) == []
 
 
 def test_a_folder_that_is_no_journal_is_named(spark: Any, tmp_path: Path) -> None:

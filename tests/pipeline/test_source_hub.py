@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from smqrt.errors import ArgumentError
 from smqrt.journal.record import Flag
+from smqrt.pipeline.smq_source.options import WriteOptions
+from smqrt.pipeline.smq_source.writing import BatchWriter
 from tests.pipeline.hubs import JournalingHub, eventually
 from tests.pipeline.recorded import values
 
@@ -106,17 +110,20 @@ MESSAGE = "topic string, subtopic string, payload binary"
 
 
 @pytest.mark.parametrize(
-    ("columns", "mode", "sentence"),
+    ("columns", "overwrite", "sentence"),
     [
-        ("topic string, value binary", "append", 'there is no "payload"'),
-        ("topic string, payload double", "append", "payload as string or binary, not double: cast it"),
-        ("topic string, payload binary, device string", "append", 'not "device": put what belongs'),
-        ("topic string, payload binary", "overwrite", 'use mode."append"'),
+        ({"topic": "string", "value": "binary"}, False, 'there is no "payload"'),
+        ({"topic": "string", "payload": "double"}, False, "payload as string or binary, not double: cast it"),
+        ({"topic": "string", "payload": "string", "device": "string"}, False, 'not "device": put what belongs'),
+        ({"topic": "string", "payload": "binary"}, True, 'use mode."append"'),
     ],
 )
-def test_frames_that_are_no_messages(spark: Any, tmp_path: Path, columns: str, mode: str, sentence: str) -> None:
-    with pytest.raises(Exception, match=sentence):
-        spark.createDataFrame([], columns).write.format("smq").mode(mode).save(str(tmp_path))
+def test_frames_that_are_no_messages(columns: dict[str, str], overwrite: bool, sentence: str) -> None:
+    schema = StructType()
+    for name, kind in columns.items():
+        schema = schema.add(name, kind)
+    with pytest.raises(ArgumentError, match=sentence):
+        BatchWriter(WriteOptions("/tmp/journal"), schema, overwrite)
 
 
 def test_a_row_without_a_topic_is_a_mistake(spark: Any, hub: JournalingHub) -> None:
