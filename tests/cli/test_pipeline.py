@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -438,6 +440,34 @@ def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> No
         keep(app, replace(STATUS, state="stopped", since=time.time()))
     printed = capfd.readouterr().err.splitlines()
     assert [text.partition(",")[0] for text in printed] == ["means running", "something [red]failed", "means stopped"]
+
+
+WATCHED = """
+import sys, time
+from pathlib import Path
+from smqrt.cli.pipeline_progress import shown
+
+with shown(Path(sys.argv[1]), ["means"]) as report:
+    time.sleep(1.5)
+    report("the hub is away")
+    time.sleep(0.7)
+"""
+
+
+def test_a_live_table_while_it_runs_on_a_terminal(app: Path) -> None:
+    keep(app, replace(STATUS, since=time.time() + 60))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    command = [sys.executable, "-c", WATCHED, str(app / ".pipelines")]
+    child = subprocess.Popen(command, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"})
+    os.close(theirs)
+    assert child.wait(30) == 0
+    printed = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    assert len(re.findall(r"means +stopped +2,013", drawn)) >= 3, "it is drawn again and again"
+    assert "the hub is away\r\n" in drawn
+    assert "\x1b[1A" in printed, "in place"
 
 
 # ---- the manual
