@@ -113,6 +113,15 @@ def test_tail_needs_no_pyarrow_for_segments(app: Path) -> None:
     assert subprocess.run(command, capture_output=True, check=True).stdout.endswith(b"last\n")
 
 
+def test_what_is_compacted_needs_pyarrow(app: Path) -> None:
+    done("compact", app, "--all", "--grace", "0s")
+    code = "import sys; sys.modules['pyarrow'] = None; from smqrt.cli import main; main()"
+    command = [sys.executable, "-c", code, "journal", "tail", str(app)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    sentence = "Error: Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'.\n"
+    assert (ended.returncode, ended.stderr) == (1, sentence)
+
+
 # ---- stats
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import compact, index, manifest, recovery, segment, tables
+from smqrt.journal import compact, index, manifest, parquet, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
 from smqrt.journal.parquet import GROUP_ROWS
 from smqrt.journal.reader import Journal
@@ -115,13 +115,14 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
     assert {column.compression for column in by_name.values()} == {"ZSTD"}
 
 
-def test_groups_are_bounded_by_bytes_too(tmp_path: Path) -> None:
-    rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 20)) for seq in range(80)], batch=4, segment_rows=40)
-    write(tmp_path, [row(80)])
+def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1 << 20)
+    rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 16)) for seq in range(40)], batch=4, segment_rows=20)
+    write(tmp_path, [row(40)])
     compact.compact(tmp_path, AT_ONCE)
     (file,) = manifest.load(tmp_path).files
-    assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 2
-    assert rows_of(tmp_path)[:80] == rows
+    assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 3
+    assert rows_of(tmp_path)[:40] == rows
 
 
 def test_many_topics_are_not_listed(tmp_path: Path) -> None:
@@ -217,6 +218,39 @@ def test_chunks_planned_before_are_read_after(tmp_path: Path) -> None:
     compact.compact(tmp_path, AT_ONCE)
     read = [one for part in planned for chunk in part for one in Journal(tmp_path).rows_of(chunk)]
     assert read == rows[500:2500]
+
+
+def test_what_is_completed_meanwhile_stays_for_the_next_run(tmp_path: Path) -> None:
+    rows = write(tmp_path, readings(200), segment_rows=100)
+
+    def goes_on(step: str) -> None:
+        if step == "switched":
+            rows.extend(write(tmp_path, [row(200), row(201)], segment_rows=1))
+
+    done = compact.compact(tmp_path, AT_ONCE, goes_on)
+    assert (done.rows, done.removed) == (100, 1)
+    assert rows_of(tmp_path) == rows
+    assert compact.compact(tmp_path, AT_ONCE).rows == 101
+
+
+def test_what_another_run_left_goes(tmp_path: Path) -> None:
+    """Also when it had grouped the segments in another way, so that no name comes again."""
+    rows = write(tmp_path, readings(300), segment_rows=100)
+    hour = tmp_path / "data" / "date=2026-11-20" / "hour=12"
+    hour.mkdir(parents=True)
+    for name in (".n1-00000000000000000000.tmp", ".n1-00000000000000000000.shred", "n1-0-49.parquet"):
+        (hour / name).write_bytes(b"half")
+    compact.compact(tmp_path, AT_ONCE)
+    assert [path.name for path in hour.iterdir()] == ["n1-00000000000000000000-00000000000000000199.parquet"]
+    assert rows_of(tmp_path) == rows
+
+
+def test_a_hub_with_another_name_in_the_same_hour(tmp_path: Path) -> None:
+    write(tmp_path, readings(100), broker="old")
+    write(tmp_path, readings(100, first=100), broker="new")
+    compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    (file,) = manifest.load(tmp_path).files
+    assert pq.ParquetFile(tmp_path / file.path).read()["broker"].to_pylist() == ["old"] * 100 + ["new"] * 100
 
 
 def test_only_one_compacts(tmp_path: Path) -> None:

@@ -37,6 +37,16 @@ def test_the_last_rows(tmp_path: Path, compacted: bool) -> None:
     assert inspect.latest(journal, end, 2, ["nobody"]) == []
 
 
+def test_what_is_rare_is_found_far_back(tmp_path: Path) -> None:
+    rare = (100, 101, 9_000, 19_000)
+    rows = [row(seq, NOON_US + seq, "rare" if seq in rare else "often") for seq in range(20_000)]
+    write(tmp_path, rows, batch=500, segment_rows=5_000)
+    journal = Journal(tmp_path)
+    for count in range(1, 5):
+        found = inspect.latest(journal, journal.end(), count, ["rare"])
+        assert [recorded.row.seq for recorded in found] == list(rare[-count:])
+
+
 def test_rows_of_several_nodes_come_in_the_order_of_time(tmp_path: Path) -> None:
     write(tmp_path, [row(seq, NOON_US + 10 * seq) for seq in range(4)])
     write(tmp_path, [row(seq, NOON_US + 10 * seq + 5) for seq in range(4)], node="n2")
