@@ -76,10 +76,10 @@ def _sleep(seconds: float, *values: Any) -> tuple[Any, ...]:
 
 @pytest.fixture
 def settled() -> Callable[[Callable[[], object]], None]:
-    """Waits until a condition holds, two seconds at most."""
+    """Waits until a condition holds, for twenty seconds at most: the machine may be busy."""
 
     def wait(condition: Callable[[], object]) -> None:
-        with gevent.Timeout(2):
+        with gevent.Timeout(20):
             while not condition():
                 gevent.sleep(0.002)
 
