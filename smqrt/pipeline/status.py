@@ -177,8 +177,10 @@ class Board:
         lag = _lag_rows(progress)
         lag_s = self._lag_s(name, ends) if lag else 0.0
         with self._lock:
-            if (now := self._statuses.get(name)) and now.state in LIVE:
-                self._put(_after(now, progress, lag, now.lag_s if lag_s is None else lag_s))
+            if now := self._statuses.get(name):
+                after = _after(now, progress, lag, now.lag_s if lag_s is None else lag_s)
+                # Spark tells of the last micro-batch when the query is over already.
+                self._put(after if now.state in LIVE else replace(after, state=now.state, rows_per_s=0.0))
 
     def idle(self, query_id: str) -> None:
         """Spark has found nothing to do for a while."""

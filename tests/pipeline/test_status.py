@@ -143,6 +143,7 @@ def test_the_end_is_the_last_word(board: Board, tmp_path: Path, state: str) -> N
     status = read(tmp_path / "per_minute")
     assert status is not None
     assert (status.state, status.error) == (state, "the hub went away" if state == "failed" else "")
+    assert (status.batch, status.rows, status.rows_per_s) == (6, 500, 0.0)
     assert process.running(tmp_path / "per_minute") is None
 
 
