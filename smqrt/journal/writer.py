@@ -17,26 +17,21 @@ from gevent import get_hub
 from gevent.threadpool import ThreadPool
 
 from smqrt import place
-from smqrt.broker.stats import Drop
-from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import index, manifest, recovery, retention, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
-from smqrt.journal.record import Flag, Row
+from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.net.broker import Broker
-from smqrt.net.turn import Turn
-from smqrt.wire import smq
 
 log = logging.getLogger("smqrt.journal")
 
 RETRY_S = 0.5
 RETENTION_S = 60.0
-OutRow = tuple[bytes, bytes | None, bytes]
-"""`(topic, subtopic, payload)` of a row that a pipeline publishes."""
-
+SEAL_S = 600.0
+"""A segment is sealed after so long, however short it is: only sealed ones are compacted."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 
@@ -71,7 +66,7 @@ class JournalWriter:
             log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
         self._seq = recovered.next_seq
         self._txns = recovered.txns
-        self._segment = segment.SegmentFile.open(*self._next())
+        self._segment = self._begin()
         self.owner = place.application_folder.get()
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
@@ -79,12 +74,14 @@ class JournalWriter:
         self._disk = ThreadPool(1)  # one thing after the other, and nothing of it in the loop
         self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
         broker.hub.record(self._recorder)
-        self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._retire)]
+        self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._tidy)]
         self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
         opened[settings.name] = self
 
-    def _next(self) -> tuple[Path, int, str, str]:
-        return self._wal, self._seq, self.settings.node, self.settings.name
+    def _begin(self) -> segment.SegmentFile:
+        begun = segment.SegmentFile.open(self._wal, self._seq, self.settings.node, self.settings.name)
+        self._begun_s, self._begun_seq = time.monotonic(), self._seq
+        return begun
 
     def _every(self, seconds: float, function: Callable[[], None]) -> Any:
         timer = get_hub().loop.timer(seconds, seconds, ref=False)
@@ -137,7 +134,7 @@ class JournalWriter:
     def _seal(self) -> None:
         sealed = self._segment
         try:
-            self._segment = segment.SegmentFile.open(*self._next())
+            self._segment = self._begin()
         except OSError as error:
             log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
             return
@@ -154,6 +151,11 @@ class JournalWriter:
         if result.exception:
             self._unsynced = True
             log.error("the journal %s can't be synced: %s", self.path, result.exception)
+
+    def _tidy(self) -> None:
+        if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq:
+            self._seal()
+        self._retire()
 
     def _retire(self) -> None:
         self._disk.spawn(_remove_expired, self.path, self.settings)
@@ -175,56 +177,37 @@ class JournalWriter:
             ArgumentError: a payload or a name is too long for a message.
             JournalError: the disk takes nothing; try again later.
         """
-        if self._txns.get(query, -1) >= batch:
+        outgoing = Outgoing(self._broker, () if self._has(query, batch) else rows)
+        if self._has(query, batch):  # also when the same was sent again while this one was looked at
             self._counts["duplicates"] += 1
             return False
-        outgoing = self._store(list(rows), f"{query}:{batch}")
+        self._store(outgoing, f"{query}:{batch}")
         self._txns[query] = batch
         self._counts["commits"] += 1
-        self._fan_out(outgoing)
+        outgoing.deliver()
         return True
+
+    def _has(self, query: str, batch: int) -> bool:
+        return self._txns.get(query, -1) >= batch
 
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows that belong to no batch; raises as `commit`."""
-        self._fan_out(self._store(list(rows), None))
+        outgoing = Outgoing(self._broker, rows)
+        self._store(outgoing, None)
+        outgoing.deliver()
 
-    def _store(self, rows: list[OutRow], txn_name: str | None) -> list[tuple[Topic, int, bytes]]:
-        outgoing = [self._addressed(*row) for row in rows]
+    def _store(self, outgoing: Outgoing, txn: str | None) -> None:
         self._recorder.flush()
         if self._recorder.full:
             raise JournalError(f"the journal {self.path} can't be written; make room on the disk")
-        if rows:
-            now_us = time.time_ns() // 1000
-            stored = [self._row(at, now_us, *one, txn_name) for at, one in enumerate(outgoing)]
-            try:
-                self._append(len(rows), now_us, now_us, encode(stored), index.HAS_TXN if txn_name else 0)
-            except OSError as error:
-                raise JournalError(f"the journal {self.path} can't be written ({error.strerror}); make room") from None
-        return outgoing
-
-    def _addressed(self, topic: bytes, subtopic: bytes | None, payload: bytes) -> tuple[Topic, int, bytes]:
-        if len(payload) > smq.MAX_PAYLOAD_BYTES:
-            shown = topic.decode("utf-8", "replace")
-            raise ArgumentError(f"{shown}: {len(payload)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}")
-        tid = self._broker.create(topic)
-        return self._broker.hub.topics.by_key[tid.to_bytes(4, "big")], self._broker.createsub(subtopic), payload
-
-    def _row(self, at: int, now_us: int, topic: Topic, stid: int, payload: bytes, txn_name: str | None) -> Row:
-        hub = self._broker.hub
-        flags = Flag.PIPELINE | Flag.SERVER | (0 if topic.subscribers else Flag.UNROUTED)
-        name, uid = (topic.name or b"").decode("utf-8", "replace"), hub.server.uid.decode()
-        sub = hub.subtopics.by_id[stid].decode("utf-8", "replace") if stid else None
-        ptid = hub.server.etid
-        return Row(self._seq + at, now_us, name, topic.id, sub, stid, ptid, uid, int(flags), payload, txn_name)
-
-    def _fan_out(self, outgoing: list[tuple[Topic, int, bytes]]) -> None:
-        hub, turn = self._broker.hub, Turn()
-        for topic, stid, payload in outgoing:
-            if topic.subscribers:
-                topic.deliver(smq.publish_frame(topic.id, hub.server.etid, stid, payload))
-            else:
-                hub.stats.drop(Drop.UNROUTED, 1)
-            turn.breathe()
+        if not len(outgoing):
+            return
+        now_us = time.time_ns() // 1000
+        batch = encode(outgoing.rows(self._seq, now_us, txn))
+        try:
+            self._append(len(outgoing), now_us, now_us, batch, index.HAS_TXN if txn else 0)
+        except OSError as error:
+            raise JournalError(f"the journal {self.path} can't be written ({error.strerror}); make room") from None
 
     # ---- looking and ending
 

@@ -32,8 +32,9 @@ RETRY_S = 60.0
 """So long a micro-batch waits for a hub that is away before the query is started anew."""
 
 
-_PART_BYTES = 16 << 20
-"""A micro-batch with more than this is committed in parts."""
+_PART_BYTES = 1 << 20
+"""A micro-batch with more than this is committed in parts: a hub stores each in one go, and its clients wait
+meanwhile (some 20 ms)."""
 
 
 class Stopped(PipelineError):

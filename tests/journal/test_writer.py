@@ -171,6 +171,46 @@ def test_segments_are_sealed(record: Make) -> None:
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 
+def test_a_quiet_hub_seals_its_segment_in_time(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = record()
+    site.smq.publish("1", "topic")
+    site.smq.journal.flush()
+    site.smq.journal._tidy()
+    assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 1, "not yet"
+    monkeypatch.setattr(writer, "SEAL_S", 0.0)
+    site.smq.journal._tidy()
+    site.smq.journal._tidy()
+    assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 2, "an empty one is not sealed"
+    site.smq.publish("2", "topic")
+    assert [row.payload for row in rows(site)] == [b"1", b"2"]
+
+
+def test_a_large_commit_lets_others_have_their_turn(record: Make) -> None:
+    site = record()
+    turns: list[float] = []
+
+    def beat() -> None:
+        while True:
+            turns.append(time.perf_counter())
+            gevent.sleep(0.001)
+
+    heart = gevent.spawn(beat)
+    stored = site.smq.journal.commit("q", 0, [(b"results", None, b"%06d" % number) for number in range(13_000)])
+    heart.kill()
+    assert stored
+    assert len(turns) > 3, "looking at the rows and publishing them take many turns"
+    assert len(rows(site)) == 13_000
+
+
+def test_the_same_commit_twice_at_once_is_stored_once(record: Make) -> None:
+    site = record()
+    many = [(b"results", None, b"%06d" % number) for number in range(20_000)]
+    twice = [gevent.spawn(site.smq.journal.commit, "q", 0, many) for _ in range(2)]
+    gevent.joinall(twice)
+    assert sorted(one.value for one in twice) == [False, True]
+    assert len(rows(site)) == 20_000
+
+
 def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
     site = record({"segment_bytes": 65536, "max_bytes": 200_000})
     journal = site.smq.journal
