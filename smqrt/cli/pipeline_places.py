@@ -1,0 +1,99 @@
+"""The options of `smqrt pipeline` that say where an application, its journal and its state are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from smqrt.pipeline.discover import Catalog
+    from smqrt.pipeline.runner import RunOptions
+
+TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_APP = click.option(
+    "--app",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    show_default="the current folder",
+    help="The application's folder.",
+)
+_STATE = click.option(
+    "--state", type=_FOLDER, show_default=".pipelines in it", help="Folder of checkpoints and status."
+)
+_JOURNAL = click.option(
+    "--journal",
+    metavar="PATH|URL",
+    show_default=".journal in it",
+    help="The journal: its folder, or the URL under which a hub serves it.",
+)
+_TOKEN = click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    help=f"What the hub asks for; also in the variable {TOKEN_VARIABLE}.",
+    show_default="the one in the journal's folder",
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where an application's pipelines and what belongs to them are.
+
+    Attributes:
+        app: its folder; state: folder of the state of its queries.
+        journal: path or URL; token: for the hub.
+        state_given: whether somebody named the folder of the state.
+    """
+
+    app: Path
+    state: Path
+    journal: str
+    token: str | None
+    state_given: bool
+
+    @property
+    def pipelines(self) -> Path:
+        """The folder of pipeline files."""
+        return self.app / "pipelines"
+
+    def catalog(self) -> Catalog:
+        """What the folder declares."""
+        from smqrt.pipeline.discover import load
+
+        return load(self.pipelines)
+
+    def options(self, **more: Any) -> RunOptions:
+        """How to run pipelines here; `more` are further fields of RunOptions."""
+        from smqrt.pipeline.runner import RunOptions
+
+        return RunOptions(self.journal, self.app, self.state, token=self.token, **more)
+
+
+def with_app(command: _Command) -> _Command:
+    """Gives a command the argument `places`, and the options --app and --state."""
+    return _APP(_STATE(_given(command)))
+
+
+def with_journal(command: _Command) -> _Command:
+    """The same, with the options --journal and --token too."""
+    return _APP(_STATE(_JOURNAL(_TOKEN(_given(command)))))
+
+
+def _given(command: Any) -> Any:
+    @wraps(command)
+    def call(
+        *args: Any, app: Path, state: Path | None, journal: str | None = None, token: str | None = None, **rest: Any
+    ) -> Any:
+        home = app.absolute()
+        found = (state or home / ".pipelines").absolute()
+        places = Places(home, found, journal or str(home / ".journal"), token, state is not None)
+        return command(*args, places=places, **rest)
+
+    return call
