@@ -11,25 +11,15 @@ from typing import Any
 
 import pytest
 
+from smqrt.pipeline import session
+
 HERE = Path(__file__).parent
 JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Duser.timezone=UTC "
     f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
 )
-CONF = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": JVM,
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.log.structuredLogging.enabled": "false",
-}
-"""Settings for a quick start on two cores; what a test needs besides, it sets and unsets itself."""
+CONF = session.EVERYWHERE | session.LOCAL | {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": JVM}
+"""As pipelines have it on one machine, with a quick start; what a test needs besides, it sets and unsets itself."""
 HELPERS_PATH = os.pathsep.join(
     [str(HERE.parent.parent / "smqrt" / "pipeline" / "helper"), os.environ.get("PYTHONPATH", "")]
 )
@@ -56,6 +46,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for name, value in CONF.items():
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-    session = builder.config("spark.local.dir", str(folder)).getOrCreate()
-    yield session
-    session.stop()
+    started = builder.config("spark.local.dir", str(folder)).getOrCreate()
+    yield started
+    started.stop()

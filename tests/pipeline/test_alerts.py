@@ -243,8 +243,8 @@ def facts(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def streamed(spark: Any, folder: Path, declaration: Declaration) -> Iterator[tuple[Any, Callable[[], list[Any]]]]:
-    """A query over the readings in three micro-batches, and what gives what it told."""
-    rows = write_readings(folder / "rows", 3)
+    """A query over the readings in two micro-batches, and what gives what it told."""
+    rows = write_readings(folder / "rows", 2)
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(rows)
     found: list[Any] = []
     writer = alerts.apply(stream, declaration).writeStream.outputMode("update")
@@ -256,14 +256,6 @@ def streamed(spark: Any, folder: Path, declaration: Declaration) -> Iterator[tup
         query.stop()
 
 
-@pytest.fixture(scope="module")
-def state_store(spark: Any) -> Iterator[None]:
-    name = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-    yield
-    spark.conf.unset(name)
-
-
 def wait_for(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not done() and time.monotonic() < deadline:
@@ -271,7 +263,6 @@ def wait_for(done: Callable[[], bool]) -> None:
     assert done(), threading.enumerate()
 
 
-@pytest.mark.usefixtures("state_store")
 def test_a_stream_tells_what_one_batch_tells_and_then_the_silence_that_lasts(
     spark: Any, readings: Any, tmp_path: Path
 ) -> None:
@@ -289,7 +280,6 @@ def test_a_stream_tells_what_one_batch_tells_and_then_the_silence_that_lasts(
     assert live == sorted([*batch, silent])
 
 
-@pytest.mark.usefixtures("state_store")
 def test_the_clock_on_the_wall_tells_silence_without_any_row(spark: Any, tmp_path: Path) -> None:
     declaration = declared(absent="1 second")
     assert alerts.endless(declaration)
