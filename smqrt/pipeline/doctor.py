@@ -27,6 +27,7 @@ EXTRA = "pip install 'smqrt[spark]'"
 PYSPARK = ((4, 2), (5,))
 """From which version of pyspark on, and before which."""
 PYARROW = ((18,), None)
+PROTOBUF = ((6, 33),)
 MEMORY_BYTES = 1536 << 20
 """What a driver, its JVM and its helpers take for a small pipeline, with some air."""
 DISK_BYTES = 1 << 30
@@ -74,12 +75,13 @@ class Place:
 def examine(place: Place) -> Iterator[Check]:
     """Looks at everything that pipelines need, the cheap things first.
 
-    Spark is started only where Java, pyspark and pyarrow are there and the pipelines could be read.
+    Spark is started only where Java and these packages are there and the pipelines could be read.
     """
     checks = [
         _java(),
         package("pyspark", *PYSPARK),
         package("pyarrow", *PYARROW),
+        package("protobuf", *PROTOBUF),
         memory(),
         disk(place.state),
         writable(place.state),
@@ -89,7 +91,7 @@ def examine(place: Place) -> Iterator[Check]:
     yield _guarded("journal", _journal, place)
     yield _guarded("hub", _hub, place)
     yield (pipelines := _guarded("pipelines", _pipelines, place))
-    if place.spark and pipelines.ok and all(check.ok for check in checks[:3]):
+    if place.spark and pipelines.ok and all(check.ok for check in checks[:4]):
         yield from _plans(place)
 
 

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
 from importlib import import_module
@@ -200,8 +201,9 @@ class Board:
         self._statuses[status.name] = status = replace(status, updated=time.time())
         folder = self._state / status.name
         temporary = folder / (FILE + ".new")
-        temporary.write_text(json.dumps(asdict(status), indent=1), "utf-8")
-        temporary.rename(folder / FILE)
+        with suppress(OSError):  # a full disk must end no query that could go on
+            temporary.write_text(json.dumps(asdict(status), indent=1), "utf-8")
+            temporary.rename(folder / FILE)
 
 
 class _Listener:

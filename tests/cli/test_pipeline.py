@@ -323,9 +323,19 @@ def test_doctor_tells_each_thing_and_ends_with_1(smqrt: Callable[..., Result], a
     result = smqrt("doctor", "--no-spark")
     assert result.exit_code == 1
     lines = {text.split()[1]: text for text in result.output.splitlines()}
-    assert {"java", "pyspark", "pyarrow", "memory", "disk", "state", "temp", "journal", "hub", "pipelines"} == set(
-        lines
-    )
+    assert {
+        "java",
+        "pyspark",
+        "pyarrow",
+        "protobuf",
+        "memory",
+        "disk",
+        "state",
+        "temp",
+        "journal",
+        "hub",
+        "pipelines",
+    } == set(lines)
     assert lines["pipelines"] == "ok     pipelines   means, kept"
     assert lines["journal"].startswith(f"FAULT  journal     {app}/.journal is no folder of a journal")
 
