@@ -98,12 +98,18 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 @_start
 @click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of what files say.")
 @click.option("--hub-retry", "hub_retry_s", type=float, default=60.0, show_default=True, help=_HUB_RETRY)
-def run(names: tuple[str, ...], places: Places, **options: Any) -> None:
+@click.option(
+    "--metrics", "metrics_port", type=int, metavar="PORT", help="Answer Prometheus on this port of 127.0.0.1."
+)
+def run(names: tuple[str, ...], places: Places, metrics_port: int | None, **options: Any) -> None:
     """Run the queries NAME, or all of them, until Ctrl-C or `smqrt pipeline stop`."""
-    from smqrt.pipeline import runner
+    from smqrt.pipeline import metrics, runner
 
     catalog = places.catalog()
-    with shown(places.state, [query.name for query in catalog.select(names)]) as report:
+    chosen = [query.name for query in catalog.select(names)]
+    if metrics_port is not None:
+        metrics.serve(places.state, chosen, metrics_port)
+    with shown(places.state, chosen) as report:
         code = runner.run(catalog, names, places.options(report=report, **options))
     sys.exit(code)
 
