@@ -22,7 +22,7 @@ from pipeline_data import Measure
 HERE = Path(__file__).parent
 RATE = 2000
 WARM_UP_S = 15.0
-READY_S = 120
+READY_S = 180
 IDLE_S = 15.0
 PIPELINE = """
 from pyspark.sql import functions as F
@@ -90,7 +90,7 @@ def pipeline(folder: Path, trigger: str | None, settings: dict[str, str]) -> Ite
 
 def wait_for(status: Path, runner: Any) -> None:
     deadline = time.monotonic() + READY_S
-    while seen(status).get("state") != "running":
+    while seen(status).get("state") not in ("running", "waiting"):
         if runner.poll() is not None or time.monotonic() > deadline:
             raise SystemExit("the pipeline did not start")
         time.sleep(0.1)
@@ -112,19 +112,22 @@ def watched(folder: Path, seconds: float, settings: dict[str, str]) -> Run:
         load = subprocess.Popen(
             [sys.executable, str(HERE / "pipeline_live_load.py"), *words], stdout=subprocess.PIPE, text=True
         )
+        assert load.stdout
+        load.stdout.readline()
         triggers = dict(batches(status, load))
         output, _ = load.communicate(timeout=60)
         if runner.poll() is not None:
             raise SystemExit("the pipeline ended")
-    return Run(json.loads(output), list(triggers.values()))
+    latencies = json.loads(output or "[]")
+    if not latencies:
+        raise SystemExit("no result came back from the pipeline")
+    return Run(latencies, list(triggers.values()))
 
 
 def batches(status: Path, load: Any) -> Iterator[tuple[int, float]]:
-    """Yields number and duration in ms of the micro-batches, after the warm-up, until the load ends."""
-    start = time.monotonic() + WARM_UP_S
+    """Yields number and duration in ms of the micro-batches until the load ends."""
     while load.poll() is None:
-        now = seen(status)
-        if time.monotonic() > start and now.get("batch_ms"):
+        if (now := seen(status)).get("batch_ms"):
             yield now["batch"], float(now["batch_ms"])
         time.sleep(0.02)
 
