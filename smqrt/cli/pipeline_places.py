@@ -78,12 +78,14 @@ class Places:
 
 def with_app(command: _Command) -> _Command:
     """Gives a command the argument `places`, and the options --app and --state."""
-    return _APP(_STATE(_given(command)))
+    extended: _Command = _APP(_STATE(_given(command)))
+    return extended
 
 
 def with_journal(command: _Command) -> _Command:
     """The same, with the options --journal and --token too."""
-    return _APP(_STATE(_JOURNAL(_TOKEN(_given(command)))))
+    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_given(command)))))
+    return extended
 
 
 def _given(command: Any) -> Any:
