@@ -19,7 +19,7 @@ from smqrt.pipeline import java
 
 _QUIET = "-Xlog:disable"
 """Java says nothing when an archive doesn't fit; it goes on without."""
-_CHILD_S = 300
+_CHILD_S = 600
 _SMALLEST_BYTES = 1 << 20
 
 

@@ -84,7 +84,7 @@ def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_java_starts_spark_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said = warm.build()
