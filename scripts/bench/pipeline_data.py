@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -84,13 +86,48 @@ def spark(state: Path) -> Any:
     return session.spark("local[2]", "smqrt bench", state, {"spark.driver.memory": "3g"})
 
 
-def interleaved(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Runs all in turn, `rounds` times after a warm-up; returns the median seconds of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+@dataclass(frozen=True)
+class Took:
+    """Medians of one contestant.
+
+    Attributes:
+        seconds: by the clock.
+        cpu_s: of this process and all below it.
+    """
+
+    seconds: float
+    cpu_s: float
+
+
+def interleaved(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, Took]:
+    """Runs all in turn, `rounds` times after a warm-up; returns the medians of each."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, run in contestants.items():
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), cpu_s(os.getpid())
             run()
             if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: median(runs) for name, runs in seconds.items()}
+                taken[name].append((time.perf_counter() - started, cpu_s(os.getpid()) - cpu))
+    return {name: Took(*map(median, zip(*runs, strict=True))) for name, runs in taken.items()}
+
+
+def compared(title: str, slow: Took, fast: Took, bar: float, detail: str) -> Measure:
+    """Returns how many times longer one takes than the other. The CPU's ratio is what a busy machine doesn't change."""
+    return Measure(title, slow.seconds / fast.seconds, bar, detail=f"{detail}; by CPU {slow.cpu_s / fast.cpu_s:.2g} x")
+
+
+def cpu_s(process: int) -> float:
+    """Returns the CPU seconds of a process and of those below it, with what has ended there."""
+    below: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            below.setdefault(int(fields[1]), []).append(int(path.name))
+            ticks[int(path.name)] = sum(map(int, fields[11:15]))
+    found, total = [process], 0
+    while found:
+        one = found.pop()
+        total += ticks.get(one, 0)
+        found += below.get(one, [])
+    return total / os.sysconf("SC_CLK_TCK")

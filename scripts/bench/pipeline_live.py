@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 
 import brokers
 from journal_cost import journaling_app
-from pipeline_data import Measure
+from pipeline_data import Measure, cpu_s
 
 HERE = Path(__file__).parent
 RATE = 2000
@@ -159,16 +158,3 @@ def idle(folder: Path, seconds: float, rounds: int) -> list[Measure]:
         time.sleep(IDLE_S)
         share = (cpu_s(runner.pid) - before) / (time.monotonic() - started)
     return [Measure("CPU of an idle pipeline", share * 100, 5, most=True, unit="% of a core")]
-
-
-def cpu_s(session: int) -> float:
-    """Returns the CPU seconds of all processes of a session, with those of children that have ended."""
-    ticks = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session:
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")

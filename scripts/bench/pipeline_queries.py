@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pipeline_data import Measure, interleaved, make_journal
+from pipeline_data import Measure, Took, compared, interleaved, make_journal
 from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
@@ -89,8 +89,8 @@ def ducked(folder: Path, values: str) -> Callable[[], object]:
     return lambda: connection.execute(f"SELECT {MINUTE}, {values} FROM '{files}' GROUP BY ALL").fetchall()
 
 
-def per_second(rows: int, seconds: float) -> str:
-    return f"{rows / seconds / 1e6:.2f} M/s"
+def per_second(rows: int, took: Took) -> str:
+    return f"{rows / took.seconds / 1e6:.2f} M/s"
 
 
 def tuples(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
@@ -109,7 +109,7 @@ def tuples(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         rounds,
     )
     detail = f"{per_second(shelf.rows, took['arrow'])} and {per_second(shelf.rows, took['tuples'])}, all columns"
-    return [Measure("reading: tuples / Arrow", took["tuples"] / took["arrow"], 6, detail=detail)]
+    return [compared("reading: tuples / Arrow", took["tuples"], took["arrow"], 6, detail)]
 
 
 def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
@@ -122,7 +122,7 @@ def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         rounds,
     )
     detail = f"{per_second(shelf.rows, took['smq'])} and {per_second(shelf.rows, took['parquet'])}"
-    return [Measure("count by minute and topic: Parquet / smq", took["parquet"] / took["smq"], 0.8, detail=detail)]
+    return [compared("count by minute and topic: Parquet / smq", took["parquet"], took["smq"], 0.8, detail)]
 
 
 def ducks(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
@@ -141,7 +141,7 @@ def ducks(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
 
     def beside(title: str, ours: str, theirs: str, bar: float) -> Measure:
         detail = f"{per_second(shelf.rows, took[ours])} and {per_second(shelf.rows, took[theirs])}"
-        return Measure(title, took[theirs] / took[ours], bar, detail=detail)
+        return compared(title, took[theirs], took[ours], bar, detail)
 
     return [
         beside("count: Spark / DuckDB", "count", "duck count", 1 / 8),
@@ -165,7 +165,7 @@ def streams(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
 
     took = interleaved({"batch": lambda: noop(filtered(smq(spark, shelf))), "stream": stream}, rounds)
     detail = f"{per_second(shelf.rows, took['stream'])} and {per_second(shelf.rows, took['batch'])}, start included"
-    return [Measure("backlog: stream / batch", took["batch"] / took["stream"], 0.5, detail=detail)]
+    return [compared("backlog: stream / batch", took["batch"], took["stream"], 0.5, detail)]
 
 
 def compaction(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
@@ -179,10 +179,10 @@ def compaction(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         rounds,
     )
     files = -(-shelf.rows // FRAGMENT_ROWS)
-    detail = f"{took['fragments']:.2f} s of {files} files and {took['compacted']:.2f} s"
+    detail = f"{took['fragments'].seconds:.2f} s of {files} files and {took['compacted'].seconds:.2f} s"
     share = shelf.plain_bytes / shelf.payload_bytes
     megabytes = f"{shelf.plain_bytes / 1e6:.0f} of {shelf.payload_bytes / 1e6:.0f} MB"
     return [
-        Measure("count: fragments / compacted", took["fragments"] / took["compacted"], 10, detail=detail),
+        compared("count: fragments / compacted", took["fragments"], took["compacted"], 10, detail),
         Measure("compacted bytes / payload bytes", share, 0.6, most=True, detail=megabytes),
     ]
