@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
 from smqrt.pipeline import java
-from smqrt.pipeline.failures import planning_error
+from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
@@ -209,7 +209,7 @@ def _plans(place: Place) -> Iterator[Check]:
     try:
         session = spark("local[1]", "smqrt doctor", place.state, {})
     except Exception as error:
-        yield Check("spark", False, _first_line(error), "smqrt pipeline doctor --no-spark shows the rest")
+        yield Check("spark", False, first_line(error).rstrip("."), "smqrt pipeline doctor --no-spark shows the rest")
         return
     yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
     try:
@@ -295,7 +295,3 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):,.1f} GB"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline.api import Expectation
+from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -123,15 +124,10 @@ def _resolvable(frame: DataFrame, each: Expectation, where: str) -> None:
     try:
         kind = frame.select(F.expr(each.condition).alias("met")).schema[0].dataType.simpleString()
     except (ParseException, AnalysisException) as error:
-        said = f"{where}: @expect({each.condition!r}) can't be checked: {_first_sentence(error)}"
+        said = f"{where}: @expect({each.condition!r}) can't be checked: {first_line(error)}"
         raise PipelineError(f"{said} The columns are {', '.join(frame.columns)}.") from None
     if kind not in ("boolean", "void"):
         raise PipelineError(f"{where}: @expect({each.condition!r}) gives {kind}; write a condition, true or false.")
-
-
-def _first_sentence(error: Exception) -> str:
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return text.split(" SQLSTATE")[0].rstrip(".;: ") + "."
 
 
 def _complaint(frame: DataFrame, each: Expectation, name: str, where: str) -> Column:

@@ -61,6 +61,13 @@ def sentence(name: str, error: BaseException) -> str:
     return _first_sentence(error, text)
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
+    lines = str(error).strip().splitlines()
+    clear = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
+    return clear.rstrip(".;: ") + "."
+
+
 def _first_sentence(error: BaseException, text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     clear = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.expectations import REASON
+from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,9 +62,8 @@ def _field_names(frame: DataFrame, ddl: str, where: str) -> list[str]:
     try:
         schema = cast(StructType, StructType.fromDDL(ddl))
     except Exception as error:
-        first = str(error).strip().splitlines()[0]
         raise PipelineError(
-            f"{where}: json={ddl!r} isn't a list of fields such as 'device string, temp double': {first}"
+            f"{where}: json={ddl!r} isn't a list of fields such as 'device string, temp double': {first_line(error)}"
         ) from None
     return [str(field.name) for field in schema.fields]
 

@@ -19,26 +19,13 @@ Frames = Callable[[Declaration], "DataFrame"]
 """Gives the rows of the journal for a source, or the table of a reference."""
 
 
-def build(catalog: Catalog, declaration: Declaration, sources: Frames, references: Frames) -> DataFrame:
-    """Returns the DataFrame of a declaration.
-
-    Args:
-        catalog: what its inputs are found in.
-        declaration: a query, a view or a source.
-        sources: gives the rows of the journal for a source, stream or batch.
-        references: gives the table of a reference.
-
-    Raises:
-        PipelineError: Spark can't plan it; the message begins with file:line.
-    """
-    return Graph(catalog, sources, references).frame(declaration)
-
-
 class Graph:
     """The DataFrames of one query: each declaration is made once, however many others read it.
 
     Args:
-        catalog, sources, references: as for `build`.
+        catalog: what inputs are found in.
+        sources: gives the rows of the journal for a source, stream or batch.
+        references: gives the table of a reference.
     """
 
     def __init__(self, catalog: Catalog, sources: Frames, references: Frames) -> None:

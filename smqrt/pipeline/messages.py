@@ -38,7 +38,8 @@ def messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
     options = declaration.options
     subtopic = options.get("subtopic")
     return frame.select(
-        _filled(frame, declaration, options["to"]).alias("topic"),
+        # A topic needs a name, and a row without one shall not end the query.
+        F.coalesce(F.nullif(_filled(frame, declaration, options["to"]), F.lit("")), F.lit("null")).alias("topic"),
         (_filled(frame, declaration, subtopic) if subtopic else F.lit(None).cast("string")).alias("subtopic"),
         _payload(frame).alias("payload"),
     )

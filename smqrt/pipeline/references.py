@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
@@ -122,12 +123,12 @@ def _read(declaration: Declaration, folder: Path) -> Table:
         try:
             tables.append(_typed(_READERS[KINDS[path.suffix.lower()]](path, schema), schema, path))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise PipelineError(f"{_begins(declaration)}: {path} can't be read: {_first_line(error)}") from None
+            raise PipelineError(f"{_begins(declaration)}: {path} can't be read: {first_line(error)}") from None
     try:
         return pyarrow.concat_tables(tables)
     except pyarrow.ArrowException as error:
         raise PipelineError(
-            f"{_begins(declaration)}: the files in {files[0].parent} don't fit together: {_first_line(error)}"
+            f"{_begins(declaration)}: the files in {files[0].parent} don't fit together: {first_line(error)}"
         ) from None
 
 
@@ -155,7 +156,7 @@ def _schema(declaration: Declaration) -> Schema | None:
     try:
         return to_arrow_schema(cast(StructType, StructType.fromDDL(ddl)), timezone="UTC")
     except ParseException as error:
-        raise PipelineError(f"{_begins(declaration)}: schema={ddl!r} can't be read: {_first_line(error)}") from None
+        raise PipelineError(f"{_begins(declaration)}: schema={ddl!r} can't be read: {first_line(error)}") from None
 
 
 def _csv(path: Path, schema: Schema | None) -> Table:
@@ -212,8 +213,3 @@ def _remote(spark: SparkSession, path: str, declaration: Declaration) -> DataFra
 
 def _begins(declaration: Declaration) -> str:
     return f"{declaration.where}: @reference {declaration.name}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(". ") + "."

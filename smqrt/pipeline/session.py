@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import java, warm
+from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,9 +75,7 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     try:
         session = (builder.master(master) if master else builder).getOrCreate()
     except Exception as error:
-        raise PipelineError(
-            f"Spark doesn't start: {_first_line(error)} smqrt pipeline doctor looks for why."
-        ) from error
+        raise PipelineError(f"Spark doesn't start: {first_line(error)} smqrt pipeline doctor looks for why.") from error
     if not is_local(master):
         from smqrt.pipeline.smq_source import register
 
@@ -137,8 +136,3 @@ def _check_pyspark() -> None:
 
 
 _INSTALL = "pip install 'smqrt[spark]' brings it"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
+from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.session import spark
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Shredder:
         try:
             self._write(self._session, rows, folder)
         except Exception as error:
-            raise PipelineError(f"Spark can't make a VARIANT of {source}: {str(error).splitlines()[0]}") from error
+            raise PipelineError(f"Spark can't make a VARIANT of {source}: {first_line(error)}") from error
         (part,) = folder.glob("part-*.parquet")
         part.replace(target)
 

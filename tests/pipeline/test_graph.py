@@ -165,6 +165,7 @@ def test_what_cannot_be_planned(catalog: Any, frames: Any, text: str, message: s
         (["node", "count(*) as n"], "{node}/{n}", (b"n1/1", None, {"node": "n1", "n": 1})),
         (["ts"], "d", (b"d", None, {"ts": "2026-11-21T15:00:00.000Z"})),
         (["null as a", "1 as b"], "{a}/{{b}}/{b}", (b"null/{b}/1", None, {"b": 1})),
+        (["'' as a"], "{a}", (b"null", None, {"a": ""})),
         (["window(ts, '1 minute') as window"], "{window.start}", (b"2026-11-21 15:00:00", None, ...)),
     ],
 )
