@@ -18,7 +18,7 @@ from tests.pipeline.test_source_cluster import bare, standalone, workers_python
 
 __all__ = ["standalone", "workers_python"]  # fixtures
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PIPELINES = """
 from pyspark.sql import functions as F
@@ -58,7 +58,7 @@ def make(app: Path, text: str) -> None:
 def submit(app: Path, master: str, python: Path, *words: str) -> None:
     command = [sys.executable, "-m", "smqrt", "pipeline", "submit", "--app", str(app), "--master", master]
     command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL]
-    ran = subprocess.run(command, capture_output=True, text=True, env=bare() | QUICK, timeout=250, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, env=bare() | QUICK, timeout=800, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert {status.state for status in read_all(app / ".pipelines")} == {"finished"}
 
