@@ -40,7 +40,7 @@ def test_finding_it_loads_neither_the_journal_nor_a_hub(tmp_path: Path) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "copy"
-    files = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "smqrt", "pyspark_smq"]
+    files = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "smqrt"]
     subprocess.run(["mkdir", copy], check=True)
     subprocess.run(["cp", "-r", *files, copy], cwd=REPOSITORY, check=True)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
@@ -51,12 +51,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_a_wheel_has_the_package_at_its_top(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "pyspark_smq/__init__.py" in names
+    packages = {str(path.parent.relative_to(REPOSITORY)) for path in (REPOSITORY / "smqrt").rglob("__init__.py")}
+    packages = {name for name in packages if "pyspark_smq" not in name}
+    assert not {f"{name}/__init__.py" for name in packages} - set(names), "setup.cfg lists every package"
     assert "smqrt/pipeline/smq_source/scan.py" in names
     assert not [name for name in names if name.startswith(("tests", "scripts"))]
 
 
 def test_a_wheel_asks_for_spark_only_in_its_extra(wheel: zipfile.ZipFile) -> None:
     metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
-    wanted = [line for line in wheel.read(metadata).decode().splitlines() if "pyspark" in line or "pyarrow" in line]
+    lines = [line for line in wheel.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
+    wanted = [line for line in lines if "pyspark" in line or "pyarrow" in line]
     assert wanted
     assert all('extra == "spark"' in line for line in wanted)
