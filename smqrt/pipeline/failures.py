@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from smqrt.errors import PipelineError, SmqrtError
+from smqrt.journal.link import Unreachable
 from smqrt.pipeline.api import Declaration
 
 _ANOTHER_STATE = (
@@ -16,6 +17,9 @@ _ANOTHER_STATE = (
     "TRANSFORM_WITH_STATE_SCHEMA",
     "INVALID_SCHEMA_EVOLUTION",
 )
+_AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
+"""How a helper of Spark that reads over HTTP tells that the hub is away."""
+_OVERLOAD = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
@@ -90,3 +94,18 @@ def is_final(error: BaseException) -> bool:
     """Whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
     text = str(error)
     return any(word in text for word in (*_ANOTHER_STATE, "on_fail='fail'"))
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the hub is away: it is tried for as long as it takes."""
+    return isinstance(error, Unreachable) or _AWAY in f"{error} {error.__cause__}"
+
+
+def is_overload(error: BaseException) -> bool:
+    """Whether the machine was too busy to start one of Spark's helpers in time."""
+    return any(word in f"{error} {error.__cause__}" for word in _OVERLOAD)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether what kept a query from starting may be over a little later."""
+    return is_away(error) or is_overload(error)

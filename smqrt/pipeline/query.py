@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smqrt.errors import PipelineError
-from smqrt.journal.link import Unreachable
+from smqrt.errors import PipelineError, SmqrtError
 from smqrt.pipeline import checkpoint, intervals, process, session, sinks, tables
-from smqrt.pipeline.failures import is_final, planning_error, running_error
+from smqrt.pipeline.failures import is_away, is_final, is_overload, is_passing, planning_error, running_error
 from smqrt.pipeline.graph import Graph
 from smqrt.pipeline.messages import messages
 from smqrt.pipeline.plans import Plan
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
 """So often in a row a query may fail without a micro-batch in between. A hub that is away doesn't count."""
-_AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
-"""How a helper of Spark that reads over HTTP tells that the hub is away."""
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -59,14 +56,13 @@ class Query:
         return self.context.options.state / self.plan.name
 
     def start(self) -> None:
-        """Starts it; an error is reported and ends it."""
+        """Starts it; an error is reported and ends it, unless it is one that passes."""
         try:
             self._claim()
-            self._start()
         except PipelineError as error:
             self._fail(str(error))
-        except Exception as error:
-            self._fail(str(planning_error(self.plan.declaration, error)))
+        else:
+            self._try()
 
     def look(self) -> None:
         """Notices that it has ended, that somebody asked it to stop, or that it is to be started anew."""
@@ -85,12 +81,12 @@ class Query:
         elif self._start_at_s:
             if time.monotonic() >= self._start_at_s:
                 self._start_at_s = 0.0
-                self._again()
+                self._try()
         elif not self.spark_query.isActive:
             self._ended()
         elif not self.context.options.once and self._references_now() != self._references:
             self.spark_query.stop()
-            self._again()
+            self._try()
 
     def stop(self) -> None:
         """Stops it now; a micro-batch under way is done again by the next start."""
@@ -153,11 +149,15 @@ class Query:
     def _published(self, rows: int) -> None:
         self.context.board.count(self.plan.name, published=rows)
 
-    def _again(self) -> None:
+    def _try(self) -> None:
         try:
             self._start()
         except Exception as error:
-            self._fail(str(planning_error(self.plan.declaration, error)))
+            told = error if isinstance(error, SmqrtError) else planning_error(self.plan.declaration, error)
+            if is_passing(error):
+                self._later(str(told), error)
+            else:
+                self._fail(str(told))
 
     def _ended(self) -> None:
         error = self.spark_query.exception()
@@ -173,10 +173,16 @@ class Query:
         """Starts it anew a little later, unless that has been tried or can't help."""
         progress = self.spark_query.lastProgress
         batch = int(progress["batchId"]) if progress else -1
-        self._failures = 1 if batch > self._batch else self._failures + 1
-        self._batch = max(batch, self._batch)
-        away = isinstance(cause, Unreachable) or _AWAY in str(cause)
-        if self.context.options.once or is_final(cause) or (self._failures > _ATTEMPTS and not away):
+        if batch > self._batch:
+            self._failures, self._batch = 0, batch
+        if is_final(cause) or (self.context.options.once and not is_overload(cause)):
+            self._fail(message)
+        else:
+            self._later(message, cause)
+
+    def _later(self, message: str, cause: BaseException) -> None:
+        self._failures += 1
+        if self._failures > _ATTEMPTS and not is_away(cause):
             self._fail(message)
             return
         delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]

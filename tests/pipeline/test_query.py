@@ -116,6 +116,20 @@ def test_a_spark_that_is_gone(bench: Bench) -> None:
     assert bench.out.failed
 
 
+def test_a_machine_that_is_too_busy_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, once=True)
+    monkeypatch.setattr(bench.out, "_start", lambda: busy())
+    bench.out.start()
+    assert bench.told[0].endswith(
+        "p.py:4: out: RuntimeError: Python worker failed to connect back. It is started again in 1 s."
+    )
+    assert not bench.out.over
+
+
+def busy() -> None:
+    raise RuntimeError("Python worker failed to connect back.")
+
+
 def test_ended_without_an_error(bench: Bench) -> None:
     bench.ended(Handle())
     assert (bench.out.over, bench.out.failed, bench.told) == (True, False, [])
