@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -103,15 +105,22 @@ def _train(found: java.Java, jvm: list[str], *words: str) -> float:
     """Runs Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
     command = [sys.executable, "-m", "smqrt.pipeline.training", " ".join(jvm), *words]
     environment = os.environ | {"JAVA_HOME": str(found.home)}
+    # A session of its own, for Java outlives the process that started it when it is busy with the archive.
+    child = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_CHILD_S, check=False)
+        output, errors = child.communicate(timeout=_CHILD_S)
     except subprocess.TimeoutExpired:
-        raise PipelineError(f"Spark did not finish within {_CHILD_S} s; look with: smqrt pipeline doctor") from None
-    lines = child.stdout.strip().splitlines()
-    if child.returncode or not lines:
-        reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise PipelineError(f"Spark did not finish within {_CHILD_S} s; try again when less runs here.") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode or not output:
+        reason = (errors.strip().splitlines() or ["no reason given"])[-1]
         raise PipelineError(f"Spark did not start ({reason}); look with: smqrt pipeline doctor")
-    return float(json.loads(lines[-1])["seconds"])
+    return float(json.loads(output.splitlines()[-1])["seconds"])
 
 
 def _jars() -> str:
