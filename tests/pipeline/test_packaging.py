@@ -58,6 +58,11 @@ def test_a_wheel_has_the_package_at_its_top(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in names if name.startswith(("tests", "scripts"))]
 
 
+def test_a_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
+    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "smqrt").rglob("*.py")}
+    assert {name for name in modules if "/entry/" not in name} <= set(wheel.namelist())
+
+
 def test_a_wheel_asks_for_spark_only_in_its_extra(wheel: zipfile.ZipFile) -> None:
     metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
     lines = [line for line in wheel.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
