@@ -13,11 +13,11 @@ from paho.mqtt.enums import CallbackAPIVersion
 PATIENCE_S = 15
 
 
-def wait_until(condition: Callable[[], Any], what: str = "it") -> Any:
+def wait_until(condition: Callable[[], Any], what: str = "it", patience_s: float = PATIENCE_S) -> Any:
     """Wait for a condition of another thread or process; fails when it does not come true."""
-    late = time.monotonic() + PATIENCE_S
+    late = time.monotonic() + patience_s
     while not (value := condition()):
-        assert time.monotonic() < late, f"{what} did not happen in {PATIENCE_S} s"
+        assert time.monotonic() < late, f"{what} did not happen in {patience_s} s"
         time.sleep(0.005)
     return value
 

@@ -240,7 +240,7 @@ def test_without_file_descriptors_it_goes_on_later(join: Join, served: Served) -
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     join().publish("a", "1")
     ada.expect(("a", b"1"))
-    assert ["?", "sock", "failed"] in status(served)["errors"]
+    assert all("failed" not in error for error in status(served)["errors"]), "accept waits for descriptors"
     for one in late:
         one.close()
 
@@ -265,7 +265,7 @@ def test_every_message_reaches_each_of_200_clients(join: Join, served: Served) -
     for number in range(100):
         for at, writer in enumerate(writers):
             writer.publish(f"news/{at}", f"{number}")
-    wait_until(lambda: all(len(person.messages) >= 200 for person in people), "200 messages for each")
+    wait_until(lambda: all(len(person.messages) >= 200 for person in people), "200 messages for each", 60)
     for person in people:
         for at in (0, 1):
             assert [int(payload) for topic, payload in person.messages if topic == f"news/{at}"] == list(range(100))
