@@ -22,7 +22,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     trial.close()
 
 
-@pytest.mark.spark
+@pytest.mark.cluster
 @pytest.mark.timeout(1800)
 def test_kill_of_driver_and_hub(trial: Trial) -> None:
     trial.start_hub()
