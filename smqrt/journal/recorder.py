@@ -20,6 +20,7 @@ from smqrt.journal.filters import Filter
 from smqrt.journal.record import Flag
 from smqrt.journal.settings import JournalSettings
 from smqrt.net import datapath, jit
+from smqrt.wire.smq import Type, frames
 
 FLUSH_RUNS = 2048
 """So many runs are not kept waiting for the timer."""
@@ -202,6 +203,10 @@ class HubRecorder:
             held, self._held = self._held, set()
             for outbox in held:
                 outbox.resume()
+
+    def waiting(self) -> int:
+        """How many messages are recorded and not yet in a batch."""
+        return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._runs)))
 
     def close(self) -> None:
         """Write the rest and record nothing more."""

@@ -225,11 +225,14 @@ class JournalWriter:
         """Write and sync the rest, and let go of the folder; blocks."""
         if opened.pop(self.settings.name, None) is None:
             return
+        if self._stuck:
+            self._try_again()
         self._recorder.close()
         for timer in (*self._timers, self._retry):
             timer.stop()
         if self._stuck:
-            log.error("the journal %s ends with %d messages that the disk did not take", self.path, self._stuck[0])
+            lost = self._stuck[0] + self._recorder.waiting()
+            log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
         self._disk.join()
         _finish(self._segment, self.path, self._txns)
         self._disk.kill()
