@@ -10,7 +10,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -23,6 +23,9 @@ RETRY_S = 60.0
 _PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _LONGEST_NAME = 0xFFFF
+_PART_BYTES = 1 << 20
+_ROW_BYTES = 8
+"""The three lengths in front of a row's parts."""
 
 OutRow = tuple[bytes, bytes | None, bytes]
 """Topic, subtopic or None, payload."""
@@ -117,6 +120,42 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
     path = "commit?" + urlencode({"query": query, "batch": batch})
     values = json.loads(_link(hub, retry_s).post(path, body).body)
     return bool(values["stored"])
+
+
+def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
+    """Yields the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
+
+    A hub stores a part in one go, and its clients wait meanwhile (some 20 ms). When there is more than one, the parts
+    are of the rows in order: Spark may give the same rows in another order when it does the micro-batch again, and each
+    part must be what it was.
+
+    Args:
+        query: the streaming query's id.
+        rows: the messages.
+        most_bytes: of one part, unless one message alone has more.
+    """
+    if sum(map(_size_bytes, rows)) <= most_bytes:
+        yield query, rows
+        return
+    ordered = sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2]))
+    for number, part in enumerate(_split(ordered, most_bytes)):
+        yield f"{query}.{number}" if number else query, part
+
+
+def _split(rows: Sequence[OutRow], most_bytes: int) -> Iterator[list[OutRow]]:
+    part: list[OutRow] = []
+    size_bytes = 0
+    for row in rows:
+        if part and size_bytes + _size_bytes(row) > most_bytes:
+            yield part
+            part, size_bytes = [], 0
+        part.append(row)
+        size_bytes += _size_bytes(row)
+    yield part
+
+
+def _size_bytes(row: OutRow) -> int:
+    return len(row[0]) + len(row[1] or b"") + len(row[2]) + _ROW_BYTES
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,11 +30,6 @@ _QUERY_ID = "sql.streaming.queryId"
 _PAUSE_S = 0.5
 RETRY_S = 60.0
 """So long a micro-batch waits for a hub that is away before the query is started anew."""
-
-
-_PART_BYTES = 1 << 20
-"""A micro-batch with more than this is committed in parts: a hub stores each in one go, and its clients wait
-meanwhile (some 20 ms)."""
 
 
 class Stopped(PipelineError):
@@ -74,8 +69,7 @@ class Hub:
             JournalError: the hub refuses them.
         """
         deadline, stored = time.monotonic() + self.retry_s, 0
-        for number, part in enumerate(parts(rows)):
-            name = f"{query}.{number}" if number else query
+        for name, part in commit.parts(query, rows):
             while (new := self._once(name, batch, part, deadline)) is None:
                 pass
             stored += len(part) if new else 0
@@ -92,34 +86,6 @@ class Hub:
             if self.stopping.wait(_PAUSE_S):
                 raise Stopped("It was stopped while the hub was away.") from error
             return None
-
-
-def parts(rows: Sequence[Message], most_bytes: int = _PART_BYTES) -> Iterator[Sequence[Message]]:
-    """Yields the rows in parts that a hub takes at once.
-
-    When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
-    it does the micro-batch again, and each part must be what it was.
-
-    Args:
-        rows: the messages.
-        most_bytes: of one part, unless one message alone has more.
-    """
-    if sum(map(_size, rows)) <= most_bytes:
-        yield rows
-        return
-    part: list[Message] = []
-    size = 0
-    for row in sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2])):
-        if part and size + _size(row) > most_bytes:
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += _size(row)
-    yield part
-
-
-def _size(row: Message) -> int:
-    return len(row[0]) + len(row[1] or b"") + len(row[2]) + 8
 
 
 class PublishSink:

@@ -230,3 +230,18 @@ def test_a_hub_that_is_killed_amidst_commits(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     txns = [row.txn for row in journal.rows({}, journal.end()) if row.txn]
     assert txns == [f"q:{batch}" for batch in range(60) for _ in ROWS]
+
+
+def test_parts_are_the_same_in_any_order() -> None:
+    rows = [(f"t{number % 7}".encode(), b"s" if number % 2 else None, bytes([number]) * 10) for number in range(50)]
+    assert list(commits.parts("q", rows)) == [("q", rows)]
+    found = list(commits.parts("q", rows, 100))
+    assert [name for name, _ in found] == ["q", *(f"q.{number}" for number in range(1, len(found)))]
+    assert sorted(map(repr, (row for _, part in found for row in part))) == sorted(map(repr, rows))
+    assert all(len(commits.encode(part)) <= 100 for _, part in found)
+    assert list(commits.parts("q", rows[::-1], 100)) == found
+
+
+def test_a_part_holds_at_least_one_message() -> None:
+    rows: list[commits.OutRow] = [(b"t", None, b"x" * 500), (b"u", None, b"y")]
+    assert list(commits.parts("q", rows, 100)) == [("q", rows[:1]), ("q.1", rows[1:])]

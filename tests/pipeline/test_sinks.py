@@ -16,7 +16,7 @@ from smqrt.journal.reader import Journal
 from smqrt.pipeline import checkpoint, failures, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate, Start
-from smqrt.pipeline.sinks import Hub, Stopped, parts
+from smqrt.pipeline.sinks import Hub, Stopped
 from tests.pipeline.recorded import START_US, STEP_US, Recorded
 
 
@@ -100,20 +100,6 @@ def test_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "query.json").write_text("{")
     with pytest.raises(PipelineError, match=r"query\.json can't be read .* remove the folder"):
         checkpoint.claim(tmp_path, query(), ["readings"])
-
-
-def test_parts_are_the_same_in_any_order() -> None:
-    rows = [(f"t{number % 7}".encode(), b"s" if number % 2 else None, bytes([number]) * 10) for number in range(50)]
-    assert list(parts(rows)) == [rows]
-    found = list(parts(rows, 100))
-    assert {row for part in found for row in part} == set(rows)
-    assert sum(map(len, found)) == 50
-    assert all(
-        sum(len(topic) + len(below or b"") + len(payload) + 8 for topic, below, payload in part) <= 100
-        for part in found
-    )
-    assert list(parts(rows[::-1], 100)) == found
-    assert list(parts([(b"t", None, b"x" * 500)], 100)) == [[(b"t", None, b"x" * 500)]]
 
 
 def test_hub_away(tmp_path: Path) -> None:

@@ -88,6 +88,21 @@ def test_results_are_stored_once_though_spark_repeats_a_batch(spark: Any, hub: J
         forget_last_batch(tmp_path / "checkpoint")
 
 
+def test_a_large_batch_is_stored_in_parts_and_once(spark: Any, hub: JournalingHub, tmp_path: Path) -> None:
+    hub.publish("many", 0, 60)
+    reader = spark.readStream.format("smq").options(startingOffsets="earliest", topics="many")
+    long = F.rpad(F.col("payload").cast("string"), 40_000, ".")
+    frame = reader.load(str(hub.journal)).select(F.lit("large").alias("topic"), long.alias("payload"))
+    writer = frame.writeStream.format("smq").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    for _ in range(2):
+        query = writer.option("path", str(hub.journal)).trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        results = hub.rows("large")
+        assert sorted(int(row.payload.rstrip(b".")) for row in results) == list(range(60))
+        assert {row.txn for row in results} == {f"{query.id}:0", f"{query.id}.1:0", f"{query.id}.2:0"}
+        forget_last_batch(tmp_path / "checkpoint")
+
+
 def forget_last_batch(checkpoint: Path) -> None:
     """Leaves a checkpoint as a crash between the hub's commit and Spark's leaves it."""
     latest = max((path for path in (checkpoint / "commits").glob("[0-9]*")), key=lambda path: int(path.name))

@@ -83,7 +83,7 @@ def as_bytes(batch: Any, name: str) -> list[bytes | None]:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Publishes each micro-batch exactly once: in one commit with the stream's id and the batch's number.
+    """Publishes each micro-batch exactly once: in commits with the stream's id and the batch's number.
 
     Args:
         options: of the write.
@@ -114,7 +114,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         rows = [row for message in written for row in message.rows]
         if rows:
             target = commit.HubAddress.of(self.options.journal, self.options.token)
-            commit.commit(target, written[0].query, batchId, rows, retry_s=self.options.retry_s)
+            for name, part in commit.parts(written[0].query, rows):
+                commit.commit(target, name, batchId, part, retry_s=self.options.retry_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing has been published: only a commit publishes."""
