@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("any", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("any")
 
 REPOSITORY = Path(__file__).parent.parent
 START_S = 20

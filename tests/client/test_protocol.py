@@ -74,7 +74,7 @@ def test_every_packet_of_a_broker_becomes_an_event(url):
 
 
 @given(st.lists(st.integers(1, 200), min_size=1), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_split_of_the_stream_gives_the_same_events(sizes, websocket_url):
     protocol, wire = opened("ws://host/" if websocket_url else "http://host/")
     payloads = [os.urandom(size) for size in (0, 1, 5, 300)]
@@ -171,7 +171,7 @@ def test_broken_websocket_frames(frame):
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_arrives_nothing_is_raised(data, websocket_url):
     protocol, _ = opened("ws://host/" if websocket_url else "http://host/")
     protocol.receive(data)

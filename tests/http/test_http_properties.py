@@ -61,7 +61,7 @@ def mutants(draw: Any) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(mutants())
 def test_a_mutant_is_understood_as_llhttp_does_or_refused(data: bytes) -> None:
     try:
@@ -81,7 +81,7 @@ def test_a_mutant_is_understood_as_llhttp_does_or_refused(data: bytes) -> None:
     assert not any(character < " " or character in "\\\x7f" for character in head.path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(mutants(), st.binary(max_size=200)), st.data())
 def test_the_beginning_of_a_good_head_is_never_refused(data: bytes, draw: Any) -> None:
     """And what is refused early would have been refused at the end."""
@@ -103,7 +103,7 @@ def test_the_beginning_of_a_good_head_is_never_refused(data: bytes, draw: Any) -
             raise AssertionError("a good head was refused by its beginning") from None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(min_size=1, max_size=60), max_size=8), st.binary(max_size=20), st.data())
 def test_any_split_of_a_chunked_body_gives_the_same(chunks: list[bytes], behind: bytes, draw: Any) -> None:
     wire = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n" + behind
@@ -117,7 +117,7 @@ def test_any_split_of_a_chunked_body_gives_the_same(chunks: list[bytes], behind:
     assert decoder.rest == behind
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=80), st.data())
 def test_any_split_of_a_bad_chunked_body_ends_the_same(wire: bytes, draw: Any) -> None:
     def result(pieces: list[bytes]) -> tuple[bytes, bool] | str:
@@ -151,7 +151,7 @@ def test_names_stay_below_their_root(name: str) -> None:
     assert not any("/" in part or "\\" in part for part in parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(mutants(), st.just(GOOD + b"abc"), st.binary(max_size=50)), min_size=1, max_size=3))
 def test_random_sessions_leave_the_server_well(pieces: list[bytes]) -> None:
     bench = Bench()

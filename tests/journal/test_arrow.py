@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
@@ -56,7 +56,6 @@ def by_pyarrow(rows: list[Row]) -> Any:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
-@settings(deadline=None)
 def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
     stream = arrow.schema_message("n1", "hub") + b"".join(map(encoded, batches))
     table = pa.ipc.open_stream(stream).read_all()
@@ -66,14 +65,12 @@ def test_the_stream_is_pyarrows_table(batches: list[list[Row]]) -> None:
 
 
 @given(ROWS)
-@settings(deadline=None)
 def test_rows_come_back(rows: list[Row]) -> None:
     assert arrow.decode(encoded(rows)) == rows
     assert arrow.decode(memoryview(b"12345" + encoded(rows))[5:]) == rows
 
 
 @given(ROWS)
-@settings(deadline=None)
 def test_columns_come_back(rows: list[Row]) -> None:
     batch = encoded(rows)
     for at, name in enumerate(Row._fields):
@@ -82,7 +79,6 @@ def test_columns_come_back(rows: list[Row]) -> None:
 
 
 @given(ROWS)
-@settings(deadline=None)
 def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
     header = arrow.read_header(encoded(rows))
     assert header.rows == len(rows)
@@ -90,7 +86,6 @@ def test_a_column_says_how_many_nulls_it_has(rows: list[Row]) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-@settings(deadline=None)
 def test_the_schema_says_who_wrote(node: str, broker: str) -> None:
     node, broker = (text.encode("utf-8", "replace").decode() for text in (node, broker))
     message = arrow.schema_message(node, broker)

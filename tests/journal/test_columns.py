@@ -48,7 +48,7 @@ def rows(columns: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
     return batches
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STREAM, TIMES)
 def test_twins(stream: list[bytes], end_us: int) -> None:
     data = b"".join([*stream, stamp(end_us)])

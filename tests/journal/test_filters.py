@@ -7,7 +7,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
@@ -35,7 +35,6 @@ def by_the_book(pattern: str, name: str) -> bool:
 
 
 @given(st.lists(PATTERN | st.just("#"), max_size=3), st.lists(PATTERN, max_size=2), st.lists(NAME, max_size=8))
-@settings(deadline=None)
 def test_as_in_the_book(topics: list[str], exclude: list[str], names: list[str]) -> None:
     chosen = Filter(topics, exclude)
     wanted = [

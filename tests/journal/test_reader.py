@@ -325,7 +325,7 @@ def test_a_manifest_that_is_damaged(tmp_path: Path, text: str) -> None:
     end=st.integers(0, 80),
     most=st.integers(1, 90),
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_journal(
     tmp_path_factory: pytest.TempPathFactory, seed: int, cuts: list[int], start: int, end: int, most: int
 ) -> None:

@@ -115,7 +115,7 @@ return tostring(d), t.year, t.month, t.day, t.wday, t.yday, ba.datetime(tostring
 """)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(-62135596800, 253402300799))
 def test_the_calendar_is_that_of_python(seconds: int) -> None:
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)

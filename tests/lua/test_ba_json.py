@@ -158,14 +158,14 @@ base.install(machine, Services())
 round_trip = machine.compile("return ba.json.encode(ba.json.decode((...)))")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(documents)
 def test_a_round_trip_changes_nothing(document: Any) -> None:
     for text in (json.dumps(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=2)):
         assert json.loads(machine.run(round_trip, text.encode("utf-8", "surrogatepass"))[0]) == document
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text('{}[]",:0123456789.eE+-truefalsn \\u/*\n', max_size=40).map(str.encode) | st.binary(max_size=40))
 def test_decode_never_raises_on_text(text: bytes) -> None:
     values = machine.run(machine_decode, text)
@@ -216,7 +216,7 @@ def test_parser_with_null_as_nil(vm: Vm) -> None:
     assert vm.eval("local ok, t = ba.json.parser(false):parse('[null,1]') return t[1], t[2]") == (None, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(documents, min_size=1, max_size=3), st.data())
 def test_any_split_gives_the_same_documents(documents: list[Any], data: st.DataObject) -> None:
     text = " ".join(map(json.dumps, documents)).encode()

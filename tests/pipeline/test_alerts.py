@@ -115,7 +115,7 @@ def test_what_a_fast_key_remembers_stays_small() -> None:
     st.integers(0, 30),
     st.integers(1, 40),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_alarms_are_raised_and_cleared_in_turn_and_in_order(
     rows: list[tuple[int, float | None]], cooldown: int, absent: int
 ) -> None:

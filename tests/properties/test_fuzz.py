@@ -28,7 +28,7 @@ from tests.device import (
 )
 
 SESSIONS = 400
-SETTINGS = settings(max_examples=300, deadline=None)
+SETTINGS = settings(max_examples=300)
 
 
 @SETTINGS

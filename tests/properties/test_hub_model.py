@@ -279,4 +279,4 @@ class HubModel(RuleBasedStateMachine):
 
 
 TestHubModel = HubModel.TestCase
-TestHubModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHubModel.settings = settings(max_examples=60, stateful_step_count=40)

@@ -16,7 +16,7 @@ from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_f
 from tests.device import masked, publish
 
 JIT, PURE = jit.JitKernels(), PureKernels()
-SETTINGS = settings(max_examples=300, deadline=None)
+SETTINGS = settings(max_examples=300)
 
 PACKETS = st.one_of(
     st.binary(min_size=1, max_size=40),

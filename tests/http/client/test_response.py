@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import StreamError
@@ -21,7 +21,6 @@ def body(response: Response) -> bytes:
     return b"".join(iter(lambda: response.take(3), b""))
 
 
-@settings(deadline=None)
 @given(whole=st.sampled_from([LENGTH, CHUNKED, UNTIL_END, INTERIM]), cuts=st.lists(st.integers(0, 150)))
 def test_cut_anywhere(whole: bytes, cuts: list[int]) -> None:
     response = Response()
@@ -119,7 +118,6 @@ def test_rubbish(rubbish: bytes) -> None:
         Response().feed(rubbish)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_response_or_refused(data: bytes) -> None:
     for start in (b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
