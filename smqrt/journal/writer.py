@@ -241,7 +241,7 @@ class JournalWriter:
 
 def _finish(sealed: segment.SegmentFile, journal: Path, txns: dict[str, int]) -> None:
     try:
-        sealed.sync()
+        sealed.sync(kept_bytes=0)
         manifest.write_json(journal / recovery.TXNS, txns)
     except OSError as error:
         log.error("the journal %s: a segment can't be synced: %s", journal, error)

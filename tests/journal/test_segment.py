@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,30 @@ def test_rows_are_visible_after_every_append(tmp_path: Path) -> None:
         assert list(Journal(tmp_path).rows({}, {"n1": end})) == written.rows(0, end)
         assert opened.size_bytes == opened.path.stat().st_size
     opened.close()
+
+
+def test_what_is_long_synced_leaves_the_page_cache(tmp_path: Path) -> None:
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    for seq in range(64):
+        written.append(opened, [written.row(seq)._replace(payload=b"x" * 65_000)])
+    before = cached(opened.path)
+    opened.sync(kept_bytes=2 << 20)
+    after = cached(opened.path)
+    opened.close()
+    assert before.count(1) == len(before) > 1000
+    assert after[:400].count(1) == 0
+    assert after[-400:].count(1) == 400
+    assert list(Journal(tmp_path).rows({}, {"n1": 64}))[5].payload == b"x" * 65_000
+
+
+def cached(path: Path) -> bytes:
+    """A byte per page of the file: 1 when it is in the page cache."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE)  # writable, or ctypes does not tell its address
+    resident = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), resident) == 0
+    return bytes(page & 1 for page in resident)
 
 
 def test_a_segment_is_begun_anew_when_it_has_no_rows(tmp_path: Path) -> None:
