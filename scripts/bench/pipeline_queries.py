@@ -94,22 +94,32 @@ def per_second(rows: int, took: Took) -> str:
 
 
 def tuples(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
-    """Arrow batches beside rows as tuples, of all columns."""
+    """Arrow batches beside rows as tuples: counting by minute and topic, with all columns read and with three."""
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     from pipeline_tuples import TupleSource
 
     spark.sparkContext.addPyFile(str(Path(__file__).with_name("pipeline_tuples.py")))
     spark.dataSource.register(TupleSource)
+
+    def reading(name: str, schema: str | None) -> Callable[[], None]:
+        return lambda: noop(counted(smq(spark, shelf, schema, name)))
+
     took = interleaved(
         {
-            "arrow": lambda: noop(smq(spark, shelf)),
-            "tuples": lambda: noop(smq(spark, shelf, name="smq_tuples")),
+            f"{name} {columns}": reading(name, schema)
+            for columns, schema in (("all", None), ("pruned", PRUNED))
+            for name in ("smq", "smq_tuples")
         },
         rounds,
     )
-    detail = f"{per_second(shelf.rows, took['arrow'])} and {per_second(shelf.rows, took['tuples'])}, all columns"
-    return [compared("reading: tuples / Arrow", took["tuples"], took["arrow"], 6, detail)]
+
+    def beside(columns: str) -> Measure:
+        slow, fast = took[f"smq_tuples {columns}"], took[f"smq {columns}"]
+        detail = f"{per_second(shelf.rows, fast)} and {per_second(shelf.rows, slow)}"
+        return compared(f"count, {columns} columns: tuples / Arrow", slow, fast, 6, detail)
+
+    return [beside("all"), beside("pruned")]
 
 
 def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:

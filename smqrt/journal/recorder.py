@@ -22,8 +22,9 @@ from smqrt.journal.settings import JournalSettings
 from smqrt.net import datapath, jit
 from smqrt.wire.smq import Type, frames
 
-FLUSH_RUNS = 2048
-"""So many runs are not kept waiting for the timer."""
+FEED_RUNS = 512
+"""So many runs, with their time stamps, become columns at once: while they are in the processor's cache, and not so
+many that joining them takes new memory from the system."""
 FLUSH_BYTES = 4 << 20
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
@@ -59,7 +60,7 @@ class HubRecorder:
         self._held: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
         self._timer: Any = None
-        self.full = False
+        self._recorded = self.full = False
         self.messages_skipped = 0
         self._each = settings.sync in ("publish", "always")
         self.record: Callable[[bytes], None] = self._record_now if self._each else self._runs.append
@@ -113,14 +114,15 @@ class HubRecorder:
         if len(runs) != self._stamped:
             runs.append(stamp(time.time_ns() // 1000))
             self._stamped = len(runs)
-            if self._stamped > FLUSH_RUNS:
-                self.flush()
-            elif self._timer is None:
+            self._recorded = True
+            if self._stamped > FEED_RUNS:
+                self._feed()
+            if self._timer is None:
                 self._timer = get_hub().loop.timer(self._flush_s, self._flush_s)
                 self._timer.start(self._tick)
 
     def _tick(self) -> None:
-        if self._runs or self._departed:
+        if self._recorded or self._departed:
             self.flush()
         else:
             self._timer.stop()
@@ -134,28 +136,32 @@ class HubRecorder:
 
     def flush(self) -> None:
         """Write everything recorded so far, unless the disk takes nothing."""
+        self._feed()
+        if not self.full:
+            self._take()
+        if not self.full:
+            self._forget()
+            self._recorded = False
+
+    def _feed(self) -> None:
+        """Make columns of what was recorded; full batches are written."""
         runs = self._runs
-        if self.full:
+        if self.full or not runs:
             return
         if len(runs) != self._stamped:
             runs.append(stamp(time.time_ns() // 1000))
         data = b"".join(runs)
         runs.clear()
         self._stamped = self._large_bytes = 0
-        self._batches(data)
-        if not self.full:
-            self._forget()
-
-    def _batches(self, data: bytes) -> None:
         at, end = 0, len(data)
         while at < end and not self.full:
             at, kind, number = self._columns.append(data, at)
             if kind:
                 self._columns.name(kind, number, self._name(kind, number))
-            else:
+            elif at < end:
                 self._take()
         if at < end:
-            self._runs.insert(0, data[at:])
+            runs.append(data[at:])
 
     def _take(self) -> None:
         rows, first_us, last_us, pieces = self._columns.take(self._next_seq())

@@ -108,7 +108,7 @@ class SegmentFile:
 
     def _write_schema(self, schema: bytes) -> None:
         try:
-            _write(self._data, schema)
+            _write(self._data, [schema])
         except OSError:
             self.close()
             self.path.with_suffix(INDEXED).unlink(missing_ok=True)
@@ -155,16 +155,20 @@ class SegmentFile:
         Raises:
             OSError: the disk is full or broken; the same batch can be appended again later.
         """
-        batch = b"".join(pieces)
-        entry = (first_seq, rows, self.size_bytes, len(batch), ts_min_us, ts_max_us, zlib.crc32(batch), flags, 0)
+        length, crc = sum(map(len, pieces)), 0
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
         try:
-            _write(self._data, batch)
-            _write(self._index, INDEX.pack(*entry))
+            _write(self._data, pieces)
+            _write(
+                self._index,
+                [INDEX.pack(first_seq, rows, self.size_bytes, length, ts_min_us, ts_max_us, crc, flags, 0)],
+            )
         except OSError:
             os.ftruncate(self._index, self._index_bytes)
             os.ftruncate(self._data, self.size_bytes)
             raise
-        self.size_bytes += len(batch)
+        self.size_bytes += length
         self._index_bytes += INDEX.size
         self.next_seq = first_seq + rows
 
@@ -212,8 +216,8 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-def _write(fd: int, data: bytes) -> None:
+def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
     """Writes all of it: a disk that is full says so at the second write, after half of the first."""
-    written = os.write(fd, data)
-    while written < len(data):
-        written += os.write(fd, memoryview(data)[written:])
+    written, size = os.writev(fd, pieces), sum(map(len, pieces))
+    while written < size:
+        written += os.write(fd, memoryview(b"".join(pieces))[written:])

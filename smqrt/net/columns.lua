@@ -63,9 +63,10 @@ end
 
 local function fits(name, column) return not name or column.at + #name <= column.room end
 
--- Takes frames of `data` from `at` on. Returns where it stopped and, when it needs one, the kind and number of a name.
-local function append(data, at)
-  local p, n = ffi.cast(u8_in, data), #data
+-- Takes frames of the `n` bytes at an address from `at` on. Returns where it stopped and, when it needs one, the kind
+-- and number of a name.
+local function append(address, n, at)
+  local p = ffi.cast(u8_in, address)
   while at < n do
     local length, kind = p[at] * 256 + p[at + 1], p[at + 2]
     if kind == PUBLISH then

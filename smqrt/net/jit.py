@@ -70,9 +70,16 @@ class JitColumns:
         source = resources.files("smqrt.net").joinpath("columns.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
         parts = chunk(COLUMN_ROWS, COLUMN_TEXT_BYTES, COLUMN_PAYLOAD_BYTES)
-        self.append, self._take, self.name, self.forget, self.server, address, room, self._keep = parts
+        self._append, self._take, self.name, self.forget, self.server, address, room, self._keep = parts
         self._body = memoryview((ctypes.c_char * room).from_address(address)).cast("B")
         self._header = header
+
+    def append(self, data: bytes, at: int) -> tuple[int, int, int]:
+        """See `PureColumns.append`. Lua gets the address: a string of its own would be a copy in new memory."""
+        found: tuple[int, int, int] = self._append(
+            ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), at
+        )
+        return found
 
     def take(self, seq: int) -> tuple[int, int, int, list[bytes | memoryview]]:
         """See `PureColumns.take`; the pieces are good until the next call."""
