@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,10 @@ def watched(folder: Path, seconds: float, settings: dict[str, str]) -> Run:
         )
         assert load.stdout
         load.stdout.readline()
-        triggers = dict(batches(status, load))
-        output, _ = load.communicate(timeout=60)
+        with ThreadPoolExecutor(1) as pool:  # it has more to say than a pipe holds
+            rest = pool.submit(load.communicate)
+            triggers = dict(batches(status, rest))
+        output, _ = rest.result()
         if runner.poll() is not None:
             raise SystemExit("the pipeline ended")
     latencies = json.loads(output or "[]")
@@ -123,9 +126,9 @@ def watched(folder: Path, seconds: float, settings: dict[str, str]) -> Run:
     return Run(latencies, list(triggers.values()))
 
 
-def batches(status: Path, load: Any) -> Iterator[tuple[int, float]]:
+def batches(status: Path, load: Future[Any]) -> Iterator[tuple[int, float]]:
     """Yields number and duration in ms of the micro-batches until the load ends."""
-    while load.poll() is None:
+    while not load.done():
         if (now := seen(status)).get("batch_ms"):
             yield now["batch"], float(now["batch_ms"])
         time.sleep(0.02)
