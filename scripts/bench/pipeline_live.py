@@ -23,7 +23,9 @@ HERE = Path(__file__).parent
 RATE = 2000
 WARM_UP_S = 15.0
 READY_S = 180
-IDLE_S = 15.0
+SETTLE_S = 45.0
+"""So long the JVM still compiles what it does again and again."""
+IDLE_S = 20.0
 PIPELINE = """
 from pyspark.sql import functions as F
 
@@ -156,7 +158,7 @@ def latency(folder: Path, seconds: float, rounds: int) -> list[Measure]:
 def idle(folder: Path, seconds: float, rounds: int) -> list[Measure]:
     """What a pipeline costs that has nothing to do, all its processes together."""
     with pipeline(folder, None, {}) as (_, runner, _status):
-        time.sleep(10)
+        time.sleep(SETTLE_S)
         before, started = cpu_s(runner.pid), time.monotonic()
         time.sleep(IDLE_S)
         share = (cpu_s(runner.pid) - before) / (time.monotonic() - started)
