@@ -93,17 +93,19 @@ def read_index(path: Path) -> list[Entry]:
         return []
 
 
-def check(entries: Sequence[Entry], path: Path) -> None:
+def check(entries: Sequence[Entry], path: Path | str, offset: int = 0) -> None:
     """Says whether the batches of an index follow each other.
 
     Args:
-        entries: all of an index.
-        path: of the segment, for the message.
+        entries: all of an index, or some that follow each other there.
+        path: of the index or its segment, for the message.
+        offset: where in the index they begin, bytes.
 
     Raises:
         JournalError: they don't.
     """
     for at, (before, entry) in enumerate(zip(entries, entries[1:], strict=False), 1):
-        if entry.first_seq != before.next_seq or entry.offset != before.end or entry.rows <= 0:
-            where = f"{path.with_suffix(INDEXED)} is damaged at offset {at * INDEX.size}"
+        if entry[0] != before[0] + before[1] or entry[2] != before[2] + before[3] or entry[1] <= 0:
+            where = f"{str(path).removesuffix(DATA).removesuffix(INDEXED)}{INDEXED} is damaged at offset "
+            where += str(offset + at * INDEX.size)
             raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from smqrt.errors import JournalError
 from smqrt.journal.filters import Filter
-from smqrt.journal.index import INDEX, REMEDY, Entry
+from smqrt.journal.index import INDEX, Entry, check, parse_index
 from smqrt.journal.manifest import DataFile, Manifest
 
 Offsets = Mapping[str, int]
@@ -118,23 +117,17 @@ class Index:
         firsts = range(self.count)
         return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
 
-    def between(self, start: int, end: int) -> Iterator[Entry]:
-        """Yields the batches that have rows of a range.
+    def between(self, start: int, end: int) -> list[Entry]:
+        """Returns the batches that have rows of a range.
 
         Raises:
             JournalError: they don't follow each other.
         """
-        before: Entry | None = None
-        for at in range(self.at(start), self.count):
-            entry = self.entry(at)
-            if before and (entry.first_seq != before.next_seq or entry.offset != before.end):
-                where = f"{self._path} is damaged at offset {at * INDEX.size}"
-                raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")
-            if entry.first_seq >= end:
-                return
-            before = entry
-            if entry.next_seq > start:
-                yield entry
+        first, size = self.at(start), INDEX.size
+        last = bisect_left(range(self.count), end, first, key=lambda at: self.entry(at).first_seq)
+        entries = parse_index(memoryview(self._data)[first * size : last * size])
+        check(entries, self._path, first * size)
+        return entries[1:] if entries and entries[0].next_seq <= start else entries
 
 
 class Planner:

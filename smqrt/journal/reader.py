@@ -196,7 +196,8 @@ class Journal:
 
         try:
             if chunk.kind == WAL:
-                yield from tables.of_segment(self._batches(chunk), chunk, columns, topics, batch_rows)
+                skip, stream = self._stream(chunk)
+                yield from tables.of_segment(stream, chunk, skip, columns, topics, batch_rows)
             else:
                 yield from tables.of_parquet(self._parquet(chunk.file), chunk, columns, topics, batch_rows)
         except (pa.ArrowException, OSError) as error:
@@ -227,16 +228,34 @@ class Journal:
 
     def _batches(self, chunk: Chunk) -> Iterator[tuple[int, memoryview]]:
         """Yields (rows before the wanted ones, bytes) of a chunk's batches, checked."""
+        entries = self._entries(chunk)
+        data = self._bytes(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)
+        for entry, batch in self._cut(chunk.file, entries, data):
+            yield max(0, chunk.start - entry.first_seq), batch
+
+    def _stream(self, chunk: Chunk) -> tuple[int, memoryview]:
+        """Returns (rows before the wanted ones, schema and batches of a chunk), checked."""
+        entries, head = self._entries(chunk), arrow.schema_message(chunk.node, chunk.broker)
+        length = entries[-1].end - entries[0].offset
+        stream = self._bytes(chunk.file, entries[0].offset, length, head)
+        if self.verify or len(stream) < len(head) + length:
+            for _ in self._cut(chunk.file, entries, stream[len(head) :]):
+                pass
+        return max(0, chunk.start - entries[0].first_seq), stream
+
+    def _entries(self, chunk: Chunk) -> list[Entry]:
         first = int(Path(chunk.file).stem)
-        entries = list(self._index(chunk.node, first, until=chunk.end).between(chunk.start, chunk.end))
+        entries = self._index(chunk.node, first, until=chunk.end).between(chunk.start, chunk.end)
         if not entries or entries[0].first_seq > chunk.start or entries[-1].next_seq < chunk.end:
             raise self._damaged(chunk.file, chunk.offset, "the index doesn't have the rows any more")
-        data = self._bytes(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)
+        return entries
+
+    def _cut(self, file: str, entries: Sequence[Entry], data: memoryview) -> Iterator[tuple[Entry, memoryview]]:
         for entry in entries:
             at = entry.offset - entries[0].offset
             batch = data[at : at + entry.length]
-            self._check(chunk.file, entry, batch)
-            yield max(0, chunk.start - entry.first_seq), batch
+            self._check(file, entry, batch)
+            yield entry, batch
 
     def _check(self, file: str, entry: Entry, batch: memoryview) -> None:
         if len(batch) < entry.length:
@@ -291,18 +310,27 @@ class Journal:
                 raise self._damaged(file, 0, f"no schema of a journal is there ({error})") from None
         return self._brokers[key]
 
-    def _bytes(self, file: str, offset: int, length: int) -> memoryview:
+    def _bytes(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
         """Returns a piece of a file, or as much of it as there is.
+
+        Args:
+            file: its path in the journal.
+            offset, length: which piece, bytes.
+            head: is put in front of it, without a copy: over what comes before it in a private mapping.
 
         Raises:
             FileNotFoundError: the file has gone.
         """
         with (self.path / file).open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            if not size:
-                return memoryview(b"")
-            mapped = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)
-        return memoryview(mapped)[offset : offset + length]
+            if size <= offset:
+                return memoryview(head)
+            mapped = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY if head else mmap.ACCESS_READ)
+        if offset < len(head):
+            return memoryview(head + mapped[offset : offset + length])
+        if head:
+            mapped[offset - len(head) : offset] = head
+        return memoryview(mapped)[offset - len(head) : offset + length]
 
     def _parquet(self, file: str) -> Any:
         """Returns what pyarrow can read a Parquet file from.

@@ -135,8 +135,8 @@ class RemoteJournal(Journal):
             del self._indexes[next(iter(self._indexes))]
         return data
 
-    def _bytes(self, file: str, offset: int, length: int) -> memoryview:
-        return memoryview(self._get(file, offset, length))
+    def _bytes(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
+        return memoryview(head + self._get(file, offset, length))
 
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
         """Returns a piece of a file, or all from `offset` on; less when it is shorter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smqrt.journal.filters import Filter
@@ -12,9 +12,6 @@ from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
 NAMES = tuple(one.name for one in COLUMNS)
 MOST_BYTES = 32 << 20
 """A batch is not made of more than this, unless a row is longer."""
-
-Buffers = Iterable[tuple[int, Any]]
-"""Batches of a segment: (how many rows before the wanted ones, the bytes)."""
 
 
 def schema(columns: Sequence[str] | None = None) -> Any:
@@ -33,33 +30,38 @@ def _field(column: Column) -> Any:
 
 
 def of_segment(
-    batches: Buffers, chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+    stream: Any, chunk: Chunk, skip: int, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
 ) -> Iterator[tuple[int, Any]]:
     """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
 
     Args:
-        batches: its batches, whole.
+        stream: the bytes of a schema and of the batches that hold the chunk.
         chunk: which rows are wanted.
+        skip: how many rows come before them.
         columns: names; None for all.
         topics: which rows; None for all, also those without a topic.
-        batch_rows: small batches are joined until there are so many rows.
+        batch_rows: small batches are joined until there are so many rows, if that isn't too much for one.
 
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
     """
     import pyarrow as pa
 
-    inside, target = pa.schema(list(map(_field, SEGMENT_COLUMNS))), schema(columns)
-    read, waiting, rows, size = chunk.start, list[Any](), 0, 0
-    for skip, data in batches:
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), inside)
-        batch = batch.slice(skip, chunk.end - read - rows)
+    target = schema(columns)
+    names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
+    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in names]
+    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+    step = max(1, min(batch_rows, chunk.rows * MOST_BYTES // (len(stream) or 1)))
+    read, waiting, rows = chunk.start, list[Any](), 0
+    for batch in pa.ipc.open_stream(pa.py_buffer(stream), options=options):
+        if skip or batch.num_rows > chunk.end - read - rows:
+            batch = batch.slice(skip, chunk.end - read - rows)
         waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + len(data)
-        if rows >= batch_rows or size >= MOST_BYTES:
+        rows, skip = rows + batch.num_rows, 0
+        if rows >= step:
             read += rows
             yield read, _joined(waiting, chunk, target, topics)
-            waiting, rows, size = [], 0, 0
+            waiting, rows = [], 0
     if waiting:
         yield read + rows, _joined(waiting, chunk, target, topics)
 
@@ -69,8 +71,6 @@ def _joined(batches: list[Any], chunk: Chunk, target: Any, topics: Filter | None
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches)
-    wanted = [field.name for field in target if field.name not in ("node", "broker")]
-    table = table.select(wanted if topics is None or "topic" in wanted else [*wanted, "topic"])
     if topics is not None:
         table = table.filter(mask(table.column("topic"), topics))
     constant = {"node": chunk.node, "broker": chunk.broker}
