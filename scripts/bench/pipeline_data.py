@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from smqrt.journal import arrow, segment
 from smqrt.journal.record import Row
 from smqrt.pipeline import session
 
+K = TypeVar("K", bound=Hashable)
+
 START_US = 1_795_273_200_000_000
 TOPICS = 1000
-FLUSH_ROWS = 64
+FLUSH_ROWS, BUSY_ROWS = 64, 1024
+"""Rows of a flush when a hub takes 6,400 messages a second, and when it takes 100,000."""
 SEGMENT_ROWS = 200_000
 
 
@@ -64,16 +67,27 @@ def made_rows(first: int, count: int) -> list[Row]:
     ]
 
 
-def make_journal(folder: Path, rows: int) -> int:
-    """Writes a journal as a hub does, 64 rows at a time; returns the bytes of all payloads."""
+def make_journals(rows: int, folders: dict[Path, int]) -> int:
+    """Writes the same rows as hubs do; returns the bytes of all payloads.
+
+    Args:
+        rows: how many.
+        folders: of each journal, and the rows of its flushes.
+    """
     size_bytes = 0
     for first in range(0, rows, SEGMENT_ROWS):
-        file = segment.SegmentFile.open(folder / "wal" / "n1", first, "n1", "bench")
-        for batch in pieces(made_rows(first, min(SEGMENT_ROWS, rows - first)), FLUSH_ROWS):
-            file.append(arrow.encode(batch), batch[0].seq, len(batch), batch[0].ts_us, batch[-1].ts_us, 0)
-            size_bytes += sum(len(row.payload) for row in batch)
-        file.close()
+        made = made_rows(first, min(SEGMENT_ROWS, rows - first))
+        size_bytes += sum(len(row.payload) for row in made)
+        for folder, flush_rows in folders.items():
+            write_segment(folder / "wal" / "n1", made, flush_rows)
     return size_bytes
+
+
+def write_segment(folder: Path, rows: list[Row], flush_rows: int) -> None:
+    file = segment.SegmentFile.open(folder, rows[0].seq, "n1", "bench")
+    for batch in pieces(rows, flush_rows):
+        file.append(arrow.encode(batch), batch[0].seq, len(batch), batch[0].ts_us, batch[-1].ts_us, 0)
+    file.close()
 
 
 def pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
@@ -99,9 +113,9 @@ class Took:
     cpu_s: float
 
 
-def interleaved(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, Took]:
+def interleaved(contestants: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, Took]:
     """Runs all in turn, `rounds` times after a warm-up; returns the medians of each."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    taken: dict[K, list[tuple[float, float]]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, run in contestants.items():
             started, cpu = time.perf_counter(), cpu_s(os.getpid())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pipeline_data import Measure, Took, compared, interleaved, make_journal
+from pipeline_data import BUSY_ROWS, FLUSH_ROWS, Measure, Took, compared, interleaved, make_journals
 from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
@@ -23,7 +23,7 @@ TEMP = "(decode(payload)->>'$.temp')::DOUBLE"
 
 
 class Shelf:
-    """One journal three times: as the hub wrote it, compacted, and compacted with typed columns.
+    """One journal four times: as a hub wrote it, as a busy one did, compacted, and compacted with typed columns.
 
     Args:
         folder: where to.
@@ -33,7 +33,8 @@ class Shelf:
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows, self.folder = rows, folder
         self.journal, self.plain, self.typed = folder / "journal", folder / "plain", folder / "typed"
-        self.payload_bytes = make_journal(self.journal, rows)
+        self.busy = folder / "busy"
+        self.payload_bytes = make_journals(rows, {self.journal: FLUSH_ROWS, self.busy: BUSY_ROWS})
         self.plain_bytes = self._compacted(self.plain, Options(everything=True, grace_s=0))
         self._compacted(self.typed, Options(everything=True, grace_s=0, schemas={"#": "device string, temp double"}))
 
@@ -72,9 +73,9 @@ def raw_temp() -> Any:
     return F.get_json_object(F.col("payload").cast("string"), "$.temp").cast("double")
 
 
-def smq(spark: Any, shelf: Shelf, schema: str | None = None, name: str = "smq") -> Any:
+def smq(spark: Any, shelf: Shelf, schema: str | None = None, name: str = "smq", journal: Path | None = None) -> Any:
     reader = spark.read.format(name).option("rowsPerPartition", max(1000, shelf.rows // 4))
-    return (reader.schema(schema) if schema else reader).load(str(shelf.journal))
+    return (reader.schema(schema) if schema else reader).load(str(journal or shelf.journal))
 
 
 def parquet(spark: Any, folder: Path) -> Any:
@@ -124,15 +125,20 @@ def tuples(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
 
 def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
     """The source smq beside Spark's own Parquet reader: counting by minute and topic."""
-    took = interleaved(
-        {
-            "smq": lambda: noop(counted(smq(spark, shelf, PRUNED))),
-            "parquet": lambda: noop(counted(parquet(spark, shelf.plain))),
-        },
-        rounds,
-    )
-    detail = f"{per_second(shelf.rows, took['smq'])} and {per_second(shelf.rows, took['parquet'])}"
-    return [compared("count by minute and topic: Parquet / smq", took["parquet"], took["smq"], 0.8, detail)]
+    flushes = {FLUSH_ROWS: shelf.journal, BUSY_ROWS: shelf.busy}
+
+    def reading(journal: Path) -> Callable[[], None]:
+        return lambda: noop(counted(smq(spark, shelf, PRUNED, journal=journal)))
+
+    contestants: dict[str | int, Callable[[], object]] = {rows: reading(journal) for rows, journal in flushes.items()}
+    took = interleaved({"parquet": lambda: noop(counted(parquet(spark, shelf.plain)))} | contestants, rounds)
+
+    def beside(rows: int) -> Measure:
+        detail = f"{per_second(shelf.rows, took[rows])} and {per_second(shelf.rows, took['parquet'])}"
+        title = f"count by minute and topic, flushes of {rows} rows: Parquet / smq"
+        return compared(title, took["parquet"], took[rows], 0.8, detail)
+
+    return [beside(rows) for rows in flushes]
 
 
 def ducks(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
