@@ -48,7 +48,8 @@ class Shelf:
 
         target, journal = self.folder / "fragments", Journal(self.plain)
         target.mkdir()
-        for [chunk] in journal.plan(journal.begin(), journal.end(), max_rows=self.rows):
+        plan = journal.plan(journal.begin(), journal.end(), max_rows=self.rows)
+        for chunk in (chunk for part in plan for chunk in part):
             for batch in journal.tables(chunk, batch_rows=1 << 16):
                 for first in range(0, batch.num_rows, FRAGMENT_ROWS):
                     piece, name = batch.slice(first, FRAGMENT_ROWS), f"{batch['seq'][first]}.parquet"

@@ -28,7 +28,8 @@ BUFFERS = sum(2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS)
 """How many lengths `batch_header` wants: validity and data per column, and offsets between them for text and bytes."""
 
 _INDEX = {one.name: at for at, one in enumerate(SEGMENT_COLUMNS)}
-_FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
+FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
+"""Where the buffers of each column begin."""
 _PADDING = [bytes(size) for size in range(8)]
 
 
@@ -107,6 +108,16 @@ _HEADER, _PARTS = _template()
 _START, _MIDDLE, _BEFORE_NODES, _BEFORE_BUFFERS, _END = _PARTS
 HEADER_BYTES = _HEADER.size
 """The size of what `batch_header` returns: always the same, and a multiple of 8."""
+
+
+def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
+    """Returns what all headers have in common: where the body's size, the rows, the first (length, nulls) and the first
+    (offset, size) are, and (where, bytes) of what is between them.
+    """
+    numbers = list(accumulate((8, 8, 16 * FIELDS, 16 * BUFFERS), initial=0))
+    constant = list(accumulate(map(len, _PARTS), initial=0))
+    body, rows, nodes, buffers = map(add, constant[1:-1], numbers[:-1])
+    return (body, rows, nodes, buffers), list(zip(map(add, constant, numbers), _PARTS, strict=False))
 
 
 def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> bytes:
@@ -264,7 +275,7 @@ def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]
 
 def _values(body: memoryview, header: Header, at: int) -> list[Any]:
     kind, code = _KINDS[at]
-    first, rows = _FIRST_BUFFER[at], header.rows
+    first, rows = FIRST_BUFFER[at], header.rows
     validity, second, *rest = (body[place : place + size] for place, size in header.buffers[first:][:3])
     values = _numbers(second, code, rows) if code else _texts(_numbers(second, "i", rows + 1), rest[0], kind)
     if not header.nulls[at]:

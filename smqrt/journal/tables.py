@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from smqrt.journal import arrow, gather
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import Chunk
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
@@ -45,39 +46,55 @@ def of_segment(
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
     """
-    import pyarrow as pa
-
     target = schema(columns)
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
-    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in names]
-    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+    inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
     step = max(1, min(batch_rows, chunk.rows * MOST_BYTES // (len(stream) or 1)))
-    read, waiting, rows = chunk.start, list[Any](), 0
-    for batch in pa.ipc.open_stream(pa.py_buffer(stream), options=options):
-        if skip or batch.num_rows > chunk.end - read - rows:
-            batch = batch.slice(skip, chunk.end - read - rows)
-        waiting.append(batch)
-        rows, skip = rows + batch.num_rows, 0
-        if rows >= step:
-            read += rows
-            yield read, _joined(waiting, chunk, target, topics)
-            waiting, rows = [], 0
-    if waiting:
-        yield read + rows, _joined(waiting, chunk, target, topics)
+    kernel, read = gather.load(), chunk.start
+    head_bytes = arrow.message_size(stream[:8])
+    batches = kernel.batches(stream[head_bytes:], inside, step) if kernel else _streamed(stream, inside, step)
+    for batch in batches:
+        if skip or batch.num_rows > chunk.end - read:
+            batch = batch.slice(skip, chunk.end - read)
+        read, skip = read + batch.num_rows, 0
+        yield read, _shaped(batch, chunk, target, topics)
 
 
-def _joined(batches: list[Any], chunk: Chunk, target: Any, topics: Filter | None) -> Any:
-    """Returns one batch of `target`'s columns; node and broker are the same for all of a segment's rows."""
+def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
+    """Yields as `gather.Gatherer.batches`, with pyarrow alone."""
     import pyarrow as pa
 
-    table = pa.Table.from_batches(batches)
+    fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
+    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+    waiting, rows = list[Any](), 0
+    for batch in pa.ipc.open_stream(pa.py_buffer(stream), options=options):
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= step:
+            yield _joined(waiting, inside)
+            waiting, rows = [], 0
+    if waiting:
+        yield _joined(waiting, inside)
+
+
+def _joined(batches: list[Any], inside: Any) -> Any:
+    import pyarrow as pa
+
+    columns = map(_whole, pa.Table.from_batches(batches).columns)
+    return pa.RecordBatch.from_arrays(list(columns), schema=inside)
+
+
+def _shaped(batch: Any, chunk: Chunk, target: Any, topics: Filter | None) -> Any:
+    """Returns `target`'s columns; node and broker are the same for all of a segment's rows."""
+    import pyarrow as pa
+
     if topics is not None:
-        table = table.filter(mask(table.column("topic"), topics))
+        batch = batch.filter(mask(batch.column("topic"), topics))
     constant = {"node": chunk.node, "broker": chunk.broker}
     arrays = [
-        pa.repeat(pa.scalar(constant[field.name], pa.string()), table.num_rows)
+        pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
         if field.name in constant
-        else _whole(table.column(field.name))
+        else batch.column(field.name)
         for field in target
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
