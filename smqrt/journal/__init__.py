@@ -8,6 +8,7 @@ or reads Parquet imports pyarrow when it is called. It knows no gevent and no hu
     segment     the files under wal/: append, index, recovery, lock
     manifest    which ranges are Parquet by now
     reader      one view over both, by sequence number
+    gather      many small batches as few large ones, in LuaJIT where lupa is installed
     remote      the same view over HTTP
     commit      results back into the hub, exactly once
     retention   which files may go

@@ -99,7 +99,10 @@ local function texts(buffer, ends_address, data_address)
   to_ends[0] = 0
   for batch = 0, batches - 1 do
     local ends, count = ends_of(batch, buffer)
-    for at = 1, count do to_ends[row + at] = before + ends[at] end
+    for at = 1, count do
+      if ends[at] < ends[at - 1] then error("the ends of a column's texts are wrong", 0) end
+      to_ends[row + at] = before + ends[at]
+    end
     local size = ends[count]
     ffi.copy(to + before, buffer_of(batch, buffer + 1, size), size)
     before, row = before + size, row + count
