@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -37,7 +37,8 @@ def recover(folder: Path) -> Recovered:
     """Makes a node's folder ready to be appended to. Only its locked writer may call it.
 
     Batches of the newest segment that aren't whole (length, crc32) are cut off, and the segment goes on there. When
-    whole batches stand behind a broken one, they are kept beside, in files that end with `.damaged`.
+    whole batches stand behind a broken one, they are kept beside, in files that end with `.damaged`. An index that is
+    empty or gone is made again from the batches.
 
     Args:
         folder: `<journal>/wal/<node>`; it may be missing.
@@ -79,17 +80,36 @@ def _repair(path: Path) -> tuple[list[Entry], int]:
     entries = index.read_index(path)
     with path.open("rb") as file:
         size, start = os.fstat(file.fileno()).st_size, _schema_bytes(file)
+        if not entries and start:
+            entries = list(_rebuilt(file, start, index.first_seq(path)))
         good = _whole(file, entries, start)
         if any(_batch(file, entry) for entry in entries[len(good) + 1 :]):
             _keep_beside(path, indexed)
     end = good[-1].end if good else start
     index_size = indexed.stat().st_size if indexed.exists() else 0
-    cut = size - end + index_size - len(good) * INDEX.size
+    cut = size - end + max(0, index_size - len(good) * INDEX.size)
     if size != end:
         _truncate(path, end)
-    if index_size != len(good) * INDEX.size or good != entries:
+    if index_size != len(good) * INDEX.size or good != index.read_index(path):
         _rewrite(indexed, good)
     return good, cut
+
+
+def _rebuilt(file: IO[bytes], start: int, next_seq: int) -> Iterator[Entry]:
+    """Yields the index of a segment that has lost its own, as far as its batches say what they are."""
+    while len(header := _at(file, start, arrow.HEADER_BYTES)) == arrow.HEADER_BYTES:
+        try:
+            said = arrow.read_header(header)
+        except ValueError:
+            return
+        batch = _at(file, start, arrow.HEADER_BYTES + said.body_bytes)
+        yield Entry(next_seq, said.rows, start, len(batch), 0, 0, zlib.crc32(batch), 0)
+        start, next_seq = start + len(batch), next_seq + said.rows
+
+
+def _at(file: IO[bytes], offset: int, length: int) -> bytes:
+    file.seek(offset)
+    return file.read(length)
 
 
 def _schema_bytes(file: IO[bytes]) -> int:
@@ -123,8 +143,7 @@ def _batch(file: IO[bytes], entry: Entry) -> bytes | None:
     size = os.fstat(file.fileno()).st_size
     if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
         return None
-    file.seek(entry.offset)
-    batch = file.read(entry.length)
+    batch = _at(file, entry.offset, entry.length)
     return batch if len(batch) == entry.length and zlib.crc32(batch) == entry.crc32 else None
 
 

@@ -19,6 +19,7 @@ from smqrt.journal.manifest import DataFile, Manifest
 
 _MAGIC = b"PAR1"
 _RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
+_REBUILD = "the hub makes it again from the batches when it starts, or do it now with --repair"
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
 
 
@@ -183,6 +184,11 @@ class _Segment:
             end = _schema_end(data, self._path)
         except ValueError as error:
             yield self._end(self._path, f"no schema of a journal is at its beginning ({error})")
+            return
+        if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
+            yield Fault(
+                self._path, f"its index is empty or gone; {_REBUILD if self._newest else _RESTORE}", self._newest
+            )
             return
         yield from self._entries(index.parse_index(raw), data, end)
 

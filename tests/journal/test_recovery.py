@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, recovery, segment
+from smqrt.journal import arrow, manifest, recovery, segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -128,6 +128,23 @@ def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
     written.write(tmp_path, [[start + 5, start + 9]], first=start)
     assert list(Journal(tmp_path).rows({}, {"n1": start + 9})) == written.rows(0, start + 9)
     assert segment.recover(folder).next_seq == start + 9
+
+
+@pytest.mark.parametrize("left", [None, 0, 63])
+def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -> None:
+    end = written.write(tmp_path, [[3, 8, 20]])
+    (path,) = segment.paths(tmp_path / "wal/n1")
+    indexed = path.with_suffix(".idx")
+    as_it_was = indexed.read_bytes()
+    if left is None:
+        indexed.unlink()
+    else:
+        os.truncate(indexed, left)
+    with path.open("ab") as file:
+        file.write(b"".join(arrow.encode(written.rows(20, 30)))[:-50])  # what was being written
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == end == 20
+    assert indexed.read_bytes() == as_it_was
+    assert list(Journal(tmp_path).rows({}, {"n1": 20})) == written.rows(0, 20)
 
 
 def test_batches_behind_a_broken_one_are_kept_beside(tmp_path: Path, whole: tuple[bytes, bytes]) -> None:
