@@ -155,7 +155,7 @@ def test_two_hundred_faults(server: AppServer, customers: list[Customer], caplog
         customer.done = True
     gevent.sleep(0.1)
     server.vm.stop()  # kills what is stubborn
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while server.vm.activities.blocked:
             gevent.sleep(0.01)
     assert server.ask("/good/page.lsp?n=after").text == "page after"
