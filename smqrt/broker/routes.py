@@ -48,8 +48,8 @@ class Recorder(Protocol):
         """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
         ...
 
-    def skipped(self, messages: int) -> None:
-        """Count messages that were not selected."""
+    def skipped(self, run: bytes) -> None:
+        """Count the messages of a run that was not selected."""
         ...
 
     def hold(self, publisher: Any) -> bool:
@@ -109,12 +109,12 @@ class Skipped:
 
     def deliver(self, run: bytes) -> bool | None:
         """Count the run, then deliver it."""
-        self._recorder.skipped(count_frames(run))
+        self._recorder.skipped(run)
         return self._route.deliver(run)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        self._recorder.skipped(count_frames(view))
+        self._recorder.skipped(bytes(view))
         return self._route.deliver_view(view)
 
 

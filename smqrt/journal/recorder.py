@@ -94,9 +94,10 @@ class HubRecorder:
         finally:
             self._runs.append(_ASSEMBLED)
 
-    def skipped(self, messages: int) -> None:
+    def skipped(self, run: bytes) -> None:
         """See `Recorder`."""
-        self.messages_skipped += messages
+        is_one = len(run) == run[0] << 8 | run[1]
+        self.messages_skipped += 1 if is_one else datapath.kernels.count(run)
 
     def hold(self, publisher: Any) -> bool:
         """See `Recorder`."""

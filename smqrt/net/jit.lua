@@ -91,6 +91,15 @@ local function encode(run)
   return ffi.string(encoded, to), at
 end
 
+local function count(address, n)
+  local run, at, frames = ffi.cast(u8_in, address), 0, 0
+  while at < n do
+    at = at + run[at] * 256 + run[at + 1]
+    frames = frames + 1
+  end
+  return frames
+end
+
 -- A lane is one subscriber's share of a chunk. `keys` are the ids of destinations, `numbers` the lane of each: u32.
 local function lanes(keys, numbers)
   local table = {count = 0}
@@ -148,6 +157,6 @@ end
 
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
-return scan, unmask, encode, lanes, spread,
+return scan, unmask, encode, lanes, spread, count,
   address(buffer), address(run_ends), address(shares), address(share_lanes), address(share_ends),
   function() return buffer, run_ends, encoded, shares, share_lanes, share_ends end

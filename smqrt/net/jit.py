@@ -29,7 +29,8 @@ class JitKernels:
         self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
         source = resources.files("smqrt.net").joinpath("jit.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
-        self.scan, self.unmask, self.encode, self.lanes, self.spread, *addresses, self._keep = chunk(BUFFER_BYTES)
+        loops = chunk(BUFFER_BYTES)
+        self.scan, self.unmask, self.encode, self.lanes, self.spread, self._count, *addresses, self._keep = loops
         buffer_at, ends_at, shares_at, lanes_at, share_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
@@ -37,6 +38,16 @@ class JitKernels:
         self.shares = (ctypes.c_char * BUFFER_BYTES).from_address(shares_at)
         self.share_lanes = _u32_array(lanes_at, MAX_LANES)
         self.share_ends = _u32_array(share_ends_at, MAX_LANES)
+
+    def count(self, run: bytes) -> int:
+        """See `Kernels.count`."""
+        found: int = self._count(_address(run), len(run))
+        return found
+
+
+def _address(data: bytes) -> int | None:
+    """Where the bytes are: for Lua a string of its own would be a copy in new memory."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
 
 
 def _u32_array(address: int, count: int) -> memoryview:
@@ -75,10 +86,8 @@ class JitColumns:
         self._header = header
 
     def append(self, data: bytes, at: int) -> tuple[int, int, int]:
-        """See `PureColumns.append`. Lua gets the address: a string of its own would be a copy in new memory."""
-        found: tuple[int, int, int] = self._append(
-            ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), at
-        )
+        """See `PureColumns.append`."""
+        found: tuple[int, int, int] = self._append(_address(data), len(data), at)
         return found
 
     def take(self, seq: int) -> tuple[int, int, int, list[bytes | memoryview]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol
 
-from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type
+from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type, count_frames
 from smqrt.wire.websocket import mask
 
 BUFFER_BYTES = (64 + 512) << 10
@@ -70,6 +70,10 @@ class Kernels(Protocol):
 
     def encode(self, run: bytes) -> tuple[bytes, int]:
         """The WebSocket frames for the leading whole raw frames of `run`, and how many bytes of it they took."""
+        ...
+
+    def count(self, run: bytes) -> int:
+        """How many frames `run` holds, which is a whole one."""
         ...
 
 
@@ -192,3 +196,7 @@ class PureKernels:
             parts.append(encode_frame(run[at:end]))
             at = end
         return b"".join(parts), at
+
+    def count(self, run: bytes) -> int:
+        """See `Kernels.count`."""
+        return count_frames(run)

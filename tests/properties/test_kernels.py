@@ -49,6 +49,13 @@ def test_scan(packets: list[bytes], tail: bytes, cut: int) -> None:
 
 @SETTINGS
 @given(st.lists(PACKETS, max_size=30))
+def test_count(packets: list[bytes]) -> None:
+    run = b"".join(map(smq.frame, packets))
+    assert JIT.count(run) == PURE.count(run) == len(packets)
+
+
+@SETTINGS
+@given(st.lists(PACKETS, max_size=30))
 def test_scan_gives_every_frame_once(packets: list[bytes]) -> None:
     packets = [packet for packet in packets if packet[0] != smq.Type.PUBLISH or len(packet) >= 13]
     data = b"".join(map(smq.frame, packets))
