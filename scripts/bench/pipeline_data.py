@@ -23,6 +23,8 @@ TOPICS = 1000
 FLUSH_ROWS, BUSY_ROWS = 64, 1024
 """Rows of a flush when a hub takes 6,400 messages a second, and when it takes 100,000."""
 SEGMENT_ROWS = 200_000
+WARM_UPS = 2
+"""The JVM compiles what it does again and again."""
 
 
 @dataclass
@@ -114,13 +116,13 @@ class Took:
 
 
 def interleaved(contestants: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, Took]:
-    """Runs all in turn, `rounds` times after a warm-up; returns the medians of each."""
+    """Runs all in turn, `rounds` times after warming up; returns the medians of each."""
     taken: dict[K, list[tuple[float, float]]] = {name: [] for name in contestants}
-    for turn in range(rounds + 1):
+    for turn in range(WARM_UPS + rounds):
         for name, run in contestants.items():
             started, cpu = time.perf_counter(), cpu_s(os.getpid())
             run()
-            if turn:
+            if turn >= WARM_UPS:
                 taken[name].append((time.perf_counter() - started, cpu_s(os.getpid()) - cpu))
     return {name: Took(*map(median, zip(*runs, strict=True))) for name, runs in taken.items()}
 
