@@ -72,7 +72,7 @@ def test_its_lines_are_passed_on_with_its_name(start: Callable[..., Run]) -> Non
     run.wait_for(r"p \| one")
     run.wait_for(r"p \| two ü")
     run.wait_for(r"p \| \ufffd")
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while run.supervised.state != "ended":
             gevent.sleep(0.01)
     assert not [line for line in run.lines if "again" in line]

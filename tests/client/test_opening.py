@@ -66,7 +66,7 @@ def test_a_function_makes_the_connection(broker: LocalBroker, make_client: Make)
     client = make_client(connect)
     assert client.wait_connected(5)
     made[0].close()
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while len(made) < 2 or not client.connected:
             gevent.sleep(0.01)
 

@@ -224,10 +224,11 @@ def test_an_error_in_close_of_a_killed_activity_is_logged(
 
 
 def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder, settled: Settled) -> None:
-    ref = vm.compile("test.sleep(0.3)")
+    ref = vm.compile("while not test.over do test.sleep(0.05) end")
     for _ in range(10 * MAX_IDLE):
         vm.start(ref)
     settled(lambda: vm.activities.blocked == 10 * MAX_IDLE)
+    vm.start(vm.compile("test.over = true"))
     settled(lambda: vm.activities.blocked == 0)
     assert vm.activities.idle <= MAX_IDLE
 

@@ -46,7 +46,7 @@ def test_both_directions_and_the_end(server: AppServer, port: int) -> None:
     for number, end in enumerate(ends):
         assert end.recv(100) == b"%05d" % number
         end.close()
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while sockets(server) != 1:
             gevent.sleep(0.005)
 

@@ -24,7 +24,7 @@ def finish(server: AppServer, code: str, count: int) -> list[bytes]:
     """Run code, wait until `done` has so many entries; gives them."""
     server.vm.eval(SETUP)
     server.vm.eval(code)
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while server.vm.eval("return #done")[0] < count:
             gevent.sleep(0.01)
     joined: bytes = server.vm.eval("return table.concat(done, '\\0')")[0]

@@ -354,7 +354,7 @@ def test_a_client_that_goes_away_ends_nothing_else(server: AppServer, caplog):
     client.sendall(b"GET /p.lsp HTTP/1.1\r\nHost: h\r\n\r\n")
     client.recv(1000)
     client.close()
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while server.vm.eval("return told")[0] is None:
             gevent.sleep(0.01)
     assert server.vm.eval("return told") == (b"nil socketclosed",)

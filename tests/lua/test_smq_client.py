@@ -405,7 +405,7 @@ def test_an_application_of_a_server_is_a_client_of_another(serve, start_broker, 
     with SmqClient(broker.url) as client:
         client.subscribe("self", onmsg=lambda data, *_: answers.append(data), datatype="json")
         client.publish({"a": 40, "b": 2}, "question")
-        with gevent.Timeout(5):
+        with gevent.Timeout(20):
             while not answers:
                 gevent.sleep(0.01)
     assert answers == [{"sum": 42}]

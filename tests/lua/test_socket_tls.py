@@ -147,7 +147,7 @@ def test_upgrade(vm: Vm, objects: None, authority: trustme.CA, recorder: Recorde
         server.port,
         as_cosocket,
     )
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while not recorder.seen:
             gevent.sleep(0.005)
 
@@ -202,7 +202,7 @@ def test_a_tls_server(vm: Vm, objects: None, authority: trustme.CA, recorder: Re
     secure.unwrap()
     secure.close()
     silent.close()
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while len(recorder.seen) < 2:
             gevent.sleep(0.005)
     assert recorder.seen == [(None, b"none"), (None, b"sslclosenotify")]

@@ -104,7 +104,7 @@ def echo(server: AppServer, request: pytest.FixtureRequest) -> AppServer:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    with gevent.Timeout(3):
+    with gevent.Timeout(20):
         while not (value := condition()):
             gevent.sleep(0.005)
     return value
