@@ -133,7 +133,7 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder, settled: Callable[[C
             if number not in outcomes:
                 killed.add(number)
         with gevent.Timeout(20):
-            while vm.activities.blocked:
+            while vm.activities.blocked or len(outcomes) + len(killed) < len(steps_of):
                 gevent.sleep(0.002)
         vm.eval("collectgarbage() collectgarbage()")
         memory_bytes.append(vm.memory_bytes())

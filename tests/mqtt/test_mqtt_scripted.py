@@ -87,7 +87,7 @@ def test_the_decision_after_an_end_is_heeded(scripted: Scripted, connect: Connec
 def test_a_falsy_answer_to_connect_closes(scripted: Scripted, connect: Connect, until: Until) -> None:
     broker = scripted()
     client = connect(broker.address, lambda *_: False)
-    until(lambda: client.closed)
+    until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert len(broker.of_kind(DISCONNECT)) == 1
     assert client.end is None
 
@@ -372,6 +372,6 @@ def test_the_end_of_the_process_is_told(scripted: Scripted, connect: Connect, un
     broker = scripted()
     client = connect(broker.address, lambda *told: log.append(told) or True)
     client.shutdown()
-    until(lambda: client.closed)
+    until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert [told[:2] for told in log] == [("mqtt", "connect"), ("sock", "sysshutdown")]
     assert len(broker.of_kind(DISCONNECT)) == 1
