@@ -129,8 +129,8 @@ class Activities:
     def stop(self) -> None:
         """End all activities that wait in an op: their `<close>` variables are closed, Lua's pcall can't hold them.
 
-        One whose op is over already, and which is resumed in this turn of the loop, goes on; `blocked` tells, and it can
-        be called again.
+        One whose op is over already, and which is resumed in this turn of the loop, goes on; `blocked` tells, and this
+        can be called again.
         """
         run_callback = get_hub().loop.run_callback
         for driver in list(self._drivers):
