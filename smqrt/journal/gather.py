@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -81,11 +81,20 @@ class Gatherer:
         return [ends, text]
 
 
-@cache
+_threads = threading.local()
+
+
 def load() -> Gatherer | None:
-    """The kernel, or None where LuaJIT is not available or `SMQRT_KERNELS=pure` asks for pyarrow alone."""
-    if os.environ.get("SMQRT_KERNELS") == "pure":
-        return None
+    """This thread's kernel, which nobody else may use amidst a batch; None where LuaJIT is not available or
+    `SMQRT_KERNELS=pure` asks for pyarrow alone.
+    """
+    if "kernel" not in _threads.__dict__:
+        _threads.kernel = None if os.environ.get("SMQRT_KERNELS") == "pure" else _made()
+    kernel: Gatherer | None = _threads.kernel
+    return kernel
+
+
+def _made() -> Gatherer | None:
     try:
         return Gatherer()
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_both_ways_give_the_same(tmp_path: Path, seed: int, monkeypatch: pytest.
     monkeypatch.setattr(gather, "load", lambda: None)
     assert [all_of(tmp_path, *edges) for edges in ranges] == with_kernel
     assert [table.num_rows for table in with_kernel] == [80, 74, 1]
+
+
+def test_threads_have_kernels_of_their_own(tmp_path: Path) -> None:
+    for name, end in (("a", 900), ("b", 5000)):
+        written.write(tmp_path / name, [range(3, end + 3, 3)])
+    wanted = {name: all_of(tmp_path / name, 0, end) for name, end in (("a", 900), ("b", 4998))}
+    with ThreadPoolExecutor(4) as pool:
+        futures = [(name, pool.submit(all_of, tmp_path / name, 0, wanted[name].num_rows)) for name in "ab" * 8]
+        assert all(future.result() == wanted[name] for name, future in futures)
+        kernels_seen = set(pool.map(lambda _: id(gather.load()), range(50)))
+    assert id(gather.load()) not in kernels_seen
 
 
 def cut_off(batch: bytearray) -> None:
