@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("any")
 REPOSITORY = Path(__file__).parent.parent
 START_S = 20
 MARKS = {
-    **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto"), "servers"),
+    **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
     "spark": "spark",
 }

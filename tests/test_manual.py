@@ -266,7 +266,7 @@ def test_every_ending_and_every_drop_is_documented() -> None:
 
 
 def test_figures_of_the_manual_are_those_of_the_code() -> None:
-    limits, shown = Limits(), " ".join(page_text("serving").split())
+    limits, shown = Limits(), " ".join(page_text("limits").split())
     for figure in (
         f"first byte after connecting | {limits.first_byte_s:g} s",
         f"the whole head | {limits.header_s:g} s, {limits.head_bytes >> 10} KiB, {MAX_FIELDS} fields",

@@ -1,0 +1,58 @@
+"""A meter of the event loop, and a broker for the healthy client: /watch/held tells how long one turn held the loop.
+
+A timer of one millisecond fires once per turn of a busy loop. The CPU time of the thread between two of its calls is
+therefore what the longest turn took, whoever else uses the machine; the wall time also counts waits, such as for a disk.
+"""
+
+import json
+import time
+
+from gevent import get_hub
+
+from smqrt import hub
+
+TICK_S = 0.001
+
+smq = hub.create()
+
+
+class Meter:
+    """The longest turns since `restart`."""
+
+    def __init__(self):
+        self._timer = get_hub().loop.timer(TICK_S, TICK_S)
+        self._timer.ref = False
+        self.restart()
+        self._timer.start(self._tick)
+
+    def restart(self):
+        self.cpu_s = self.wall_s = 0.0
+        self._cpu, self._wall = time.thread_time(), time.perf_counter()
+
+    def _tick(self):
+        cpu, wall = time.thread_time(), time.perf_counter()
+        self.cpu_s = max(self.cpu_s, cpu - self._cpu)
+        self.wall_s = max(self.wall_s, wall - self._wall)
+        self._cpu, self._wall = cpu, wall
+
+
+meter = Meter()
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def answer(request, relpath):
+    if relpath == "smq":
+        smq.connect(request)
+    elif relpath == "held":
+        held = {"cpu_ms": meter.cpu_s * 1000, "wall_ms": meter.wall_s * 1000, "resident_bytes": resident_bytes()}
+        meter.restart()
+        request.response.write(json.dumps(held).encode())
+    else:
+        return False
+
+
+dir.setfunc(answer)

@@ -1,0 +1,184 @@
+"""The latency harness: strangers do their worst, and a healthy client must not notice.
+
+A test attacks the server of `besieged` inside `with besieged.attack("name of the case") as attack:` and tells with
+`attack.sent(count)` how many bytes it sent. At the end of the block the harness checks that
+
+* no turn of the event loop took more than HELD_MS of CPU (and with `wall=True`, of wall time: for disks and locks),
+* the server's memory grew by no more than `grows_bytes`,
+* the healthy client, a process of its own, got every message back, within HEALTHY_MS.
+
+CPU time is asserted tightly, because it does not depend on who else uses the machine; wall time is reported. With
+$SMQRT_HOSTILE_TABLE the figures are appended to that file, a Markdown row per case.
+
+The server runs the applications in `tests/hostile/apps`: `lua` (pages that read bodies, a broker at /lua/smq.lsp) and
+`watch` (the meter, a broker at /watch/smq). A test that needs another application or settings makes its own with
+`besiege(folder, "--setting", ...)`; the meter's application is added by itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Served
+
+HELD_MS = 50.0
+HEALTHY_MS = 1000.0
+GROWS_BYTES = 64 << 20
+APPS = Path(__file__).parent / "apps"
+
+
+class Attack:
+    """What one case did, and what it cost the others."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sent_bytes = 0
+        self.cpu_ms = self.wall_ms = self.healthy_ms = float("inf")
+        self.grown_bytes = 0
+
+    def sent(self, count: int) -> None:
+        """Counts bytes that the stranger sent."""
+        self.sent_bytes += count
+
+    def row(self) -> str:
+        """Returns the Markdown row: case, bytes sent, longest turn (CPU), healthy client's worst, memory."""
+        mib = self.grown_bytes / (1 << 20)
+        return f"| {self.name} | {self.sent_bytes:,} | {self.cpu_ms:.0f} ms | {self.healthy_ms:.0f} ms | {mib:+.0f} MiB |"
+
+
+class Besieged:
+    """A server under attack, and its healthy client.
+
+    Attributes:
+        served: the process; port: where it listens on 127.0.0.1.
+    """
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.served = Served(APPS / "watch", *arguments)
+        self.port = self.served.port
+        command = [sys.executable, str(Path(__file__).parent / "healthy.py"), str(self.port)]
+        pipe = subprocess.PIPE
+        self._healthy = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert self._answer() == "ready"
+
+    def _tell(self, command: str) -> None:
+        assert self._healthy.stdin
+        self._healthy.stdin.write(command + "\n")
+        self._healthy.stdin.flush()
+
+    def _answer(self) -> str:
+        assert self._healthy.stdout
+        return self._healthy.stdout.readline().strip()
+
+    @property
+    def alive(self) -> bool:
+        """Whether server and healthy client can go on."""
+        return self.served.process.poll() is None and self._healthy.poll() is None
+
+    @contextmanager
+    def attack(
+        self, name: str, *, wall: bool = False, grows_bytes: int = GROWS_BYTES, held_ms: float = HELD_MS
+    ) -> Iterator[Attack]:
+        """Measures what happens inside the block, and checks it at the end."""
+        attack, before = Attack(name), self._held()
+        self._tell("begin")
+        yield attack
+        self._tell("end")
+        attack.healthy_ms = float(self._answer() or "inf")
+        self._read_meter(attack, before["resident_bytes"])
+        self._report(attack)
+        assert attack.cpu_ms <= held_ms, f"a turn of the loop took {attack.cpu_ms:.0f} ms of CPU"
+        assert not wall or attack.wall_ms <= held_ms, f"a turn of the loop took {attack.wall_ms:.0f} ms"
+        assert attack.grown_bytes <= grows_bytes, f"the server grew by {attack.grown_bytes:,} bytes"
+        assert attack.healthy_ms <= HEALTHY_MS, f"the healthy client waited {attack.healthy_ms:.0f} ms"
+
+    def _read_meter(self, attack: Attack, before_bytes: float) -> None:
+        try:
+            held = self._held()
+        except OSError:
+            return  # it hangs: everything stays infinite
+        attack.cpu_ms, attack.wall_ms = held["cpu_ms"], held["wall_ms"]
+        attack.grown_bytes = int(held["resident_bytes"] - before_bytes)
+
+    def _report(self, attack: Attack) -> None:
+        if table := os.environ.get("SMQRT_HOSTILE_TABLE"):
+            with open(table, "a", encoding="utf-8") as file:
+                file.write(attack.row() + "\n")
+
+    def _held(self) -> dict[str, float]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", "/watch/held")
+        held: dict[str, float] = json.loads(connection.getresponse().read())
+        connection.close()
+        return held
+
+    def open(self, timeout_s: float = 20.0) -> socket.socket:
+        """Returns a plain connection to the server."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout_s)
+
+    def post(self, path: str, body: bytes, content_type: str, attack: Attack) -> bytes:
+        """Sends a POST on a connection of its own and returns the raw answer, empty when there was none in time."""
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
+        head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return self.exchange(head.encode() + body, attack)
+
+    def exchange(self, data: bytes, attack: Attack, timeout_s: float = 20.0) -> bytes:
+        """Sends bytes and returns what came until the end of the connection, or until `timeout_s` of silence."""
+        answer = b""
+        with self.open(timeout_s) as sock:
+            try:
+                sock.sendall(data)
+                while more := sock.recv(65536):
+                    answer += more
+            except OSError:
+                pass  # a refusal may come as a reset; what came before counts
+        attack.sent(len(data))
+        return answer
+
+    def stop(self) -> None:
+        self._healthy.kill()
+        self._healthy.wait()
+        self.served.process.kill()
+        self.served.wait()
+
+
+@pytest.fixture(scope="session")
+def _besieged_once() -> Iterator[list[Besieged]]:
+    running: list[Besieged] = []
+    yield running
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture
+def besieged(_besieged_once: list[Besieged]) -> Besieged:
+    """The server that the cases share; a new one when a case stopped it."""
+    if _besieged_once and not _besieged_once[-1].alive:
+        _besieged_once.pop().stop()
+    if not _besieged_once:
+        _besieged_once.append(Besieged(APPS / "lua"))
+    return _besieged_once[-1]
+
+
+@pytest.fixture
+def besiege() -> Iterator[Callable[..., Besieged]]:
+    """A factory: `besiege(folder, "--setting", "value")` gives a server of its own, stopped after the test."""
+    running: list[Besieged] = []
+
+    def start(*arguments: str | Path) -> Besieged:
+        running.append(Besieged(*arguments))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
