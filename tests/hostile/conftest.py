@@ -52,8 +52,8 @@ class Attack:
 
     def row(self) -> str:
         """Returns the Markdown row: case, bytes sent, longest turn (CPU), healthy client's worst, memory."""
-        mib = self.grown_bytes / (1 << 20)
-        return f"| {self.name} | {self.sent_bytes:,} | {self.cpu_ms:.0f} ms | {self.healthy_ms:.0f} ms | {mib:+.0f} MiB |"
+        held, waited, mib = f"{self.cpu_ms:.0f} ms", f"{self.healthy_ms:.0f} ms", self.grown_bytes / (1 << 20)
+        return f"| {self.name} | {self.sent_bytes:,} | {held} | {waited} | {mib:+.0f} MiB |"
 
 
 class Besieged:

@@ -1,7 +1,7 @@
 """A meter of the event loop, and a broker for the healthy client: /watch/held tells how long one turn held the loop.
 
 A timer of one millisecond fires once per turn of a busy loop. The CPU time of the thread between two of its calls is
-therefore what the longest turn took, whoever else uses the machine; the wall time also counts waits, such as for a disk.
+therefore what the longest turn took, whoever else uses the machine. The wall time also counts waits, as for a disk.
 """
 
 import json
@@ -44,15 +44,20 @@ def resident_bytes():
         return int(file.read().split()[1]) * 4096
 
 
+def held():
+    figures = {"cpu_ms": meter.cpu_s * 1000, "wall_ms": meter.wall_s * 1000, "resident_bytes": resident_bytes()}
+    meter.restart()
+    return json.dumps(figures).encode()
+
+
 def answer(request, relpath):
     if relpath == "smq":
         smq.connect(request)
     elif relpath == "held":
-        held = {"cpu_ms": meter.cpu_s * 1000, "wall_ms": meter.wall_s * 1000, "resident_bytes": resident_bytes()}
-        meter.restart()
-        request.response.write(json.dumps(held).encode())
+        request.response.write(held())
     else:
         return False
+    return True
 
 
 dir.setfunc(answer)
