@@ -3,6 +3,7 @@
     SmqrtError
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
+    ├── NoAnswer           a request got no answer in time (also a TimeoutError)
     ├── StreamError        a connection failed; `word` says how
     ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
     ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
@@ -58,6 +59,10 @@ class ProtocolError(SmqrtError):
 
 class ArgumentError(SmqrtError, ValueError):
     """A caller passed a wrong argument; the message names the argument, the rule and the remedy."""
+
+
+class NoAnswer(SmqrtError, TimeoutError):
+    """A request got no answer: in time, or because who was asked, or the connection, is gone."""
 
 
 class StreamError(SmqrtError):
