@@ -23,7 +23,9 @@ from gevent.event import AsyncResult
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
-Payload = str | bytes | bytearray | memoryview | dict[str, Any] | list[Any] | tuple[Any, ...] | int | float | bool | None
+Payload = (
+    str | bytes | bytearray | memoryview | dict[str, Any] | list[Any] | tuple[Any, ...] | int | float | bool | None
+)
 """What can be published: see `payload`."""
 
 REMEMBERED_REQUESTS = 256

@@ -48,7 +48,9 @@ def deep() -> list[Any]:
     return inner
 
 
-@pytest.mark.parametrize("data", [object(), {"a": object()}, {1, 2}, endless(), deep(), "\ud800", b"x" * 65521, f"{0:65521}"])
+@pytest.mark.parametrize(
+    "data", [object(), {"a": object()}, {1, 2}, endless(), deep(), "\ud800", b"x" * 65521, f"{0:65521}"]
+)
 def test_what_is_no_message(data: Any) -> None:
     with pytest.raises(ArgumentError, match="^data: "):
         payload(data)
