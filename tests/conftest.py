@@ -48,21 +48,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(part)
 
 
+@pytest.fixture(scope="session")
+def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this tree, built once."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"
+    copy.mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "smqrt"):
+        subprocess.run(["cp", "-r", REPOSITORY / name, copy], check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
+    subprocess.run(command, check=True, timeout=100)
+    return next(folder.glob("smqrt-*.whl"))
+
+
 class Served:
     """A running `smqrt serve`.
 
     Attributes:
         lines: what it printed so far, standard output and errors together.
         port: the plain port; tls_port: the TLS port or 0.
-        program: what Python runs in order to be `smqrt`.
+        python, program: what runs in order to be `smqrt`.
         stop_s: how long it may take to stop.
     """
 
+    python = sys.executable
     program: tuple[str, ...] = ("-m", "smqrt")
     stop_s = 10.0
 
     def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, *self.program, "serve", "--port", "0", *map(str, arguments)]
+        command = [self.python, *self.program, "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -53,6 +53,8 @@ def cli() -> None:
 
 def main() -> None:
     """The command `smqrt`, also `python -m smqrt`. Exit codes: 0 done, 1 could not, 2 called wrongly."""
+    if sys.platform != "linux":
+        sys.exit(f"smqrt runs on Linux; this is {sys.platform}. On Windows use WSL, on a Mac a virtual machine.")
     if sys.argv[1:2] == ["serve"]:
         # The first act, before anything imports ssl or threading: Python applications may use blocking libraries.
         from gevent import monkey

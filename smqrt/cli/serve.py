@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,7 +86,25 @@ def serve(words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], *
     settings = _with_certificate(Settings(**values))
     specs = discover(apps, mounts, Path.cwd())
     server = Server(settings, words, click.echo, _pipeline_command() if settings.pipelines else None)
+    raw = _UntilReaderLeaves(server.ask_to_stop)
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
     sys.exit(server.run(specs))
+
+
+class _UntilReaderLeaves(io.FileIO):
+    """The standard output. When its reader goes away, as `head` does, the server stops in order, without a word."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__(1, "w", closefd=False)
+        self._stop = stop
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            self._stop()
+            return len(data)
 
 
 def _pipeline_command() -> list[str] | None:

@@ -310,3 +310,11 @@ def test_help_shows_every_option() -> None:
     text = subprocess.run([sys.executable, "-m", "smqrt", "serve", "--help"], capture_output=True, text=True).stdout
     for option in ("-l NAME:PRIORITY:PATH", "--host", "--port", "--tls-port", "--cert", "--key", "--reload", "9357"):
         assert option in text
+
+
+def test_a_reader_that_has_seen_enough_ends_the_server_quietly(tmp_path: Path) -> None:
+    """`smqrt serve | head -1`; what applications print meets the same end."""
+    application(tmp_path / "one", 'print"loaded" ba.timer(function() print"later" return true end):set(50)')
+    command = f"'{sys.executable}' -m smqrt serve --port 0 one | head -1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    assert (ended.stdout, ended.stderr) == ("loaded\n0\n", "")

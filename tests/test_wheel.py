@@ -1,0 +1,95 @@
+"""The wheel: it has every file of the package, and the demonstrations run from it in a clean environment."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import urlopen
+
+import pytest
+
+from tests.conftest import REPOSITORY, Served
+
+INSTALL_S = 300
+START_S = 60
+REFERENCE = re.compile(r"""(?:src|href)=["']([^"'#?]+\.(?:js|css|html|lsp))["']""")
+
+
+def files_of_the_package() -> set[str]:
+    """Every file, as the wheel names it."""
+    files = (path for path in (REPOSITORY / "smqrt").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return {str(path.relative_to(REPOSITORY)).removeprefix("smqrt/pipeline/entry/") for path in files}
+
+
+def test_a_wheel_has_every_file(wheel_path: Path) -> None:
+    assert len(files_of_the_package()) > 300
+    assert files_of_the_package() - set(zipfile.ZipFile(wheel_path).namelist()) == set(), "setup.cfg lists them"
+
+
+def pythons() -> list[str]:
+    """This Python, and 3.13 where the machine has one that runs."""
+    found = [shutil.which("python3.13"), *map(str, Path.home().glob(".pyenv/versions/3.13*/bin/python3.13"))]
+    usable = (path for path in found if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0)
+    return list(dict.fromkeys([sys.executable, *list(usable)[:1]]))
+
+
+class Installed(Served):
+    """`smqrt serve` from the clean environment."""
+
+    stop_s = 20.0
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self.python, self.program = python, ("-I", "-m", "smqrt")
+        super().__init__(folder / "app_preload", cwd=folder, env={"XDG_CACHE_HOME": str(folder / "cache")})
+        self.wait_for(r"^listening on http://.*:(\d+)$", START_S)
+
+
+@pytest.fixture(scope="module", params=pythons(), ids=lambda path: Path(path).name)
+def installed(request: pytest.FixtureRequest, wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """The demonstration applications, served by the wheel; nothing of this tree is on the path."""
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([request.param, "-m", "venv", folder / "venv"], check=True, timeout=INSTALL_S)
+    python = str(folder / "venv/bin/python")
+    subprocess.run([python, "-m", "pip", "install", "-q", str(wheel_path)], check=True, timeout=INSTALL_S)
+    shutil.copytree(REPOSITORY / "app_preload", folder / "app_preload", ignore=shutil.ignore_patterns(".journal"))
+    served = Installed(python, folder)
+    yield served
+    served.stop()
+
+
+def fetch(url: str) -> str:
+    with urlopen(url, timeout=20) as answer:
+        assert answer.status == 200
+        return str(answer.read().decode())
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(2 * INSTALL_S)
+def test_the_demonstrations_run_from_a_wheel(installed: Installed) -> None:
+    """Every application is ok, every page loads, and so does each script, style and page that it names."""
+    outcomes = dict(re.findall(r"^app (\S+) at \S+: (.*)$", installed.output, re.MULTILINE))
+    assert outcomes == dict.fromkeys(sorted(outcomes), "ok"), installed.output
+    assert len(outcomes) >= 7
+    seen: set[str] = set()
+    wanted = [f"{installed.url}/", *(f"{installed.url}/{name}/" for name in outcomes)]
+    while wanted:
+        if (url := wanted.pop()) not in seen and url.startswith(installed.url):
+            seen.add(url)
+            body = fetch(url)
+            wanted += [urljoin(url, found) for found in REFERENCE.findall(body) if not url.endswith((".js", ".css"))]
+    assert {f"{installed.url}/rtl/page.css", f"{installed.url}/rtl/smq.js"} <= seen
+    assert "Traceback" not in installed.output
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(2 * INSTALL_S)
+def test_the_manual_is_in_the_wheel(installed: Installed) -> None:
+    command = [installed.python, "-I", "-m", "smqrt", "help", "quick-start"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.startswith("# ")
