@@ -16,8 +16,10 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import Event
 
 from smqrt import hub
+from smqrt.broker import server_client
 from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError
 from smqrt.net.namestore import SqliteNames
@@ -678,6 +680,56 @@ def test_the_servers_publishes_wait_in_its_queue(make_site: Callable[..., Site])
     assert any("queue full" in text for text in logged)
 
 
+def test_what_onpublish_publishes_comes_behind_its_own_message(make_site: Callable[..., Site]) -> None:
+    def onpublish(data: bytes, *_: Any) -> bool:
+        if data == b"first":
+            assert site.smq.publish("second", device.etid) == 1
+        gevent.sleep(0.001)
+        return True
+
+    site = make_site(onpublish=onpublish)
+    device = site.device(b"uid-a1")
+    gevent.get_hub().loop.run_callback(lambda: site.smq.publish("first", device.etid))
+    device.expect(publish(device.etid, 1, b"first"), publish(device.etid, 1, b"second"))
+    assert site.smq.queuesize() == (200, 0)
+    assert site.state.stats.drops[Drop.QUEUE_FULL] == 0
+
+
+def test_an_onpublish_that_causes_its_own_call_stops_nobody(make_site: Callable[..., Site]) -> None:
+    seen: list[int] = []
+
+    def onpublish(data: bytes, *_: Any) -> bool:
+        if seen[-1:] != [20_000]:
+            seen.append(int(data))
+            site.smq.publish(str(int(data) + 1), "endless")
+        return True
+
+    site = make_site(onpublish=onpublish)
+    turns: list[int] = []
+    ticking = gevent.get_hub().loop.timer(0.001, 0.001)
+    ticking.start(lambda: turns.append(len(seen)))
+    site.smq.publish("1", "endless")
+    wait_until(lambda: seen[-1] == 20_000, "the last message")
+    ticking.stop()
+    assert seen == list(range(1, 20_001))
+    assert max(later - before for before, later in zip(turns, turns[1:], strict=False)) < 2000
+    assert site.smq.queuesize() == (200, 0)
+
+
+def test_more_than_the_queue_takes_is_counted(make_site: Callable[..., Site]) -> None:
+    def onpublish(data: bytes, *_: Any) -> bool:
+        if data == b"many":
+            for number in range(5):
+                site.smq.publish(str(number), device.etid)
+        return True
+
+    site = make_site(onpublish=onpublish, queuesize=3)
+    device = site.device(b"uid-a1")
+    site.smq.publish("many", device.etid)
+    device.expect(*(publish(device.etid, 1, data) for data in (b"many", b"0", b"1", b"2"))).expect_nothing()
+    assert site.state.stats.drops[Drop.QUEUE_FULL] == 2
+
+
 def test_a_blocking_onmsg_gets_its_messages_in_order(site: Site) -> None:
     got = []
 
@@ -692,6 +744,23 @@ def test_a_blocking_onmsg_gets_its_messages_in_order(site: Site) -> None:
     device.expect_nothing()
     wait_until(lambda: len(got) == 60, "all messages")
     assert got == list(range(60))
+
+
+def test_a_handler_that_never_returns_holds_a_bounded_backlog(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_client, "HANDLER_BUDGET_BYTES", 100_000)
+    logged, answer, got = [], Event(), []
+    site = make_site(log=lambda sock, text: logged.append(text))
+    tid = site.smq.subscribe("ask", onmsg=lambda data, *_: (answer.wait(), got.append(data)))
+    device = site.device(b"uid-a1")
+    device.send(*(publish(tid, device.etid, b"%d" % number + b"x" * 800) for number in range(300)))
+    device.expect_nothing()
+    answer.set()
+    wait_until(lambda: len(got) == 101, "what was kept")
+    assert [int(data.rstrip(b"x")) for data in got] == list(range(101))
+    assert site.smq.drops()["over_budget"] == site.smq.etid2peer(1).dropped == 300 - 101
+    assert len(logged) == 1
 
 
 def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_site: Callable[..., Site]) -> None:

@@ -57,7 +57,7 @@ class Hub:
         self.recorder: Recorder | None = None
         self.limit_chunks: Callable[[Session, int], None] = lambda session, size_bytes: None
         self._clock = clock
-        self._logged: dict[Session, float] = {}
+        self._logged: dict[Session | ServerClient, float] = {}
 
     # ---- clients come and go
 
@@ -170,12 +170,12 @@ class Hub:
 
     # ---- accounting
 
-    def log(self, session: Session | None, text: str) -> None:
+    def log(self, session: Session | ServerClient | None, text: str) -> None:
         """Tell the operator's log hook."""
         if self.hooks.log:
             self.hooks.log(session, text)
 
-    def overflowed(self, session: Session, reason: Drop, messages: int) -> None:
+    def overflowed(self, session: Session | ServerClient, reason: Drop, messages: int) -> None:
         """Count copies that a slow client did not get; log it at most once a second per client."""
         self.stats.drop(reason, messages)
         now = self._clock()

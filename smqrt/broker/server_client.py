@@ -22,32 +22,53 @@ Handler = Callable[[bytes, int, int, int], object]
 """`(data, ptid, tid, stid)`. It may answer `Pending`: later messages for it wait, in order."""
 
 CATCH_ALL = -1
+HANDLER_BUDGET_BYTES = 16 << 20
+"""What may wait for a handler that blocks; further messages for it are dropped and counted."""
+WAITING_MESSAGE_BYTES = 200
+"""What a waiting message takes besides its payload."""
+MESSAGES_IN_A_ROW = 20
+"""So many are routed before others have a turn: a hook that publishes at every message would never end."""
 
 
 class Inbox:
-    """Calls one handler, one message after the other, also when the handler has to wait."""
+    """Calls one handler, one message after the other, also when the handler has to wait.
 
-    __slots__ = ("_busy", "_handler", "_waiting")
+    Args:
+        handler: the handler.
+        overflowed: called for each message that came while too many bytes waited for it.
+    """
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    __slots__ = ("_busy", "_handler", "_overflowed", "_waiting", "_waiting_bytes")
+
+    def __init__(self, handler: Handler, overflowed: Callable[[], None]) -> None:
+        self._handler, self._overflowed = handler, overflowed
         self._busy = False
         self._waiting: deque[tuple[bytes, int, int, int]] = deque()
+        self._waiting_bytes = 0
 
     def deliver(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Call the handler now, or after the deliveries before this one."""
         if self._busy:
-            self._waiting.append((data, ptid, tid, stid))
+            self._wait(data, ptid, tid, stid)
             return
         answer = self._handler(data, ptid, tid, stid)
         if isinstance(answer, Pending) and not answer.done:
             self._busy = True
             answer.then(self._next)
 
+    def _wait(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
+        if self._waiting_bytes > HANDLER_BUDGET_BYTES:
+            self._overflowed()
+            return
+        self._waiting.append((data, ptid, tid, stid))
+        self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
+
     def _next(self, value: object, error: BaseException | None) -> None:
         self._busy = False
         while self._waiting and not self._busy:
-            self.deliver(*self._waiting.popleft())
+            message = self._waiting.popleft()
+            self._waiting_bytes -= len(message[0]) + WAITING_MESSAGE_BYTES
+            self.deliver(*message)
 
 
 class ServerClient(Outbox):
@@ -56,10 +77,11 @@ class ServerClient(Outbox):
     Args:
         hub: the hub.
         topic_id: its ETID, 1 unless the hub wants a random one.
-        queue_size: how many publishes may wait for an `onpublish` hook that blocks.
+        queue_size: how many publishes may wait for an `onpublish` hook that has not answered.
     """
 
     __slots__ = (
+        "_busy",
         "_default",
         "_handlers",
         "_queue_size",
@@ -87,20 +109,21 @@ class ServerClient(Outbox):
         self._handlers: dict[int, dict[int, Inbox]] = {}
         self._default: Inbox | None = None
         self._queue_size = queue_size
-        self._waiting: deque[tuple[int, int, bytes]] | None = None
+        self._waiting: deque[tuple[int, int, bytes]] = deque()
+        self._busy = False
 
     # ---- receiving
 
     def on_message(self, handler: Handler | None) -> None:
         """Set the global handler, for messages without one of their own."""
-        self._default = Inbox(handler) if handler else None
+        self._default = Inbox(handler, self._overflowed) if handler else None
 
     def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL) -> None:
         """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their
         own.
         """
         if handler:
-            self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler)
+            self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler, self._overflowed)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
             topic.add(self)
@@ -118,6 +141,8 @@ class ServerClient(Outbox):
         for run in runs:
             for frame in smq.frames(run):
                 self._dispatch(frame)
+        if b"" in runs:
+            self._route_waiting()
 
     def _dispatch(self, frame: bytes) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)
@@ -128,6 +153,10 @@ class ServerClient(Outbox):
         else:
             self.hub.log(None, f"no handler for a message to {tid} from {ptid}: dropping it")
 
+    def _overflowed(self) -> None:
+        self.dropped += 1
+        self.hub.overflowed(self, Drop.OVER_BUDGET, 1)
+
     def deliver_default(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""
         if self._default:
@@ -136,34 +165,48 @@ class ServerClient(Outbox):
     # ---- publishing
 
     def publish(self, tid: int, ptid: int, frame: bytes) -> int:
-        """Route `frame` now, or queue it behind one that a hook still holds; gives the number of waiting ones."""
-        if self._waiting is None:
-            self._route(tid, ptid, frame)
+        """Route `frame` now, or queue it behind one that a hook still looks at, which may be the caller; gives the
+        number of waiting ones.
+        """
+        if not self._busy:
+            self._waiting.append((tid, ptid, frame))
+            self._route_waiting()
         elif len(self._waiting) < self._queue_size:
             self._waiting.append((tid, ptid, frame))
         else:
             self.hub.stats.drop(Drop.QUEUE_FULL, 1)
             self.hub.log(None, f"publish queue full ({self._queue_size}): a message to {tid} was dropped")
-        return len(self._waiting or ())
+        return len(self._waiting)
 
     def queue_room(self) -> tuple[int, int]:
         """`(free, used)` places of the publish queue."""
-        used = len(self._waiting or ())
+        used = len(self._waiting)
         return self._queue_size - used, used
 
     def resume(self) -> None:
         """Go on publishing after a hook answered."""
-        waiting, self._waiting = self._waiting, None
-        while waiting and self._waiting is None:
-            self._route(*waiting.popleft())
-        if self._waiting is not None and waiting:
-            self._waiting.extend(waiting)
+        self._route_waiting()
 
-    def _route(self, tid: int, ptid: int, frame: bytes) -> None:
+    def _route_waiting(self) -> None:
+        """Route in order until nothing waits, a hook blocks, or it is the turn of others."""
+        waiting, self._busy, blocked = self._waiting, True, False
+        try:
+            for _ in range(MESSAGES_IN_A_ROW):
+                if not waiting or blocked:
+                    break
+                blocked = self._route(*waiting.popleft())
+        except BaseException:
+            self._busy = False
+            raise
+        if not blocked:
+            self._busy = bool(waiting)
+            if waiting:
+                self.put(b"")  # nothing to receive: `flush` goes on here
+
+    def _route(self, tid: int, ptid: int, frame: bytes) -> bool:
         route: Route
         if self.hub.hooks.onpublish:
             route = Guarded(self.hub, tid, ptid, self)
         else:
             route = destination(self.hub, tid, ptid, self)
-        if route.deliver(frame):
-            self._waiting = deque()
+        return bool(route.deliver(frame))

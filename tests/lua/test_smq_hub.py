@@ -214,6 +214,21 @@ def test_an_error_in_onpublish_costs_that_message_only(lua: Callable[[str], LuaS
     assert [packet[13:] for packet in device.sync()] == [payload for payload in payloads if payload.isdigit()]
 
 
+def test_what_onpublish_publishes_comes_behind_its_own_message(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""
+      smq = require"smq.hub".create{onpublish = function(data, ptid, tid)
+        if data == "first" then record(smq:publish("second", tid)) end
+        ba.sleep(1)
+        return true
+      end}
+      function go(etid) smq:publish("first", etid) end
+    """)
+    device = site.device()
+    assert site.run(f"app.go({device.etid})") == (1,)
+    device.expect(publish(device.etid, 1, b"first"), publish(device.etid, 1, b"second"))
+    assert site.run("record(smq:queuesize())") == (200, 0)
+
+
 @pytest.mark.parametrize("kind", KINDS[::2])
 def test_callbacks_that_block_keep_the_order(lua: Callable[[str], LuaSite], kind: str) -> None:
     site = lua("""

@@ -134,8 +134,8 @@ class LuaBroker:
     def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
         self._ask("ondrop", (), run, tid, ptid, self._half.handle(session))
 
-    def _log(self, session: Session | None, text: str) -> None:
-        known = session is not None and (session.extra is not None or session.state is State.CONNECTED)
+    def _log(self, session: Any, text: str) -> None:
+        known = session is not None and (session.etid or session.extra is not None)
         self._ask("log", (), self._half.handle(session) if known else None, text.encode())
 
 
