@@ -26,6 +26,7 @@ from smqrt.journal import writer
 from smqrt.net import workers
 from smqrt.net.broker import Broker, Options
 from smqrt.net.handover import is_smq
+from smqrt.net.origins import Origins
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import ConnackCode
 
@@ -74,6 +75,7 @@ def create(**options: Any) -> Smq:
         rndtid: a random ETID for the server instead of 1.
         persist: file that keeps topic names and their numbers over restarts.
         budget: bytes that may wait for a client that does not read (1 MiB).
+        origins: pages of other hosts that may connect, such as `["https://example.com"]`; `"*"` for all.
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
@@ -107,8 +109,10 @@ def _options(given: dict[str, Any]) -> Options:
             options.rndtid = bool(value)
         elif name == "persist":
             options.persist = None if value is None else _path(value)
+        elif name == "origins":
+            options.origins = None if value is None else Origins(value)
         else:
-            known = ", ".join((*_CALLBACKS, *_NUMBERS, "rndtid", "persist", "journal"))
+            known = ", ".join((*_CALLBACKS, *_NUMBERS, "rndtid", "persist", "origins", "journal"))
             raise ArgumentError(f"{name}: no such option of create(); there are {known}")
     return options
 

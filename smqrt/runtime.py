@@ -18,6 +18,7 @@ from gevent.event import Event
 
 from smqrt import reload
 from smqrt.errors import CloseReason
+from smqrt.http.access import Access
 from smqrt.http.listing import Listing
 from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
@@ -32,6 +33,7 @@ from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
 from smqrt.net import broker
 from smqrt.net.listener import Listener
+from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.tls import server_context
 from smqrt.settings import Settings
 from smqrt.supervise import Compactions, Pipelines
@@ -97,6 +99,7 @@ class Server:
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
         self._listeners = self._listen()
+        self.http.access = _access(settings, self._listeners["http"].address[0])
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._compactions = Compactions(writer.opened, report)
@@ -254,6 +257,12 @@ class Server:
         self.http.close()
         self._watchdog.stop()
         self.vm.stop()
+
+
+def _access(settings: Settings, address: str) -> Access:
+    own = {settings.host.strip("[]"), address}  # pipelines of this machine come by it
+    hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
+    return Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
 
 
 def _shown_name(application: Application) -> str:

@@ -33,6 +33,21 @@ class Settings:
     )
     key: str | None = _setting(None, "Private key for TLS, a PEM file.")
     client_ca: str | None = _setting(None, "Authorities (PEM) that client certificates are checked against.")
+    hosts: str = _setting(
+        "",
+        "Names the server answers to, with commas between: `example.com`, `*.example.com`, an address, `*` for all. "
+        "When not given: every name; on loopback only those of loopback.",
+    )
+    origins: str = _setting(
+        "",
+        "Origins whose pages may connect and send, beside the server's own: `https://example.com`, "
+        "`https://*.example.com`, `null`, with commas between; `*` for all.",
+    )
+    debug: bool | None = _setting(
+        None,
+        "Show clients the traceback of an error instead of a number that stands in the log. "
+        "On when the server listens on loopback, for clients of this machine.",
+    )
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
     pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
     commit_mib: int = _setting(64, "The most that a pipeline may commit at once over HTTP, in MiB.")
@@ -91,7 +106,7 @@ def manual() -> str:
     """Returns the table of the manual in Markdown."""
     lines = ["| in smqrt.toml | flag | environment | default | meaning |", "|---|---|---|---|---|"]
     for setting in table():
-        default = "" if setting.default in (None, MISSING) else f"`{str(setting.default).lower()}`"
+        default = "" if setting.default in (None, "", MISSING) else f"`{str(setting.default).lower()}`"
         row = (f"`{setting.name}`", f"`{flag(setting)}`", f"`{environment_name(setting)}`", default)
         lines.append(f"| {' | '.join(row)} | {setting.metadata['help']} |")
     return "\n".join(lines) + "\n"

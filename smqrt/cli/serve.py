@@ -49,8 +49,9 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     """Adds one option per setting."""
     for setting in reversed(table()):
         kind = _KINDS[str(setting.type).partition(" ")[0]]
+        either = f"/--no-{flag(setting)[2:]}" if kind is bool and setting.default is None else ""
         add = click.option(
-            flag(setting),
+            flag(setting) + either,
             setting.name,
             envvar=environment_name(setting),
             type=kind,

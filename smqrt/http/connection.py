@@ -12,12 +12,14 @@ worker and may block.
 from __future__ import annotations
 
 import logging
+import traceback
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
+from smqrt.http import errorpage
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import check_beginning
 from smqrt.http.message import Request
@@ -192,6 +194,7 @@ class HttpConnection:
     def _answer(self, request: Request) -> None:
         response = request.response
         try:
+            self.server.access.check(request)
             self.server.root.dispatch(request)
             if request.has_body and not response.committed and not response.ended:
                 request.skip_body()
@@ -201,8 +204,17 @@ class HttpConnection:
         except ClientGoneError:
             raise
         except Exception:
+            self._answer_failure(request)
+
+    def _answer_failure(self, request: Request) -> None:
+        response = request.response
+        if self._busy is not request or response.committed:
             log.exception("error in %s %s", request.method, request.path)
             self._answer_error(request, HttpError(500))
+        else:
+            response.ended = False
+            errorpage.report(request, "Python", traceback.format_exc())
+            response.end()
 
     def _answer_error(self, request: Request, error: HttpError) -> None:
         response = request.response

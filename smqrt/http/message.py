@@ -11,10 +11,12 @@ from smqrt.http.body import Body
 from smqrt.http.dates import date_line
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers
-from smqrt.http.status import BadRequest, error_page, reason
+from smqrt.http.status import BadRequest, HttpError, error_page, reason
 
 if TYPE_CHECKING:
+    from smqrt.http.access import Access
     from smqrt.http.connection import HttpConnection
+    from smqrt.net.origins import Origins
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
 MAX_PARAMS = 1000
@@ -121,14 +123,20 @@ class Request(Head):
             pairs += _parse_pairs(self.body().decode("utf-8", "surrogateescape"))
         return pairs
 
-    def origin_allowed(self, allowed: list[str] | None = None) -> bool:
-        """Whether the `Origin` header is absent, the same as the host, or in `allowed` ("https://example.com", "*"
-        for all)."""
-        origin = self.get("origin")
-        if origin is None:
+    @property
+    def access(self) -> Access:
+        """What the server asks of requests."""
+        return self._connection.server.access
+
+    def refuse_foreign(self, more: Origins | None = None) -> bool:
+        """Answer 403 to a page of another host, see `Access.check_origin`; tell whether that was done. Raises as
+        `Response.error`."""
+        try:
+            self.access.check_origin(self, more)
+        except HttpError as error:
+            self.response.error(error.status, error.detail)
             return True
-        own = f"{'https' if self.secure else 'http'}://{self.get('host')}"
-        return origin.lower() == own.lower() or any(entry in ("*", origin) for entry in allowed or ())
+        return False
 
     def detach(self) -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.

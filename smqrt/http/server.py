@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import gevent
 
+from smqrt.http.access import Access
 from smqrt.http.connection import HttpConnection
 from smqrt.http.message import Request
 from smqrt.net.deadlines import Deadlines
@@ -49,10 +50,12 @@ class HttpServer:
     Args:
         root: answers the requests.
         limits: what a client may take.
+        access: what is asked of every request.
     """
 
-    def __init__(self, root: Dispatcher, limits: Limits | None = None) -> None:
+    def __init__(self, root: Dispatcher, limits: Limits | None = None, access: Access | None = None) -> None:
         self.root = root
+        self.access = access or Access()
         self.limits = limits or Limits()
         self.draining = False
         self._connections: set[HttpConnection] = set()

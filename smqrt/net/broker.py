@@ -23,6 +23,7 @@ from smqrt.errors import ArgumentError
 from smqrt.net import datapath, handover
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.namestore import SqliteNames
+from smqrt.net.origins import Origins
 from smqrt.net.randomness import random_u32
 from smqrt.wire import smq
 
@@ -34,7 +35,7 @@ MIN_KEEPALIVE_INTERVAL_S = 3
 
 @dataclass(slots=True)
 class Options:
-    """The numbers among the options of `create` (specification: smq.md §2.2)."""
+    """The options of `create` that are no callbacks (specification: smq.md §2.2)."""
 
     keepidle_s: int = KEEPALIVE_IDLE_S
     keepintv_s: int = 0
@@ -43,6 +44,7 @@ class Options:
     rndtid: bool = False
     persist: str | None = None
     budget_bytes: int | None = None
+    origins: Origins | None = None
 
 
 class _Callback:
@@ -102,7 +104,7 @@ class Broker:
     def connect(self, request: Any, arg: Any = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
 
-        Returns false, after a 404, when the request is not SMQ.
+        Returns false, after a 404, when the request is not SMQ; after a 403, when it is of a page of another host.
         """
         return handover.connect(self, request, arg)
 

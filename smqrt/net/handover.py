@@ -39,6 +39,8 @@ def connect(broker: Broker, request: Any, arg: Any) -> bool:
     if not raw and key is None:
         request.response.error(404, "This address speaks SMQ.")
         return False
+    if request.refuse_foreign(broker.options.origins):
+        return False
     _begin(broker, request, key, arg)
     return True
 

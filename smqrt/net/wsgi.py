@@ -22,6 +22,7 @@ from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.opening import init, open_session
+from smqrt.net.origins import Origins, same_origin
 from smqrt.wire import smq
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
-    """Serve the WebSocket of `environ`; returns when it ends.
+    """Serve the WebSocket of `environ`; returns when it ends. One of a page of another host is closed at once.
 
     Raises:
         ArgumentError: the environ has no WebSocket.
@@ -185,8 +186,21 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
     sock = environ.get("wsgi.websocket")
     if sock is None:
         raise ArgumentError("environ: no wsgi.websocket in it; serve with geventwebsocket.handler.WebSocketHandler")
+    if _foreign(environ, broker.options.origins):
+        sock.close(1008, b"foreign origin")
+        return False
     connection = WsgiConnection(sock)
     session = open_session(broker, connection, origin)
     connection.reply(init(session, str(environ.get("REMOTE_ADDR", ""))))
     connection.run()
     return session.state is State.CLOSED
+
+
+def _foreign(environ: dict[str, Any], more: Origins | None) -> bool:
+    origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST", "")
+    if origin is None or same_origin(origin, host, environ.get("wsgi.url_scheme") == "https"):
+        return False
+    if more is not None and more.has(origin):
+        return False
+    log.warning("refused: a page of %a for %a; to allow it, create the hub with origins=[%a]", origin, host, origin)
+    return True

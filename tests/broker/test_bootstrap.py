@@ -68,7 +68,8 @@ def test_only_true_asks_for_the_reply(site: Site, value: str) -> None:
 
 @pytest.mark.parametrize("kind", [WS, WSS])
 def test_browser(site: Site, kind: str) -> None:
-    offers = "Sec-WebSocket-Protocol: smq\r\nSec-WebSocket-Extensions: permessage-deflate\r\nOrigin: http://x\r\n"
+    offers = "Sec-WebSocket-Protocol: smq\r\nSec-WebSocket-Extensions: permessage-deflate\r\n"
+    offers += f"Origin: {'https' if kind == WSS else 'http'}://test\r\n"
     device = site.open(kind).start(WS_HEADERS + offers)
     assert device.head.startswith(b"HTTP/1.1 101 ")
     fields = head_fields(device)

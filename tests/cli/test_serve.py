@@ -162,7 +162,7 @@ def test_python_applications_find_the_standard_library_patched(serve: Serve, tmp
 def smq_client(port: int) -> socket.socket:
     """Returns a raw SMQ connection after its Connack."""
     sock = socket.create_connection(("127.0.0.1", port), 5)
-    sock.sendall(b"GET /smq.lsp HTTP/1.1\r\nHost: x\r\nSimpleMQ: 1\r\n\r\n")
+    sock.sendall(b"GET /smq.lsp HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\n\r\n")
     assert packet(sock)[0] == 1
     sock.sendall(struct.pack("!HBBB", 13, 2, 1, 7) + b"test-id" + b"\0")
     assert packet(sock)[:2] == b"\x03\x00"

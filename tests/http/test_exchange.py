@@ -609,23 +609,6 @@ def test_memory_of_heads_is_bounded(bench: Any) -> None:
     assert max(map(len, head._recent)) <= 1024
 
 
-@pytest.mark.parametrize(
-    ("origin", "allowed", "result"),
-    [
-        ("", None, True),
-        ("Origin: http://test\r\n", None, True),
-        ("Origin: https://test\r\n", None, False),
-        ("Origin: http://evil\r\n", None, False),
-        ("Origin: null\r\n", None, False),
-        ("Origin: http://evil\r\n", ["http://evil"], True),
-        ("Origin: http://evil\r\n", ["*"], True),
-    ],
-)
-def test_origin(bench: Any, origin: str, allowed: list[str] | None, result: bool) -> None:
-    bench.handle(lambda request, relpath: request.response.write(repr(request.origin_allowed(allowed)).encode()))
-    assert bench.connect().ask("/", headers=origin).body == repr(result).encode()
-
-
 # detach
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gevent import socket
 
+from smqrt.http.access import Access
 from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
@@ -47,7 +48,7 @@ class AppServer:
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
         base.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
-        self.server = self.services.http_server = HttpServer(self.root)
+        self.server = self.services.http_server = HttpServer(self.root, access=Access(debug=True))
         self.listener = Listener("127.0.0.1", 0, self.server.accepted)
         self.listener.start()
         self.services.http_port = self.port
@@ -76,15 +77,21 @@ class AppServer:
         return self.ask("/page.lsp", **request)  # type: ignore[arg-type]
 
     def ask(
-        self, target: str = "/", method: str = "GET", body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        target: str = "/",
+        method: str = "GET",
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        upgrades: bool = False,
     ) -> Answer:
-        """Send a request on a connection of its own."""
+        """Send a request on a connection of its own; `upgrades`: a 101 has no body to wait for."""
         client = HTTPConnection("127.0.0.1", self.port)
         client.sock = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         try:
             client.request(method, target, body, headers or {})
             response = client.getresponse()
-            return Answer(response.status, response.headers, response.read())
+            body = b"" if upgrades and response.status == 101 else response.read()
+            return Answer(response.status, response.headers, body)
         finally:
             client.close()
 

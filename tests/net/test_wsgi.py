@@ -17,7 +17,7 @@ from smqrt.net import datapath
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.device import WS, Device, connect_packet, masked, publish, wait_until
+from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request, wait_until
 
 
 class Mounted:
@@ -85,6 +85,17 @@ def test_a_whole_session(mount: Callable[..., Mounted]) -> None:
     device.expect(publish(tid, 1, b'{"to":"all"}'))
     assert told == [("the argument", "/smq", b"uid-a1"), ("the argument", "/smq", b"other-1")]
     wait_until(lambda: site.returned == 1, "connect() returns when the connection ends")
+
+
+def test_only_own_pages(mount: Callable[..., Mounted], caplog: pytest.LogCaptureFixture) -> None:
+    device = mount().open()
+    device.send_bytes(request(WS_HEADERS + "Origin: http://evil.example\r\n")).read_head()
+    device.expect_end()
+    [line] = [message for message in caplog.messages if "evil" in message]
+    assert "create the hub with origins=['http://evil.example']" in line
+    device = mount(origins="http://evil.example").open()
+    device.start(WS_HEADERS + "Origin: http://evil.example\r\n").connect()
+    mount().open().start(WS_HEADERS + "Origin: http://test\r\n").connect()
 
 
 def test_pages_beside_it(mount: Callable[..., Mounted]) -> None:

@@ -7,18 +7,15 @@ handler of the same request. When the request is gone, Lua is told at the next o
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from smqrt.http import errorpage
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory, DispatchError
-from smqrt.lua import errorpage
 from smqrt.lua.bridge import ArgumentError, LuaError, fail
 from smqrt.lua.vm import Vm
-
-log = logging.getLogger("smqrt.lua")
 
 Place = tuple[Directory, str]
 
@@ -129,7 +126,7 @@ class Exchanges:
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is not None and exchange.depth:
             raise error
-        _report(request, str(error))
+        errorpage.report(request, "Lua", str(error))
 
     def _exchange(self, request: Request) -> Exchange:
         exchange: Exchange | None = request.env.get(_KEY)
@@ -165,16 +162,11 @@ class Exchanges:
         elif body is not None and (failure is None or response.committed):
             response.write(body)
         if failure is not None:
-            _report(request, failure.decode("utf-8", "replace"))
+            errorpage.report(request, "Lua", failure.decode("utf-8", "replace"))
 
     def _forget_abandoned(self) -> None:
         while self._abandoned:
             self._vm.run(self._drop, self._abandoned.pop())
-
-
-def _report(request: Request, failure: str) -> None:
-    log.error("error in %s: %s", request.path, failure)
-    errorpage.show(request, failure)
 
 
 def install(vm: Vm) -> Exchanges:

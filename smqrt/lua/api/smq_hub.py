@@ -26,6 +26,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.sockets.peer import PeerEnd
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import Broker, Options
+from smqrt.net.origins import Origins
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.lua")
@@ -220,6 +221,8 @@ class HubHalf:
         values = {name: value for name, value in given.items() if not name.startswith("f:")}
         if "persist" in values:
             values["persist"] = values["persist"].decode("utf-8", "surrogateescape")
+        if "origins" in values:
+            values["origins"] = Origins(values["origins"].decode("utf-8", "replace"))
         journal = json.loads(values.pop("journal", b"[false]"))[0]
         broker = LuaBroker(self._vm, self, refs, Options(**values))
         broker.journal = writer.record(broker.broker, journal)

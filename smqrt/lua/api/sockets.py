@@ -12,6 +12,7 @@ from typing import Any
 
 from smqrt.errors import StreamError
 from smqrt.http.message import Request
+from smqrt.http.status import HttpError
 from smqrt.lua.api.certificates import describe
 from smqrt.lua.bridge import ArgumentError, fail
 from smqrt.lua.services import Services
@@ -351,7 +352,13 @@ def install(vm: Vm, services: Services) -> SocketHalf:
     def take_request(exchange: int, raw: bool) -> Any:
         if services.exchanges is None:
             raise ArgumentError("req2sock: there are no requests here")
-        return half.take_request(services.exchanges.request(exchange), raw)
+        taken = services.exchanges.of(exchange)
+        try:
+            taken.request.access.check_origin(taken.request)
+        except HttpError as error:
+            taken.refusal = error
+            return fail("noaccess")
+        return half.take_request(taken.request, raw)
 
     suspensions = half.suspensions
     direct = functions(_DIRECT) | {"take_request": take_request, "wake": suspensions.wake, "start": vm.start}

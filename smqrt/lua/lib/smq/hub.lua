@@ -350,6 +350,10 @@ local function options(op)
     if not text then core.raise("bad argument #1.journal to 'create' (" .. tostring(fault) .. ")") end
     add(list, "journal", text)
   end
+  if op.origins then
+    local entries = type(op.origins) == "table" and table.concat(op.origins, ",") or op.origins
+    add(list, "origins", arg.string(entries, "1.origins", "create"))
+  end
   if op.persist then add(list, "persist", arg.string(op.persist, "1.persist", "create")) end
   return list
 end

@@ -1,0 +1,121 @@
+"""Access rules of a server: the Host names it answers to, the pages whose requests it takes, who is shown errors
+(design: reliability §5)."""
+
+from __future__ import annotations
+
+import logging
+from ipaddress import ip_address
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from smqrt.http.status import HttpError
+from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+log = logging.getLogger("smqrt")
+
+_SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
+_FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
+_MAX_KNOWN = 1024
+_LINE_EVERY_S = 1.0  # a stranger must not fill the log
+
+
+class Access:
+    """What a server asks of every request.
+
+    Args:
+        origins: pages of other hosts that are welcome.
+        hosts: the names it answers to; none are every name, on loopback the names of loopback only.
+        loopback: whether it listens on loopback only: a page of the web that has its own name point to 127.0.0.1 (DNS
+            rebinding) sends that name as Host.
+        debug: whether clients see tracebacks; None for those of this machine, when it listens on loopback.
+
+    Attributes:
+        refused: how many requests were refused.
+    """
+
+    def __init__(
+        self,
+        origins: Origins | None = None,
+        hosts: Hosts | None = None,
+        loopback: bool = False,
+        debug: bool | None = False,
+    ) -> None:
+        self.refused = 0
+        self._origins = origins or Origins()
+        self._hosts = hosts or Hosts()
+        self._loopback = loopback
+        self._debug = debug
+        self._any_host = self._hosts.all or not (self._hosts or loopback)
+        self._known: set[str] = set()  # Host headers that were found good
+        self._next_line_s, self._unsaid = 0.0, 0
+
+    def check(self, request: Request) -> None:
+        """Refuses a request for another host, and one that changes something for a page of another host.
+
+        Raises:
+            HttpError: 403.
+        """
+        if not self._any_host and request.get("host", "") not in self._known:
+            self._check_host(request)
+        if request.method not in _SAFE:
+            self.check_origin(request)
+
+    def check_origin(self, request: Request, more: Origins | None = None) -> None:
+        """Refuses a request of a page of another host that is in no list; one without an Origin is not from a page.
+
+        Args:
+            request: the request.
+            more: what is welcome beside the server's own list.
+
+        Raises:
+            HttpError: 403.
+        """
+        origin = request.get("origin")
+        if origin is None or self._welcome(request, origin, more):
+            return
+        host = request.get("host", "")
+        self._say(f"{request.method} {request.path!r} of a page of {origin!r} for {host!r}", f"origins={origin}")
+        raise HttpError(403, "Pages of other origins may not do this here; the setting is `origins`.")
+
+    def shows_errors(self, request: Request) -> bool:
+        """Tells whether the client may see what went wrong inside the server."""
+        if self._debug is not None:
+            return self._debug
+        at_home = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
+        return at_home and not request.has_any(_FORWARDED)
+
+    def _welcome(self, request: Request, origin: str, more: Origins | None) -> bool:
+        return (
+            same_origin(origin, request.get("host") or "", request.secure)
+            or self._origins.has(origin)
+            or (more is not None and more.has(origin))
+        )
+
+    def _check_host(self, request: Request) -> None:
+        host = request.get("host")
+        name = host_name(host or "")
+        if host is None or is_loopback(name) or self._hosts.has(name):
+            if host is not None and len(self._known) < _MAX_KNOWN:
+                self._known.add(host)
+        elif self._hosts or _is_local(request):
+            self._say(f"{request.method} {request.path!r} for the host {host!r}", f"hosts={name}")
+            raise HttpError(403, "This server does not answer to that host name; the setting is `hosts`.")
+
+    def _say(self, what: str, setting: str) -> None:
+        self.refused += 1
+        now_s = monotonic()
+        if now_s < self._next_line_s:
+            self._unsaid += 1
+            return
+        others = f" ({self._unsaid} other refusals before)" if self._unsaid else ""
+        log.warning("refused: %s; to allow it, set %s%s", what, ascii(setting)[1:-1], others)
+        self._next_line_s, self._unsaid = now_s + _LINE_EVERY_S, 0
+
+
+def _is_local(request: Request) -> bool:
+    """Whether it came to an address of loopback."""
+    address = ip_address(request.local[0].partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,0 +1,161 @@
+"""Web origins and Host names: which pages may talk to a server, and under which names it answers (RFC 6454, RFC 9110
+§7.2; design: reliability §5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from smqrt.errors import ArgumentError
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]+)")
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
+_PORTS = {"http": 80, "https": 443}
+
+Place = tuple[str, str, int | None]  # scheme, name, port
+
+
+def same_origin(origin: str, host: str, secure: bool) -> bool:
+    """Tells whether a page belongs to the server it talks to.
+
+    A page of `https` may talk over a connection without TLS: a proxy in front may have taken it off. A page of `http`
+    may not talk over one with TLS.
+
+    Args:
+        origin: the header `Origin`.
+        host: the header `Host`.
+        secure: whether the connection is TLS.
+    """
+    page = _place(origin)
+    if page is None or page[0] not in _PORTS or (secure and page[0] != "https"):
+        return False
+    return _authority(host, _PORTS[page[0]]) == page[1:]
+
+
+class Origins:
+    """A list of origins whose pages are welcome.
+
+    Args:
+        entries: `https://example.com`, `https://*.example.com` for every name below, `null`, `*` for all: an iterable,
+            or a string with commas.
+
+    Raises:
+        ArgumentError: an entry that is none of these.
+    """
+
+    def __init__(self, entries: str | Iterable[str] = ()) -> None:
+        words = _words("origins", entries)
+        self._words = frozenset(words) & {"*", "null"}
+        self._places = frozenset(_origin_entry(word) for word in words if word not in self._words)
+
+    def has(self, origin: str) -> bool:
+        """Tells whether the header `Origin` is one of them."""
+        if self._words and ("*" in self._words or origin.lower() in self._words):
+            return True
+        page = _place(origin) if self._places else None
+        if page is None:
+            return False
+        scheme, name, port = page
+        return any((scheme, pattern, port) in self._places for pattern in _patterns(name))
+
+
+class Hosts:
+    """A list of names a server answers to.
+
+    Args:
+        entries: `example.com`, `*.example.com` for every name below, `192.0.2.1`, `::1`, `*` for all; without ports: an
+            iterable, or a string with commas.
+
+    Raises:
+        ArgumentError: an entry that is none of these.
+    """
+
+    def __init__(self, entries: str | Iterable[str] = ()) -> None:
+        words = _words("hosts", entries)
+        self.all = "*" in words
+        self._names = frozenset(_host_entry(word) for word in words if word != "*")
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return self.all or bool(self._names)
+
+    def has(self, name: str) -> bool:
+        """Tells whether a name, as `host_name` gives it, is one of them."""
+        return self.all or any(pattern in self._names for pattern in _patterns(name))
+
+
+def host_name(host: str) -> str:
+    """Gives the name in a header `Host`: in lower case, without port, brackets and a last dot."""
+    authority = _authority(host, None)
+    return authority[0] if authority else host
+
+
+def is_loopback(name: str) -> bool:
+    """Tells whether a name can only mean this machine: `localhost`, a name below it, 127.0.0.0/8 or ::1."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    address = _address(name)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address is not None and (mapped or address).is_loopback
+
+
+def _words(what: str, entries: str | Iterable[str]) -> list[str]:
+    listed = entries.split(",") if isinstance(entries, str) else list(entries)
+    for entry in listed:
+        if not isinstance(entry, str):
+            raise ArgumentError(f"{what}: text is needed, not {entry!r}")
+    return [word.strip().lower() for word in listed if word.strip()]
+
+
+def _origin_entry(word: str) -> Place:
+    place = _place(_ascii(word).removesuffix("/"))
+    if place is None:
+        raise ArgumentError(
+            f"origins: {word!r} is no origin; write https://example.com, https://*.example.com, null, or * for all"
+        )
+    return place
+
+
+def _host_entry(word: str) -> str:
+    name = _name(word) if _address(word) else host_name(_ascii(word))
+    if "/" in name or ":" in word and _address(name) is None:
+        raise ArgumentError(f"hosts: {word!r} is no name; write example.com, *.example.com, an address, or * for all")
+    return name
+
+
+def _place(origin: str) -> Place | None:
+    match = _ORIGIN.fullmatch(origin.lower())
+    authority = _authority(match[2], _PORTS.get(match[1])) if match else None
+    return (match[1], *authority) if match and authority else None
+
+
+def _authority(text: str, default_port: int | None) -> tuple[str, int | None] | None:
+    match = _AUTHORITY.fullmatch(text.lower())
+    return (_name(match[1].strip("[]")), int(match[2]) if match[2] else default_port) if match else None
+
+
+def _name(text: str) -> str:
+    address = _address(text)
+    return text.removesuffix(".") if address is None else str(address)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _ascii(word: str) -> str:
+    """The form that browsers send: names in other scripts as punycode."""
+    try:
+        return "".join(part if part.isascii() else part.encode("idna").decode() for part in re.split(r"([./:])", word))
+    except UnicodeError:
+        return word
+
+
+def _patterns(name: str) -> list[str]:
+    """What may stand in a list for a name: itself, and `*.` with each of its ends (of 253 characters)."""
+    labels = name[-253:].split(".")
+    return [name, *("*." + ".".join(labels[at:]) for at in range(1, len(labels)))]
