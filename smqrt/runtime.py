@@ -21,7 +21,8 @@ from smqrt.errors import CloseReason
 from smqrt.http.access import Access
 from smqrt.http.listing import Listing
 from smqrt.http.made import server_io
-from smqrt.http.resources import DiskIo
+from smqrt.http.private import Private
+from smqrt.http.resources import DiskIo, Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.journal import writer
@@ -140,9 +141,14 @@ class Server:
         return f"http://{_literal(host)}:{port}"
 
     def _make_services(self, words: Sequence[str]) -> Services:
+        private = Private(self.settings.served_files)
+        ios: dict[str, Io] = {"disk": DiskIo("/"), "home": DiskIo(os.getcwd()), "vm": server_io()}
+        for io in ios.values():
+            io.private = private
         return Services(
             root=self.root,
-            ios={"disk": DiskIo("/"), "home": DiskIo(os.getcwd()), "vm": server_io()},
+            ios=ios,
+            private=private,
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),

@@ -48,6 +48,10 @@ class Settings:
         "Show clients the traceback of an error instead of a number that stands in the log. "
         "On when the server listens on loopback, for clients of this machine.",
     )
+    served_files: str = _setting(
+        "",
+        "Patterns of file names that are served though they are code, keys or data, with commas between: `*.py`.",
+    )
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
     pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
     commit_mib: int = _setting(64, "The most that a pipeline may commit at once over HTTP, in MiB.")

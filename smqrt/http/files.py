@@ -10,6 +10,7 @@ from typing import IO
 from smqrt.http.dates import http_date, parse_date
 from smqrt.http.message import Request
 from smqrt.http.mime import content_type
+from smqrt.http.private import MAGIC_BYTES
 from smqrt.http.ranges import MULTIPART_BOUNDARY, Span, multipart_length, parse_ranges, part_head
 from smqrt.http.resources import Io, IoError, Stat
 
@@ -79,6 +80,8 @@ class StaticFiles:
         self._drop(name)
         try:
             entry = Entry(name, self._io.published(name))
+            if not entry.stat.isdir and self._io.private.content(name, self._io.read_published(name, MAGIC_BYTES)[1]):
+                return None
         except IoError:
             return None
         if len(self._known) >= MAX_KNOWN:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat as mode_bits
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from smqrt.errors import SmqrtError
+from smqrt.http.private import Private
 
 _WORDS = {
     errno.ENOENT: "notfound",
@@ -92,8 +93,8 @@ class Io:
 
     kind = "io"
     """What `resourcetype` tells: "disk" or "zip"."""
-    private: Callable[[str], bool] | None = None
-    """Tells which names, without a slash in front, no client is shown; beside those that are hidden everywhere."""
+    private = Private()
+    """Tells what no client is shown, beside what is hidden everywhere."""
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """Open a file; mode "r", "w", "a", each also with "+". Always binary."""
@@ -118,7 +119,7 @@ class Io:
         return self.stat(name)
 
     def _refuse_private(self, name: str) -> None:
-        if self.private is not None and self.private(name):
+        if self.private.name(name):
             raise IoError("notfound", f"{name} is not for clients")
 
     def version(self, name: str) -> Hashable:
@@ -164,6 +165,7 @@ class Io:
         raise IoError("noimplementation", f"{name} has no path")
 
 
+_PATH_MAX = 4096  # of Linux
 _MODES = {"r": "rb", "w": "wb", "a": "ab", "r+": "r+b", "w+": "w+b", "a+": "a+b"}
 
 
@@ -217,14 +219,14 @@ class DiskIo(Io):
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
         place = self.realpath(path)
+        below: Io
         if os.path.isfile(place):
             from smqrt.http.zips import ZipIo
 
-            return ZipIo(place)
-        below = DiskIo(place)
-        if self.private is not None:
-            is_private, prefix = self.private, "/".join(segments(path))
-            below.private = lambda name: is_private(f"{prefix}/{name}".strip("/"))
+            below = ZipIo(place)
+        else:
+            below = DiskIo(place)
+        below.private = self.private
         return below
 
     def published(self, name: str) -> Stat:
@@ -296,11 +298,13 @@ class DiskIo(Io):
 
     def _published_path(self, name: str) -> str:
         asked = self.realpath(name)
-        self._refuse_private(asked[len(self._prefix) :])
+        if len(asked) > _PATH_MAX:  # nor shall a stranger have us look for links in it
+            raise IoError("notfound", "no path is that long")
+        self._refuse_private(asked)
         path = os.path.realpath(asked)
         if path == asked or path == self._root:
             return path
-        self._refuse_private(path[len(self._prefix) :])
+        self._refuse_private(path)
         if not path.startswith(self._prefix):
             raise IoError("notfound", f"{name} is a link that leads out of the folder")
         if disguised(name, path[len(self._prefix) :]):

@@ -55,7 +55,9 @@ class ZipIo(Io):
 
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
-        return ZipIo(self._path, self._full(path))
+        below = ZipIo(self._path, self._full(path))
+        below.private = self.private
+        return below
 
     def realpath(self, name: str = "") -> str:
         """See `Io.realpath`: the path of the archive with the name behind it."""

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 from urllib.parse import parse_qsl, quote
 
 import gevent
@@ -28,6 +28,7 @@ from gevent import get_hub
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.message import Request
+from smqrt.http.private import NothingPrivate
 from smqrt.http.ranges import Span, parse_ranges
 from smqrt.http.resources import DiskIo, IoError
 from smqrt.http.status import HttpError
@@ -171,7 +172,7 @@ class JournalService(Directory):
         if not _FILE.fullmatch(rest) or ".." in rest:
             raise Refused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
         try:
-            file = _elsewhere(DiskIo(journal.path).open_published, rest)
+            file = _elsewhere(_opened, journal.path, rest)
         except IoError:
             raise Refused(404, f"{rest} is not there any more: compacted or retired; read the manifest anew.") from None
         with file:
@@ -254,6 +255,12 @@ class Announcer:
         while True:
             gevent.sleep(LOOK_S)
             self.refresh()
+
+
+def _opened(folder: Path, name: str) -> IO[bytes]:
+    io = DiskIo(folder)
+    io.private = NothingPrivate()
+    return io.open_published(name)
 
 
 def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:

@@ -21,7 +21,6 @@ from smqrt.http.zips import ZipIo
 from smqrt.journal import writer as journals
 from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
-from smqrt.lua.private import private
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.pyapps import PRELOAD as PYTHON_PRELOAD
@@ -190,7 +189,7 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
-        io.private = private(path.resolve() if path.is_dir() else None)
+        io.private = self.services.private
         reader = ResourceReader(name, priority, io=io)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]

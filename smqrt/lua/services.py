@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from smqrt.http.private import Private
+
 
 @dataclass
 class Services:
@@ -15,6 +17,7 @@ class Services:
 
     root: the root of the virtual directories (`smqrt.http.tree.Root`), None outside a server.
     ios: the named io objects (`disk`, `home`, `vm`, ...).
+    private: tells which files of applications no client is shown.
     argv: all words of the command line, in order.
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
@@ -29,6 +32,7 @@ class Services:
 
     root: Any = None
     ios: dict[str, Any] = field(default_factory=dict)
+    private: Private = field(default_factory=Private)
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from smqrt.http.resources import DiskIo, Io
+from smqrt.http.private import Private
+from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import ResourceReader
 from smqrt.http.zips import ZipIo
 
@@ -31,7 +34,31 @@ FILES = {
     "Upper.LSP": SECRET,
     "part.shtml": SECRET,
     "...": SECRET,
+    "module.lua": SECRET,
+    "Module.LUA": SECRET,
+    "odd.lua.": SECRET,
+    "odd.lua::$DATA": SECRET,
+    "sub/module.lua": SECRET,
+    "tool.py": SECRET,
+    "__pycache__/tool.cpython-311.pyc": SECRET,
+    "smqrt.toml": SECRET,
+    "server.pem": SECRET,
+    "server.key": SECRET,
+    "names.db": SECRET,
+    "names.db-wal": SECRET,
+    "names.db-shm": SECRET,
+    "names.sqlite3-journal": SECRET,
+    "page.lsp~": SECRET,
+    "page.lsp.bak": SECRET,
+    "module.lua.orig": SECRET,
+    "module.lua.~1~": SECRET,
+    "tool.py.swp": SECRET,
+    "00000000000000000001.arrows": SECRET,
+    "00000000000000000001.idx": SECRET,
+    "rows.parquet": SECRET,
+    "names": "SQLite format 3\0" + SECRET,
 }
+PRIVATE = [name for name, text in FILES.items() if SECRET in text and "/." not in f"/{name}" and name != "part.shtml"]
 HIDDEN = [".preload", ".preload.py", ".config", ".lua/module.lua", ".git/config", ".certificate/key.pem", "sub/.hidden"]
 PAGES = ["page.lsp", "sub/page.lsp", "Upper.LSP"]
 
@@ -179,11 +206,26 @@ LINKS = {
     "hop.txt": "out.txt",
     "part.html": "part.shtml",
     "self": "self",
+    "module.txt": "module.lua",
+    "names.txt": "names",
+    "code": "sub",
 }
 LINK_WAYS = ["/out.txt", "/absolute.txt", "/up/outside.txt", "/system/passwd", "/preload.txt", "/modules/module.lua"]
 LINK_WAYS += ["/source.txt", "/hop.txt", "/part.html", "/self", "/self/x", "/up/", "/modules/", "/up/app/.preload"]
+LINK_WAYS += ["/module.txt", "/names.txt", "/code/module.lua"]
 
-WAYS = sorted({*climbing(), *hidden(), *pages()})
+
+def private() -> list[str]:
+    """Ways to code, keys and data."""
+    ways = []
+    for name in PRIVATE:
+        plain = quote(name)
+        ways += [f"/{plain}", f"/{plain.replace('.', '%2e')}", f"//{plain}", f"/./{plain}", f"/sub/../{plain}"]
+        ways += [f"/{plain}{end}" for end in ("/", ".", "%20", "::$DATA", "?x.html")] + [f"/{plain.upper()}"]
+    return ways
+
+
+WAYS = sorted({*climbing(), *hidden(), *pages(), *private()})
 
 
 def test_there_are_enough() -> None:
@@ -264,6 +306,75 @@ def test_links_show_nothing_more(bench: Any, folder: Path, way: str) -> None:
 def test_links_in_an_archive_are_no_files(bench: Any, archive: Path, name: str) -> None:
     bench.root.insert(ResourceReader(io=ZipIo(archive)))
     assert bench.connect().ask("/" + name).status in (302, 404)
+
+
+SERVED = ["module.lua", "Module.LUA", "tool.py", "names.db", "names", "sub/module.lua"]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_served_when_asked_for(bench: Any, io: Io, name: str) -> None:
+    io.private = Private("*.lua, *.PY, names*")
+    bench.root.insert(ResourceReader(io=io))
+    assert SECRET.encode() in bench.connect().ask("/" + name).body
+    for other in ("server.key", "page.lsp", ".preload", ".lua/module.lua", "rows.parquet"):
+        assert SECRET.encode() not in bench.connect().ask("/" + other).body
+
+
+def test_folders_below_have_the_same_rules(bench: Any, io: Io) -> None:
+    io.private = Private("*.lua")
+    bench.root.insert(ResourceReader(io=io.sub("sub")))
+    assert bench.connect().ask("/module.lua").body == SECRET.encode()
+
+
+def test_an_archive_below_has_the_same_rules(bench: Any, archive: Path) -> None:
+    io = DiskIo(archive.parent)
+    io.private = Private("*.lua")
+    bench.root.insert(ResourceReader(io=io.sub("app.zip")))
+    assert bench.connect().ask("/module.lua").body == SECRET.encode()
+    assert bench.connect().ask("/tool.py").status == 404
+
+
+def test_a_file_that_becomes_a_database(bench: Any, folder: Path) -> None:
+    """What was shown a moment ago is looked at again."""
+    file = folder / "growing"
+    file.write_text("open")
+    bench.root.insert(ResourceReader(io=DiskIo(folder)))
+    wire = bench.connect()
+    assert wire.ask("/growing").body == b"open"
+    file.unlink()
+    database = sqlite3.connect(file)
+    database.execute("CREATE TABLE secret (secret)")
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("INSERT INTO secret VALUES (1)")
+    database.commit()
+    for name in ("growing", "growing-wal", "growing-shm"):
+        assert (folder / name).stat().st_size
+        assert wire.ask("/" + name).status in (302, 404), name
+    database.close()
+    file.unlink()
+
+
+OPEN = ["python.html", "lua", "intro.lua.html", "data.json", "backup.png.bak", "my-journal", "key.html", "arrow.svg"]
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_only_looks_like_it_is_served(bench: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("open")
+    bench.root.insert(ResourceReader(io=DiskIo(tmp_path)))
+    assert bench.connect().ask("/" + name).body == b"open"
+
+
+@pytest.mark.parametrize("part", ["a/", "wal/", "pipelines/", "~", ".1~", "./a/", ".bak", "a.lua/", "x" * 250 + "/"])
+def test_long_paths_take_no_time(io: Io, part: str) -> None:
+    """As long as a head may be."""
+    for end in ("", "x", ".sql", ".py"):
+        name = (part * (16000 // len(part))) + end
+        begin = time.process_time()
+        with pytest.raises(IoError):
+            io.published(name)
+        with pytest.raises(IoError):
+            io.published(name[:4000])
+        assert time.process_time() - begin < 0.04
 
 
 def test_a_link_inside_works(bench: Any, folder: Path) -> None:
