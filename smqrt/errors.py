@@ -3,6 +3,7 @@
     SmqrtError
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
+    ├── ClosedError        something was used after its close()
     ├── NoAnswer           a request got no answer in time (also a TimeoutError)
     ├── StreamError        a connection failed; `word` says how
     ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
@@ -59,6 +60,10 @@ class ProtocolError(SmqrtError):
 
 class ArgumentError(SmqrtError, ValueError):
     """A caller passed a wrong argument; the message names the argument, the rule and the remedy."""
+
+
+class ClosedError(SmqrtError):
+    """Something was used after its `close()`; the message names it."""
 
 
 class NoAnswer(SmqrtError, TimeoutError):

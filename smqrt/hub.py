@@ -18,6 +18,7 @@ from typing import Any
 from gevent import get_hub
 from greenlet import getcurrent
 
+from smqrt import place
 from smqrt.broker.hooks import Hooks, Pending
 from smqrt.broker.server_client import ServerClient
 from smqrt.broker.session import Session
@@ -257,10 +258,15 @@ class Smq:
     def __init__(self, callbacks: dict[str, Any], options: Options, journal: Any = None) -> None:
         self._callbacks = callbacks
         self._broker = Broker(self._hooks(callbacks), options)
-        self.journal = writer.record(self._broker, journal)
+        try:
+            self.journal = writer.record(self._broker, journal)
+        except BaseException:
+            self._broker.close()  # its `persist` file may be wanted by the next
+            raise
         self._global: Callable[..., Any] | None = None
         if callbacks["onmsg"] is not None:
             self.onmsg(callbacks["onmsg"])
+        place.own(self)
 
     # ---- hooks
 
@@ -360,6 +366,23 @@ class Smq:
         """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
         chosen = None if etid is None else _number("etid", etid)
         self._broker.shutdown(None if msg is None else _bytes("msg", msg), chosen)
+
+    def close(self) -> None:
+        """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and
+        the journal is written to its end, for which this blocks.
+
+        From then on what would begin something (`publish`, `subscribe`, …) raises ClosedError. A second call does
+        nothing. A hub that an application made is closed when the application ends.
+        """
+        self._broker.close()
+        if self.journal:
+            self.journal.close()
+
+    def __enter__(self) -> Smq:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- names
 

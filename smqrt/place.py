@@ -1,27 +1,112 @@
-"""Which application's own code is running: what a relative default such as `journal=True` is relative to."""
+"""Which application's own code is running: what a relative default such as `journal=True` is relative to, and to whom a
+hub belongs.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+from weakref import WeakSet
 
-application_folder: ContextVar[Path | None] = ContextVar("application_folder", default=None)
-"""The folder of the application whose `.preload`, `.preload.py` or `onunload` this greenlet runs, absolute; None for an
-application in a ZIP file and everywhere else. Greenlets and Lua activities started from there have none of it."""
+log = logging.getLogger("smqrt")
+
+
+class Closable(Protocol):
+    """What ends with the application that made it."""
+
+    def close(self) -> None:
+        """End it; may block. A second call does nothing."""
+
+
+class Owner:
+    """What a running application has made.
+
+    Args:
+        folder: the application's, absolute; None when it is a ZIP file.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._things: WeakSet[Closable] = WeakSet()
+        self._packages_before = _packages()
+
+    def close(self) -> None:
+        """Close all of it, in no order, and forget the modules it imported from its folder, so that it finds their
+        present state when it starts again; may block. Errors are logged.
+        """
+        for thing in list(self._things):
+            try:
+                thing.close()
+            except Exception:
+                log.exception("closing %r failed", thing)
+        self._things.clear()
+        for name, module in list(sys.modules.items()):
+            ours = name.partition(".")[0] not in self._packages_before
+            if ours and _lies_in(self.folder, getattr(module, "__file__", None)):
+                del sys.modules[name]
+
+    def add(self, thing: Closable) -> None:
+        """Have `close` close `thing`, unless nobody refers to it any more."""
+        self._things.add(thing)
+
+
+current: ContextVar[Owner | None] = ContextVar("current", default=None)
+"""The application whose code this greenlet runs: `.preload`, `.preload.py`, `onunload`, a page, a directory function;
+None everywhere else. Greenlets and Lua activities started from there have none."""
 
 
 def folder() -> Path:
     """Returns the folder of the running application, the current folder when there is none."""
-    return application_folder.get() or Path.cwd()
+    return application_folder() or Path.cwd()
+
+
+def application_folder() -> Path | None:
+    """Returns the folder of the running application; None for one in a ZIP file and outside of applications."""
+    owner = current.get()
+    return owner.folder if owner else None
+
+
+def own(thing: Closable) -> None:
+    """Let `thing` end with the running application, if there is one. What a module from outside of its folder makes
+    while it is imported does not: such a module outlives the application.
+    """
+    owner = current.get()
+    if owner and not _importing_from_elsewhere(owner.folder):
+        owner.add(thing)
+
+
+def _importing_from_elsewhere(home: Path | None) -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame:
+        spec: Any = frame.f_globals.get("__spec__")
+        if getattr(spec, "_initializing", False) and not _lies_in(home, spec.origin):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _lies_in(home: Path | None, file: str | None) -> bool:
+    """Whether a module's file is an application's own; what was installed into an environment in its folder is not."""
+    if home is None or file is None or not Path(file).is_relative_to(home):
+        return False
+    return not any(part == "site-packages" or part.startswith(".") for part in Path(file).relative_to(home).parts)
+
+
+def _packages() -> set[str]:
+    return {name.partition(".")[0] for name in list(sys.modules)}
 
 
 @contextmanager
-def inside(path: Path) -> Iterator[None]:
-    """Marks this greenlet as running the code of the application at `path`, a folder or a ZIP file."""
-    token = application_folder.set(path.resolve() if path.is_dir() else None)
+def inside(owner: Owner) -> Iterator[None]:
+    """Marks this greenlet as running the code of an application."""
+    token = current.set(owner)
     try:
         yield
     finally:
-        application_folder.reset(token)
+        current.reset(token)

@@ -17,7 +17,6 @@ import gevent
 from gevent.event import Event
 
 from smqrt import reload
-from smqrt.errors import CloseReason
 from smqrt.http.access import Access
 from smqrt.http.listing import Listing
 from smqrt.http.made import server_io
@@ -44,7 +43,7 @@ log = logging.getLogger("smqrt")
 Report = Callable[[str], None]
 
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
-FLUSH_S = 0.05  # what the last Disconnects take to leave
+FLUSH_S = 0.05  # what the last messages take to leave
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
@@ -256,7 +255,7 @@ class Server:
         self._loader.exit_functions.run()
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()
-        broker.shutdown_all(CloseReason.SHUTDOWN.value.encode())
+        broker.close_all()
         gevent.sleep(FLUSH_S)
         writer.close_all()
         self.http.drain(self.settings.drain_s)

@@ -72,7 +72,3 @@ def connect(request, relpath):
 
 
 dir.setfunc(connect)
-
-
-def onunload():
-    smq.shutdown("sysshutdown")

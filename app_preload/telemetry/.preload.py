@@ -106,4 +106,3 @@ dir.setfunc(connect)
 
 def onunload():
     measuring.kill()
-    smq.shutdown("sysshutdown")

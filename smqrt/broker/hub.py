@@ -56,6 +56,7 @@ class Hub:
         self.server = ServerClient(self, 0 if random_server_etid else SERVER_ETID, queue_size)
         self.recorder: Recorder | None = None
         self.limit_chunks: Callable[[Session, int], None] = lambda session, size_bytes: None
+        self.closed = False
         self._clock = clock
         self._logged: dict[Session | ServerClient, float] = {}
 
@@ -66,6 +67,8 @@ class Hub:
         old = self.uids.get(session.uid)
         if old:
             self.disconnect(old, CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
+        if self.closed:
+            self.disconnect(session, CloseReason.SHUTDOWN)
         if session.state is State.CLOSED:
             return
         topic = self.topics.ephemeral(session, old.etid if old else 0)
@@ -128,6 +131,12 @@ class Hub:
         for session in chosen:
             if session:
                 self.disconnect(session, CloseReason.SHUTDOWN, text)
+
+    def close(self) -> None:
+        """End all clients without a word, so that they come back, and let nobody in any more."""
+        self.closed = True
+        self.shutdown()
+        self.server.close()
 
     def record(self, recorder: Recorder | None) -> None:
         """Write what is published from now on to `recorder`; None ends it."""

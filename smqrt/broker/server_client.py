@@ -203,6 +203,15 @@ class ServerClient(Outbox):
             if waiting:
                 self.put(b"")  # nothing to receive: `flush` goes on here
 
+    def close(self) -> None:
+        """Count what still waits as lost, and forget the handlers."""
+        if self._waiting:
+            self.hub.stats.drop(Drop.CLOSED, len(self._waiting))
+            self.hub.log(None, f"closed with {len(self._waiting)} messages that waited for onpublish")
+        self._waiting.clear()
+        self._handlers.clear()
+        self._default = None
+
     def _route(self, tid: int, ptid: int, frame: bytes) -> bool:
         route: Route
         if self.hub.hooks.onpublish:

@@ -67,7 +67,7 @@ class JournalWriter:
         self._seq = recovered.next_seq
         self._txns = recovered.txns
         self._segment = self._begin()
-        self.owner = place.application_folder.get()
+        self.owner = place.application_folder()
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
         self._unsynced = self._syncing = False
@@ -272,8 +272,7 @@ def record(broker: Broker, value: Any) -> JournalWriter | None:
     return JournalWriter(settings, broker) if settings else None
 
 
-def close_all(owner: Path | None = None) -> None:
-    """Close every journal of this process, as the server does when it stops, or those of the application `owner`."""
+def close_all() -> None:
+    """Close every journal of this process, as the server does when it stops."""
     for journal in list(opened.values()):
-        if owner is None or journal.owner == owner.resolve():
-            journal.close()
+        journal.close()

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from smqrt import place
 from smqrt.errors import SmqrtError
+from smqrt.http.message import Request
 from smqrt.http.resources import DiskIo, Io, IoError
-from smqrt.http.tree import ResourceReader
+from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.zips import ZipIo
-from smqrt.journal import writer as journals
 from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
@@ -77,10 +77,34 @@ class LuaScript:
 
 @dataclass
 class Running:
-    """What an application is while it runs: its directory, and its code in the order it was started."""
+    """What an application is while it runs: what it has made, its directory, and its code in the order it was
+    started.
+    """
 
+    owner: place.Owner
     reader: ResourceReader
     scripts: list[Script]
+
+
+class ApplicationDirectory(ResourceReader):
+    """The directory of an application: what it serves runs as the application's own code.
+
+    Args:
+        name, priority, io: see `ResourceReader`.
+        owner: the application.
+    """
+
+    def __init__(self, name: str, priority: int, io: Io, owner: place.Owner) -> None:
+        super().__init__(name, priority, io=io)
+        self._owner = owner
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        token = place.current.set(self._owner)
+        try:
+            return super().service(request, relpath)
+        finally:
+            place.current.reset(token)
 
 
 class Application:
@@ -114,7 +138,7 @@ class Application:
             log.error("application %s: %s", self.uri, self.error)
             return
         try:
-            with place.inside(self.path):
+            with place.inside(self._running.owner):
                 for script in self._running.scripts:
                     script.load()
         except SmqrtError as error:
@@ -128,24 +152,44 @@ class Application:
             return
         for script in self._running.scripts:
             try:
-                with place.inside(self.path):
+                with place.inside(self._running.owner):
                     script.stop()
             except SmqrtError as error:
                 log.error("onunload of application %s failed: %s", self.uri, error)
         self._take_down()
 
     def reload(self) -> None:
-        """Stop it and start it again, from the present state of its files."""
-        self.unload()
-        self.load()
+        """Stop it and start it again, from the present state of its files. Its clients, who come back at once, are
+        asked to try again meanwhile.
+        """
+        substitute = self._running and _substitute(self._running.reader)
+        try:
+            self.unload()
+            self.load()
+        finally:
+            if substitute:
+                substitute.unlink()
 
     def _take_down(self) -> None:
         assert self._running is not None
         running, self._running = self._running, None
         running.reader.unlink()
-        journals.close_all(self.path)
+        running.owner.close()
         for script in running.scripts:
             script.clear()
+
+
+def _substitute(reader: ResourceReader) -> Directory:
+    """A directory that answers in the place of another that is taken down."""
+    substitute = Directory(reader.name, reader.priority)
+    substitute.setfunc(_restarting)
+    assert reader.parent is not None
+    reader.parent.insert(substitute)
+    return substitute
+
+
+def _restarting(request: Request, relpath: str) -> None:
+    request.response.error(503, "The application is starting anew.", {"Retry-After": "1"})
 
 
 class Applications:
@@ -190,13 +234,14 @@ class Applications:
     def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
         io.private = self.services.private
-        reader = ResourceReader(name, priority, io=io)
+        owner = place.Owner(path.resolve() if path.is_dir() else None)
+        reader = ApplicationDirectory(name, priority, io, owner)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]
         if _has(io, PYTHON_PRELOAD):
             scripts.insert(0, PythonApplication(files.label(io, PYTHON_PRELOAD), io, reader))
         self.services.root.insert(reader)
-        return Running(reader, scripts)
+        return Running(owner, reader, scripts)
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref

@@ -12,7 +12,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.errors import ArgumentError, JournalError, SmqrtError
+from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
 
 __all__ = ["ArgumentError", "Function", "LuaError", "Op", "encoded", "error_text", "fail", "guarded"]
 
@@ -88,7 +88,7 @@ def guarded(fn: Function, failure: Any) -> Function:
 def error_text(error: BaseException, fn: Function) -> bytes:
     """The message of the Lua error that stands for `error`, raised by `fn`; what is nobody's expected error is
     logged."""
-    if isinstance(error, ArgumentError | JournalError | LuaError):
+    if isinstance(error, ArgumentError | ClosedError | JournalError | LuaError):
         return str(error).encode("utf-8", "surrogateescape")
     if not isinstance(error, Exception):
         _hand_to_main_greenlet(error)

@@ -19,7 +19,7 @@ from smqrt.broker.hub import Hub
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.session import Session
 from smqrt.broker.topics import NameStore, Topic
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ClosedError
 from smqrt.net import datapath, handover
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.namestore import SqliteNames
@@ -64,10 +64,10 @@ class _Callback:
 _brokers: WeakSet[Broker] = WeakSet()
 
 
-def shutdown_all(text: bytes) -> None:
-    """Disconnect the clients of every broker in this process, as the server does when it stops."""
+def close_all() -> None:
+    """Close every broker of this process, as the server does when it stops."""
     for broker in list(_brokers):
-        broker.shutdown(text)
+        broker.close()
 
 
 class Broker:
@@ -131,6 +131,22 @@ class Broker:
             _fitting("msg", text)
         self.hub.shutdown(text, etid)
 
+    def close(self) -> None:
+        """End all clients without a word, so that they come back when there is a broker again; what would begin
+        something raises ClosedError from now on. A second call does nothing.
+        """
+        if self.hub.closed:
+            return
+        self.hub.close()
+        self._observers.clear()
+        if self.hub.store:
+            self.hub.store.close()
+
+    def _open(self) -> Hub:
+        if self.hub.closed:
+            raise ClosedError("this hub has been closed; its application has ended, or called close()")
+        return self.hub
+
     def peers(self) -> Iterator[Session | ServerClient]:
         """All connected clients and the server's own."""
         return self.hub.peers()
@@ -147,12 +163,12 @@ class Broker:
 
     def create(self, name: bytes, tid: int = 0) -> int:
         """Get or create a topic; gives its id."""
-        return self.hub.topics.named(_fitting("topic", name), _checked_id("tid", tid)).id
+        return self._open().topics.named(_fitting("topic", name), _checked_id("tid", tid)).id
 
     def createsub(self, name: bytes | None, stid: int = 0) -> int:
         """Get or create a sub-topic; gives its id, 0 for no name."""
         number = _checked_id("stid", stid)
-        return 0 if name is None else self.hub.subtopics.named(_fitting("subtopic", name), number)
+        return 0 if name is None else self._open().subtopics.named(_fitting("subtopic", name), number)
 
     def gettid(self) -> int:
         """The server's ETID."""
@@ -190,7 +206,7 @@ class Broker:
     def _topic(self, topic: Name) -> Topic | None:
         if topic == SELF:
             return self.hub.server.topic
-        return self._known(topic) if isinstance(topic, int) else self.hub.topics.named(_fitting("topic", topic))
+        return self._known(topic) if isinstance(topic, int) else self._open().topics.named(_fitting("topic", topic))
 
     def _sub(self, subtopic: Name | None) -> int:
         return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)
@@ -201,11 +217,11 @@ class Broker:
         """Publish; gives the number of messages that wait in the server's queue."""
         tid = topic if isinstance(topic, int) else self._topic(topic).id  # type: ignore[union-attr]
         sender = None if ptid is None else _checked_id("ptid", ptid)
-        return self.hub.publish(data, _checked_id("topic", tid), self._sub(subtopic), sender)
+        return self._open().publish(data, _checked_id("topic", tid), self._sub(subtopic), sender)
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
         """Send to one client on behalf of another."""
-        return self.hub.pubon(data, to_etid, from_etid, _checked_id("subtid", stid))
+        return self._open().pubon(data, to_etid, from_etid, _checked_id("subtid", stid))
 
     def subscribe(self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None) -> int:
         """Receive a topic; gives its id.
@@ -216,7 +232,7 @@ class Broker:
         found = self._topic(topic)
         if found is None or (found.name is None and found is not self.hub.server.topic):
             raise ArgumentError(f"topic: {topic!r} is no topic's id; subscribe by name, or create the topic first")
-        self.hub.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._sub(subtopic))
+        self._open().server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._sub(subtopic))
         return found.id
 
     def unsubscribe(self, topic: Name) -> None:
@@ -230,7 +246,7 @@ class Broker:
 
     def onmsg(self, handler: Handler | None) -> None:
         """Set the handler of messages without one of their own."""
-        self.hub.server.on_message(handler)
+        self._open().server.on_message(handler)
 
     def queuesize(self) -> tuple[int, int]:
         """`(free, used)` places of the publish queue."""
@@ -243,7 +259,7 @@ class Broker:
             return None
         self.unobserve(found.id)
         observer = self._observers[found.id] = _Callback(function, self._observers)
-        self.hub.observe(found, observer)
+        self._open().observe(found, observer)
         return True
 
     def unobserve(self, topic: Name) -> None:

@@ -41,6 +41,9 @@ def connect(broker: Broker, request: Any, arg: Any) -> bool:
         return False
     if request.refuse_foreign(broker.options.origins):
         return False
+    if broker.hub.closed:  # its clients come back before there is a new one
+        request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
+        return False
     _begin(broker, request, key, arg)
     return True
 

@@ -16,7 +16,7 @@ from smqrt import place
 seen = [place.folder()]
 gevent.sleep(0.01)
 seen.append(place.folder())
-other = gevent.spawn(place.application_folder.get).get()
+other = gevent.spawn(place.application_folder).get()
 
 def onunload():
     open(io.realpath("gone"), "w").write(str(place.folder()))
@@ -28,7 +28,7 @@ LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
 def noted(server: AppServer) -> list[Path | None]:
     """What `test.note()` of Lua saw."""
     seen: list[Path | None] = []
-    note = {"note": lambda: seen.append(place.application_folder.get())}
+    note = {"note": lambda: seen.append(place.application_folder())}
     server.vm.namespace("test", note, source=b"local core, py = ... test = py")
     return seen
 
@@ -41,7 +41,7 @@ def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPa
     assert probe == [tmp_path / "py", tmp_path / "py", None]
     application.unload()
     assert (tmp_path / "py" / "gone").read_text() == str(tmp_path / "py")
-    assert place.application_folder.get() is None
+    assert place.application_folder() is None
     assert place.folder() == Path.cwd()
 
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 import gevent
 from gevent import get_hub
 
+from smqrt import place
 from smqrt.broker.hooks import Hooks, Pending
 from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
@@ -85,15 +86,26 @@ class LuaBroker:
         vm: the runtime.
         half: gives clients their integers.
         refs: callback name to Lua reference.
-        options: the numbers among the options.
+        options: the other options.
+        journal: the option `journal`.
     """
 
-    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options) -> None:
+    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options, journal: Any) -> None:
         self._vm, self._half, self._refs = vm, half, refs
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         self.broker = Broker(Hooks(**adapters), options)
-        self.journal: writer.JournalWriter | None = None
+        try:
+            self.journal = writer.record(self.broker, journal)
+        except BaseException:
+            self.broker.close()  # its `persist` file may be wanted by the next
+            raise
+
+    def close(self) -> None:
+        """End the clients without a word, and write the journal to its end; blocks."""
+        self.broker.close()
+        if self.journal:
+            self.journal.close()
 
     def _ask(self, name: str, otherwise: Any, *arguments: Any) -> Any:
         return ask(self._vm, self._refs[name], otherwise, *arguments)
@@ -214,8 +226,10 @@ class HubHalf:
 
     # ---- brokers
 
-    def create(self, *pairs: Any) -> int:
-        """Create a broker of `name, value` pairs: callbacks as references, options as values."""
+    def create(self, shared: bool, *pairs: Any) -> int:
+        """Create a broker of `name, value` pairs: callbacks as references, options as values. `shared`: by a module
+        that all applications share, so that it ends with none of them.
+        """
         given = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
         values = {name: value for name, value in given.items() if not name.startswith("f:")}
@@ -224,8 +238,9 @@ class HubHalf:
         if "origins" in values:
             values["origins"] = Origins(values["origins"].decode("utf-8", "replace"))
         journal = json.loads(values.pop("journal", b"[false]"))[0]
-        broker = LuaBroker(self._vm, self, refs, Options(**values))
-        broker.journal = writer.record(broker.broker, journal)
+        broker = LuaBroker(self._vm, self, refs, Options(**values), journal)
+        if not shared:
+            place.own(broker)
         number = next(self._numbers)
         self._brokers[number] = broker
         return number
@@ -234,15 +249,17 @@ class HubHalf:
         """The Lua object was collected: end the broker, in a turn of its own."""
         broker = self._brokers.pop(number, None)
         if broker:
-            get_hub().loop.run_callback(broker.broker.shutdown)
-            if broker.journal:
-                gevent.spawn(broker.journal.close)
+            gevent.spawn(broker.close)
 
     def journal(self, number: int) -> tuple[Any, ...] | None:
         """`counter, value, ...` of the journal; None without one."""
         journal = self._brokers[number].journal
         counters = journal.stats().items() if journal else ()
         return tuple(part for word, count in counters for part in (word.encode(), count)) or None
+
+    def close(self, number: int) -> None:
+        """End a broker; blocks."""
+        self._brokers[number].close()
 
     def of(self, number: int) -> Broker:
         """The broker of an integer."""
@@ -310,7 +327,7 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
     for entry in _SHARED.split():
         method, _, alias = entry.partition(":")
         functions["topic" if alias else method] = _forwarded(half, method)
-    vm.namespace("smq.hub", functions, {"connect": half.connect})
+    vm.namespace("smq.hub", functions, {"connect": half.connect, "close": half.close})
     return half
 
 

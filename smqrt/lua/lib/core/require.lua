@@ -6,7 +6,7 @@
 local core = ...
 
 local assert, concat, error, gsub, ipairs, load, loadfile = assert, table.concat, error, string.gsub, ipairs, load, loadfile
-local rawtype, running, searchpath, setmetatable = core.rawtype, coroutine.running, package.searchpath, setmetatable
+local pairs, rawtype, running, searchpath, setmetatable = pairs, core.rawtype, coroutine.running, package.searchpath, setmetatable
 
 local PATIENCE_MS <const> = 10000 -- then two activities wait for each other's module
 
@@ -74,6 +74,14 @@ local function wait_until_loaded(name)
   local last_ms = core.clock() + PATIENCE_MS
   while loading[name] and core.clock() < last_ms do core.sleep(1) end
   if loading[name] then core.raise("module '" .. name .. "' is still being loaded by somebody else") end
+end
+
+--- Whether a module that all applications share is being loaded by the running code.
+function core.in_shared_module()
+  for _, co in pairs(loading) do
+    if co == running() then return true end
+  end
+  return false
 end
 
 local Loading = {__close = function(entry) loading[entry.name] = nil end} -- also when it fails or is killed

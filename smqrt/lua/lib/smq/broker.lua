@@ -2,7 +2,7 @@
 local hub = require "smq.hub"
 
 local methods = {
-  "connect", "create", "createsub", "drops", "etid2peer", "gettid", "observe", "onmsg", "peers", "pubon", "publish", "queuesize",
+  "close", "connect", "create", "createsub", "drops", "etid2peer", "gettid", "observe", "onmsg", "peers", "pubon", "publish", "queuesize",
   "setkeepalive", "shutdown", "sock2peer", "subscribe", "subtopic2tid", "subtopics", "tid2subtopic", "tid2topic", "topic2tid",
   "topics", "unobserve", "unsubscribe",
 }

@@ -231,6 +231,9 @@ function smq.shutdown(self, message, etid)
   py.shutdown(handle(self), arg.optional(arg.string, message, nil, 1, "shutdown"), arg.optional(arg.integer, etid, nil, 2, "shutdown"))
 end
 
+-- syntax: smq:close()     -> ends the broker: clients are closed without a word and come back; blocks while the journal is written
+function smq.close(self) py.close(handle(self)) end
+
 -- ---- names
 
 function smq.create(self, topic, tid)
@@ -361,7 +364,7 @@ end
 local function create(op)
   op = arg.optional(arg.table, op, {}, 1, "create")
   local self = setmetatable({}, class)
-  handles[self] = py.create(table.unpack(options(op)))
+  handles[self] = py.create(core.in_shared_module(), table.unpack(options(op)))
   if op.onmsg then self:onmsg(op.onmsg) end
   return self
 end
