@@ -24,13 +24,12 @@ from smqrt.broker.hooks import Pending
 from smqrt.lua.bridge import LuaError, Op, error_text
 from smqrt.lua.parking import Parking
 from smqrt.net import workers
+from smqrt.net.turn import Share, share
 
 log = logging.getLogger("smqrt.lua")
 
 MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
 MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
-
-OPS_PER_TURN = 64  # that an activity may do without waiting before others have a turn
 
 Values = tuple[Any, ...]
 
@@ -42,6 +41,17 @@ class _Parked:
 
     def __init__(self, co: Any, parking: Parking, outcome: Pending) -> None:
         self.co, self.parking, self.outcome = co, parking, outcome
+
+
+class _Later(Parking):
+    """Answered in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, share: Share, op: Values) -> None:
+        super().__init__()
+        self.op = op
+        share.later(self.resolve)
 
 
 class Activities:
@@ -63,6 +73,7 @@ class Activities:
         self._drivers: set[greenlet] = set()
         self._parked: set[_Parked] = set()
         self._depth = 0
+        self._share = share()
 
     @property
     def blocked(self) -> int:
@@ -177,22 +188,26 @@ class Activities:
 
     def _advance(self, co: Any, answer: Any) -> Any:
         """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
-        or waits (a `Parking`)."""
-        left = OPS_PER_TURN
+        or waits (a `Parking`).
+
+        An activity that always finds something to do gives way: before an op, because what it has done is never lost
+        when somebody ends the activity meanwhile.
+        """
+        is_first = True
         while True:
             if type(answer) is not tuple:
                 answer = (answer,)
             op = answer[0]
             if type(op) is bool or not op.parks:
                 return answer
+            if not is_first and self._share.spent():
+                return _Later(self._share, answer)
+            is_first = False
             values = self._perform(*answer)
             if values and isinstance(values[0], Parking):
                 if not values[0].done:
                     return values[0]
                 values = self._answer_of(values[0])
-            left -= 1
-            if not left:
-                return _in_next_turn(values)
             answer = self._send(co, values)
 
     def _go_on(self, co: Any, answer: Any, outcome: Pending) -> None:
@@ -225,7 +240,7 @@ class Activities:
             return  # ended meanwhile
         self._parked.discard(parked)
         try:
-            answer = self._send(parked.co, self._answer_of(parked.parking))
+            answer = self._continued(parked.co, parked.parking)
         except LuaError as error:
             parked.outcome.reject(error)
         else:
@@ -234,7 +249,7 @@ class Activities:
     def _drive_later(self, co: Any, answer: Any, outcome: Pending) -> None:
         """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
         try:
-            answer = self._driven(co, lambda: self._send(co, self._perform(*answer)))
+            answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
         except Exception as error:
             outcome.reject(error)
         except BaseException as error:
@@ -251,11 +266,18 @@ class Activities:
         while True:
             answer = self._advance(co, answer)
             if isinstance(answer, Parking):
-                answer = self._send(co, self._await(answer))
+                self._await(answer)
+                answer = self._continued(co, answer)
             elif type(answer[0]) is bool:
                 return answer
             else:
-                answer = self._send(co, self._perform(*answer))
+                answer = self._send(co, self._performed(answer))
+
+    def _performed(self, answer: Any) -> Values:
+        """Run a blocking op in this greenlet, behind the others whose turn it is."""
+        if self._share.spent():
+            self._share.wait()
+        return self._perform(*answer)
 
     def _driven(self, co: Any, work: Callable[[], Any]) -> Any:
         """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
@@ -269,7 +291,7 @@ class Activities:
         finally:
             self._drivers.discard(me)
 
-    def _await(self, parking: Parking) -> Values:
+    def _await(self, parking: Parking) -> None:
         hub = get_hub()
         waiter: Waiter[None] = Waiter(hub)
         parking.then(lambda value, error: self._in_hub(waiter.switch, None))
@@ -278,7 +300,10 @@ class Activities:
         except BaseException:
             parking.cancel()
             raise
-        return self._answer_of(parking)
+
+    def _continued(self, co: Any, parking: Parking) -> Any:
+        """Go on with an activity whose parking is over; gives what it yields next."""
+        return parking.op if type(parking) is _Later else self._send(co, self._answer_of(parking))
 
     def _answer_of(self, parking: Parking) -> Values:
         try:
@@ -293,13 +318,6 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
-
-
-def _in_next_turn(values: Values) -> Parking:
-    """An activity that never has to wait lets others have a turn."""
-    parking = Parking()
-    get_hub().loop.run_callback(parking.resolve, values)
-    return parking
 
 
 def _text_of(error: Exception) -> bytes | str:

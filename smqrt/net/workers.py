@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from sys import getrefcount
 from typing import Any
 
 from gevent import get_hub
@@ -87,9 +88,24 @@ def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def _switch_into_worker(hub: Hub, job: Job) -> None:
-    idle = _pool(hub)
-    worker = idle.pop() if idle else greenlet(_work, hub)
+    worker = _taken(_pool(hub)) or greenlet(_work, hub)
     worker.switch(job)
+
+
+def _taken(idle: list[greenlet]) -> greenlet | None:
+    """An idle worker, None when there is none.
+
+    One that somebody still refers to isn't used again: a job left a `gevent.Timeout` open or handed its greenlet out,
+    and what that throws would hit the job of a stranger. Nothing else keeps such a worker.
+    """
+    while idle:
+        worker = idle.pop()
+        if getrefcount(worker) <= _REFERENCES:
+            return worker
+    return None
+
+
+_REFERENCES = 2  # the local variable above, and the argument of getrefcount
 
 
 def _pool(hub: Hub) -> list[greenlet]:
@@ -104,18 +120,34 @@ def _work(job: Job | None) -> None:
     """Body of a worker: one job after the other, between them idle in the pool."""
     hub = get_hub()
     idle = _pool(hub)
-    me = getcurrent()
+    name = ""
     while True:
         if job is not None:  # None: a late wake-up that was meant for an earlier job
+            name = _name(*job)
             _run(hub, *job)
             if len(idle) >= MAX_IDLE:
                 return
-            idle.append(me)
+            idle.append(getcurrent())
         job = None  # keeps neither the function nor its arguments alive while idle
         try:
             job = hub.switch()
-        except GreenletExit:
+        except BaseException as error:  # meant for a job that is over
+            _leave(idle, name, error)
             return
+
+
+def _leave(idle: list[greenlet], name: str, error: BaseException) -> None:
+    me = getcurrent()
+    if me in idle:
+        idle.remove(me)
+    if not isinstance(error, GreenletExit):
+        log.error("%s left something behind that hit it when it was over (%r): close it, use `with`", name, error)
+
+
+def _name(fn: Callable[..., object], args: tuple[Any, ...]) -> str:
+    if fn is _settle:
+        fn = args[1]
+    return getattr(fn, "__qualname__", "a job")
 
 
 def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import AsyncResult
+from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.hooks import Pending
 from smqrt.net import workers
@@ -151,3 +152,36 @@ def test_timeouts_of_gevent_work_inside() -> None:
     values: list[Any] = []
     pending.then(lambda value, error: values.append(value))
     assert values == ["timed out"]
+
+
+def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+    left = gevent.Timeout(0.02)
+
+    def stranger() -> None:
+        gevent.sleep(0.04)
+        seen.append("unharmed")
+
+    def body() -> None:
+        workers.start(left.start)
+        workers.start(stranger)
+
+    with caplog.at_level(logging.ERROR, "smqrt"):
+        in_hub(body)
+        gevent.sleep(0.06)
+    assert seen == ["unharmed"]
+    assert [record.message.partition(" left ")[0] for record in caplog.records] == ["Timeout.start"]
+
+
+@pytest.mark.parametrize("error", [gevent.Timeout(), GreenletExit(), ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> None:
+    seen: list[str] = []
+
+    def body() -> list[str]:
+        workers.start(lambda: found.append(getcurrent()))
+        found.pop().throw(error)
+        workers.start(seen.append, "done")
+        return seen
+
+    found: list[Any] = []
+    assert in_hub(body) == ["done"]
