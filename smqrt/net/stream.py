@@ -21,6 +21,7 @@ from smqrt.net.addresses import Info, resolve
 from smqrt.net.farewell import Farewell
 from smqrt.net.readiness import READ, WRITE, Ready, Signal, Wait, block
 from smqrt.net.tls import Buffer, TlsTransport
+from smqrt.net.turn import Turn
 
 READ_BYTES = 65536
 QUEUE_BYTES = 16384
@@ -116,6 +117,7 @@ class Stream:
             StreamError: as `try_read`, and "timeout"; the stream stays usable then.
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
+        Turn().breathe()  # who always finds something lets the others run
         while (data := self.try_read(size_bytes)) is None:
             block(self.readable(None if end_s is None else end_s - monotonic()))
         return data
@@ -175,6 +177,8 @@ class Stream:
         """
         if not self.push(data):
             block(self.writable(timeout_s))
+        else:
+            Turn().breathe()
 
     def writable(self, timeout_s: float | None = None) -> Wait:
         """Wait until half of the queue is free.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import monotonic
 
 import smqrt
 from smqrt.errors import StreamError
-from smqrt.http.client.request import Request
+from smqrt.http.client.request import Request, check_host
 from smqrt.http.client.response import Response
 from smqrt.http.client.url import Url
 from smqrt.net.contexts import ClientTls
@@ -17,6 +18,8 @@ from smqrt.wire import websocket, wsclient
 
 READ_BYTES = 65536
 TIMEOUT_S = 20.0
+MAX_BODY_BYTES = 64 << 20
+MIN_BYTES_PER_S = 1024  # on the average, of a body that is read whole: a server that drips is not waited for
 _REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 _GONE = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
 
@@ -33,7 +36,12 @@ class Options:
         host: the Host field and the name for TLS, when they are not what the URL says.
         source: the local address to connect from.
         ipv6: use IPv6 only.
-        timeout_s: for connecting, for the handshake, and for each wait for the server.
+        timeout_s: for connecting, for the handshake, for the head of a response, and for each wait for its body. For a
+            body that is read whole it is as long, and a second more for each `MIN_BYTES_PER_S` that came.
+        max_body_bytes: the largest body that is read whole.
+
+    Raises:
+        ArgumentError: a host that can't be sent.
     """
 
     tls: ClientTls = field(default_factory=ClientTls)
@@ -44,6 +52,11 @@ class Options:
     source: str | None = None
     ipv6: bool = False
     timeout_s: float = TIMEOUT_S
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    def __post_init__(self) -> None:
+        if self.host is not None:
+            check_host(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +101,12 @@ class Conversation:
         """Send the head of a request.
 
         Raises:
-            StreamError: also "prxready", when only the tunnel was wanted, which is there now.
+            StreamError: also "prxready", when only the tunnel was wanted, which is there now; "sslnotenabled", when the
+                server has to be trusted and the address is not one of TLS.
         """
+        if request.trusted and not request.url.secure:
+            self.close()
+            raise StreamError("sslnotenabled", f"{request.url} without TLS, where the server has to be trusted")
         if request.url.websocket:
             self._key = wsclient.new_key()
             request = request.as_websocket(self._key)
@@ -153,7 +170,7 @@ class Conversation:
         return proxy.authorization or ""
 
     def _check_trust(self, request: Request) -> None:
-        if not (request.trusted and request.url.secure):
+        if not request.trusted:
             return
         trust = self.trust()
         if trust is not Trust.TRUSTED:
@@ -189,8 +206,9 @@ class Conversation:
         stream, response = self._talking(), self._response
         if response.status is None:
             self._send_end(stream)
+            end_s = monotonic() + self.options.timeout_s
             while response.status is None:
-                response = self._receive_head(response)
+                response = self._receive_head(response, end_s)
             self._check_upgrade(response)
         return response.status
 
@@ -201,9 +219,9 @@ class Conversation:
             if stream.closed:
                 raise  # otherwise the server may have answered before it stopped to read
 
-    def _receive_head(self, response: Response) -> Response:
+    def _receive_head(self, response: Response, end_s: float) -> Response:
         try:
-            self._receive(response)
+            self._receive(response, end_s)
         except StreamError as error:
             request = self.request
             if not (self._repeatable and error.word in _GONE and request and not response.started):
@@ -223,16 +241,63 @@ class Conversation:
     def read(self, size_bytes: int = READ_BYTES) -> bytes | None:
         """The next bytes of the body, at most `size_bytes`; None at its end."""
         self.status()
+        return self._next(size_bytes, monotonic() + self.options.timeout_s)
+
+    def read_whole(self, size_bytes: int | None = None) -> bytes:
+        """The rest of the body, or its next `size_bytes`.
+
+        Raises:
+            StreamError: also "toomuchdata", over `max_body_bytes`: the connection is closed. At "timeout" nothing is
+                lost: what has come is read next.
+        """
+        self.status()
+        body, began_s = bytearray(), monotonic() + self.options.timeout_s
+        try:
+            while size_bytes is None or len(body) < size_bytes:
+                self._check_size(len(body))
+                wanted = READ_BYTES if size_bytes is None else min(READ_BYTES, size_bytes - len(body))
+                data = self._next(wanted, began_s + len(body) / MIN_BYTES_PER_S)
+                if data is None:
+                    break
+                body += data
+        except StreamError as error:
+            if error.word == "timeout":
+                self._response.put_back(bytes(body))
+            raise
+        return bytes(body)
+
+    def _check_size(self, read_bytes: int) -> None:
+        most_bytes, response = self.options.max_body_bytes, self._response
+        if max(read_bytes, 0 if response.complete else response.announced_bytes) > most_bytes:
+            self.close()
+            raise StreamError("toomuchdata", f"the body is over {most_bytes} bytes; read it in pieces, or set maxsize")
+
+    def skip(self, most_bytes: int | None = None) -> None:
+        """Read the rest of the body and drop it, so that the connection can be used again. When it is over
+        `most_bytes` or takes longer than a wait may, the connection is closed instead.
+        """
+        left, end_s = self.options.max_body_bytes if most_bytes is None else most_bytes, monotonic() + self.options.timeout_s
+        try:
+            while left > 0 and (data := self._next(READ_BYTES, end_s)) is not None:
+                left -= len(data)
+        except StreamError:
+            left = 0
+        if left <= 0:
+            self.close()
+
+    def _next(self, size_bytes: int, end_s: float) -> bytes | None:
         response = self._response
         while not response.has_data:
             if response.complete:
                 return None
-            self._receive(response)
+            self._receive(response, end_s)
         return response.take(size_bytes)
 
-    def _receive(self, response: Response) -> None:
-        stream = self._live()
-        data = stream.read(READ_BYTES, self.options.timeout_s)
+    def _receive(self, response: Response, end_s: float) -> None:
+        left_s = end_s - monotonic()
+        if left_s <= 0:
+            raise StreamError("timeout", "the server answers too slowly")
+        data = self._live().read(READ_BYTES, min(left_s, self.options.timeout_s))
         if data:
             try:
                 response.feed(data)

@@ -10,6 +10,9 @@ from email.utils import parsedate_to_datetime
 from smqrt.http.client.url import Url
 
 MAX_COOKIES = 300
+MAX_COOKIES_OF_HOST = 50
+MAX_COOKIE_BYTES = 4096  # name and value, and the path (RFC 6265 §6.1)
+_FOREVER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,15 @@ class Jar:
             key = (url.host, cookie.path, cookie.name)
             if cookie.expires_s is not None and cookie.expires_s <= time.time():
                 self._cookies.pop(key, None)
-            elif not (cookie.secure and not url.secure) and (key in self._cookies or len(self._cookies) < MAX_COOKIES):
+            elif not (cookie.secure and not url.secure) and (key in self._cookies or self._has_room(url.host)):
                 self._cookies[key] = cookie
+
+    def _has_room(self, host: str) -> bool:
+        if len(self._cookies) >= MAX_COOKIES:
+            now_s = time.time()
+            self._cookies = {key: one for key, one in self._cookies.items() if (one.expires_s or now_s + 1) > now_s}
+        of_host = sum(key[0] == host for key in self._cookies)
+        return of_host < MAX_COOKIES_OF_HOST and len(self._cookies) < MAX_COOKIES
 
     def value(self, url: Url) -> str:
         """The Cookie field for a request to `url`, empty when there is none; longer paths come first."""
@@ -55,11 +65,11 @@ def parse(headers: Iterable[tuple[str, str]], url: Url | None = None) -> list[Co
 def _cookie(text: str, default_path: str) -> Cookie | None:
     pair, *attributes = text.split(";")
     name, equals, value = pair.partition("=")
-    if not equals or not name.strip():
+    if not equals or not name.strip() or len(pair) > MAX_COOKIE_BYTES:
         return None
     known = {key.strip().lower(): word.strip() for key, _, word in (one.partition("=") for one in attributes)}
     path = known.get("path", "")
-    if not path.startswith("/"):
+    if not path.startswith("/") or len(path) > MAX_COOKIE_BYTES:
         path = default_path
     return Cookie(name.strip(), value.strip(), path, "secure" in known, _expiry(known))
 
@@ -67,7 +77,7 @@ def _cookie(text: str, default_path: str) -> Cookie | None:
 def _expiry(attributes: dict[str, str]) -> float | None:
     if "max-age" in attributes:
         try:
-            return time.time() + int(attributes["max-age"])
+            return time.time() + min(int(attributes["max-age"]), _FOREVER_S)
         except ValueError:
             return None
     try:

@@ -37,7 +37,7 @@ class Challenge:
             ha1 = _hash(name, f"{ha1}:{fields['nonce']}:{cnonce}")
         with_qop = f"{count}:{cnonce}:auth:" if "qop" in fields else ""
         proof = _hash(name, f"{ha1}:{fields['nonce']}:{with_qop}{_hash(name, f'{method}:{target}')}")
-        parts = {"username": user, "realm": fields["realm"], "nonce": fields["nonce"], "uri": target, "response": proof}
+        parts = {"username": user.encode().decode("latin-1"), "realm": fields["realm"], "nonce": fields["nonce"], "uri": target, "response": proof}
         parts |= {key: fields[key] for key in ("opaque",) if key in fields}
         text = ", ".join(f'{key}="{_quoted(value)}"' for key, value in parts.items()) + f", algorithm={algorithm}"
         return f"Digest {text}" + (f', qop=auth, nc={count}, cnonce="{cnonce}"' if with_qop else "")
@@ -53,7 +53,7 @@ def find(values: list[str]) -> Challenge | None:
 
 
 def _read(text: str) -> Challenge | None:
-    pairs = [part for part in parse_http_list(text) if "=" in part]
+    pairs = [part for part in parse_http_list(text) if part.partition("=")[2]]
     fields = {key.lower(): value for key, value in parse_keqv_list(pairs).items()}
     known = fields.get("algorithm", "MD5").upper().removesuffix("-SESS") in _HASHES
     protects = "auth" in fields.get("qop", "auth").replace(",", " ").lower().split()

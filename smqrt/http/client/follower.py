@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from smqrt.errors import StreamError
 from smqrt.http.client import digest
 from smqrt.http.client.conversation import Conversation, Options
 from smqrt.http.client.cookies import Jar
@@ -13,6 +12,7 @@ from smqrt.http.client.request import Request
 from smqrt.http.client.url import Url
 
 MAX_REDIRECTS = 9
+MAX_CHALLENGES = 100  # of as many servers; they ask again when they were forgotten
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DRAIN_BYTES = 65536  # a longer body of a redirect is not waited for
 
@@ -61,7 +61,7 @@ class Follower(Conversation):
             following = self._challenged() if status == 401 else self._following(status)
             if following is None:
                 return status
-            self._drain()
+            self.skip(_DRAIN_BYTES)
             self._ask(following)
 
     @property
@@ -86,16 +86,14 @@ class Follower(Conversation):
         if challenge is None or self._asked.login[0] is None:
             return None
         had = self._challenges.get(self._asked.url.origin)
-        self._challenges[self._asked.url.origin] = challenge
+        self._remember(challenge)
         if self._proved or (had is not None and not challenge.stale) or self._asked.length != 0:
             return None
         self._proved = True
         return self._asked
 
-    def _drain(self) -> None:
-        left = _DRAIN_BYTES
-        try:
-            while left > 0 and (data := Conversation.read(self)):
-                left -= len(data)
-        except StreamError:
-            self.close()  # the next request makes a new connection
+    def _remember(self, challenge: Challenge) -> None:
+        assert self._asked is not None
+        if len(self._challenges) >= MAX_CHALLENGES:
+            self._challenges.clear()
+        self._challenges[self._asked.url.origin] = challenge

@@ -10,6 +10,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.client.url import Url
 from smqrt.wire import wsclient
 
+_CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 _SECRETS = frozenset(("authorization", "cookie", "proxy-authorization"))
@@ -126,5 +127,11 @@ class Request:
 def _check_field(name: str, value: str) -> None:
     if not _TOKEN.match(name):
         raise ArgumentError(f"{name!r} is not the name of a header field")
-    if any(c in value for c in "\r\n\0"):
-        raise ArgumentError(f"the value of header field {name} must be text without line breaks")
+    if _CONTROL.search(value):
+        raise ArgumentError(f"the value of header field {name} must be text without line breaks and control characters")
+
+
+def check_host(host: str) -> None:
+    """Raise ArgumentError when `host` can't be the value of a Host field."""
+    if not host.isascii() or not host or re.search(r"[\0-\x20\x7f/\\@]", host):
+        raise ArgumentError(f"host {host!r} is no name or address, with or without a port")

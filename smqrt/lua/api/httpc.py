@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from smqrt.errors import StreamError
 from smqrt.http.client import cookies, url
-from smqrt.http.client.conversation import Conversation, Options
+from smqrt.http.client.conversation import MAX_BODY_BYTES, Conversation, Options
 from smqrt.http.client.follower import Follower
 from smqrt.http.client.request import Request
 from smqrt.lua.api.certificates import describe
@@ -48,6 +48,7 @@ class HttpHalf:
             host=_text(given.get("host")),
             source=_text(given.get("intf")),
             ipv6=given.get("ipv6", False),
+            max_body_bytes=given.get("maxsize", MAX_BODY_BYTES),
         )
         if "shark" in given:
             chosen.tls = self._tls[given["shark"]]
@@ -101,24 +102,17 @@ class HttpHalf:
 
     def read_bytes(self, number: int, size_bytes: int) -> bytes | None:
         """So many bytes of the body, or what is left of it; None at its end."""
-        client = self._clients[number]
-        pieces: list[bytes] = []
-        while size_bytes and (data := client.read(size_bytes)) is not None:
-            pieces.append(data)
-            size_bytes -= len(data)
-        return b"".join(pieces) if pieces else None
+        return self._clients[number].read_whole(size_bytes) or None
 
-    def read_all(self, number: int) -> bytes | None:
-        """All that is left of the body; None when the end was read before."""
-        client = self._clients[number]
-        pieces = list(iter(client.read, None))
-        return b"".join(pieces)
+    def read_all(self, number: int) -> bytes:
+        """All that is left of the body."""
+        return self._clients[number].read_whole()
 
     def drain(self, number: int) -> bool:
         """Read what is left, for the sake of the connection."""
         client = self._clients[number]
-        while client.read() is not None:
-            pass
+        client.status()
+        client.skip()
         return True
 
     def header(self, number: int, name: bytes) -> bytes | None:

@@ -67,6 +67,7 @@ end
 local PROXY <const> = {proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string", proxypass = "string"}
 local OPTIONS <const> = {
   persistent = "boolean", proxycon = "boolean", intf = "string", ipv6 = "boolean", host = "string",
+  maxsize = "integer",
 }
 
 local function add_options(list, op, kinds)
@@ -233,7 +234,7 @@ end
 
 class.__close = methods.close
 
--- syntax: httpc.create([{shark, persistent=true, proxy, proxyport, socks, proxyuser, proxypass, proxycon, intf, ipv6, host}]) -> http
+-- syntax: httpc.create([{shark, persistent=true, proxy, proxyport, socks, proxyuser, proxypass, proxycon, intf, ipv6, host, maxsize=64 MiB}]) -> http
 local function create(op)
   return http.create(op, false)
 end
