@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic
+from typing import Any
+
 import gevent
 import pytest
 
@@ -117,3 +120,78 @@ def test_nothing_can_be_smuggled_in(method: str, headers: list[tuple[str, str]])
 def test_a_password_is_not_shown() -> None:
     request = Request("GET", parse("http://a.example"), user="me", password="secret")
     assert "secret" not in repr(request)
+
+
+def drip(data: bytes, every_s: float = 0.02) -> list[Any]:
+    return [step for byte in data for step in (bytes([byte]), every_s)]
+
+
+def test_a_head_that_drips_is_not_waited_for() -> None:
+    client = Conversation(Options(timeout_s=0.2))
+    with ScriptedHttp([drip(b"HTTP/1.1 200 OK\r\n" * 100)]) as scripted:
+        began_s = monotonic()
+        client.ask(Request("GET", parse(scripted.url)))
+        with pytest.raises(StreamError, match="timeout"):
+            client.status()
+        assert monotonic() - began_s < 2
+
+
+def test_a_body_that_drips_is_not_waited_for_and_not_lost() -> None:
+    client = Conversation(Options(timeout_s=0.2))
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
+    with ScriptedHttp([[head, *drip(b"0123456789" * 50)]]) as scripted:
+        client.ask(Request("GET", parse(scripted.url)))
+        with pytest.raises(StreamError, match="timeout"):
+            client.read_whole()
+        assert client.read_whole(4) == b"0123"
+
+
+def test_a_server_that_only_interrupts_is_not_waited_for() -> None:
+    client = Conversation(Options(timeout_s=0.3))
+    with ScriptedHttp([[b"HTTP/1.1 102 Wait\r\n\r\n", 0.1] * 30]) as scripted:
+        began_s = monotonic()
+        client.ask(Request("GET", parse(scripted.url)))
+        with pytest.raises(StreamError, match="timeout"):
+            client.status()
+        assert monotonic() - began_s < 2
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 101", b"Transfer-Encoding: chunked", b"X: y"])
+def test_a_body_over_the_limit(head: bytes) -> None:
+    client = Conversation(Options(timeout_s=3, max_body_bytes=100))
+    body = b"65\r\n" + b"x" * 101 + b"\r\n" if b"chunked" in head else b"x" * 101
+    with ScriptedHttp([[b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body]]) as scripted:
+        client.ask(Request("GET", parse(scripted.url)))
+        with pytest.raises(StreamError, match="toomuchdata"):
+            client.read_whole()
+        with pytest.raises(StreamError, match="socketclosed"):
+            client.read_whole()
+
+
+def test_a_large_file_may_be_asked_about() -> None:
+    client = Conversation(Options(timeout_s=3, max_body_bytes=100))
+    with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n"]]) as scripted:
+        client.ask(Request("HEAD", parse(scripted.url)))
+        assert client.read_whole() == b""
+
+
+def test_what_is_skipped_is_bounded(client: Conversation) -> None:
+    with ScriptedHttp([answer(b"x" * 100)] * 3) as scripted:
+        for most_bytes, connections in ((1000, 1), (50, 1), (1000, 2)):
+            client.ask(Request("GET", parse(scripted.url)))
+            client.status()
+            client.skip(most_bytes)
+            assert scripted.connections == connections
+
+
+def test_trusted_without_tls_sends_nothing(client: Conversation) -> None:
+    with ScriptedHttp([HELLO]) as scripted:
+        with pytest.raises(StreamError, match="sslnotenabled"):
+            client.ask(Request("GET", parse(scripted.url), trusted=True))
+        assert scripted.connections == 0
+
+
+@pytest.mark.parametrize("host", ["a\r\nX: y", "a\nb", "a b", "a\0", "", "a/b", "u@a", "ä.example"])
+def test_the_host_smuggles_nothing_in(host: str) -> None:
+    with pytest.raises(ArgumentError, match="host"):
+        Options(host=host)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from smqrt.http.client.cookies import Jar, parse
+from smqrt.http.client.cookies import MAX_COOKIE_BYTES, MAX_COOKIES, MAX_COOKIES_OF_HOST, Jar, parse
 from smqrt.http.client.url import parse as parse_url
 
 HERE = parse_url("https://a.example/x/y")
@@ -57,7 +59,31 @@ def test_a_plain_connection_sets_no_secure_cookie() -> None:
 def test_a_server_can_not_fill_the_memory() -> None:
     jar = Jar()
     jar.keep(HERE, [("Set-Cookie", f"c{number}=1") for number in range(10_000)])
-    assert len(jar.value(HERE).split("; ")) == 300
+    assert len(jar.value(HERE).split("; ")) == MAX_COOKIES_OF_HOST
+    jar.keep(HERE, [("Set-Cookie", "big=" + "x" * MAX_COOKIE_BYTES)])
+    assert "big" not in jar.value(HERE)
+    for number in range(MAX_COOKIES):
+        jar.keep(parse_url(f"https://h{number}.example/"), [("Set-Cookie", f"c{n}=1") for n in range(MAX_COOKIES_OF_HOST)])
+    assert len(jar._cookies) == MAX_COOKIES
+
+
+def test_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    jar = Jar()
+    for number in range(MAX_COOKIES // 2):
+        host = parse_url(f"https://h{number}.example/")
+        jar.keep(host, [("Set-Cookie", "a=1; max-age=1"), ("Set-Cookie", "b=1; max-age=99999")])
+    jar.keep(HERE, [("Set-Cookie", "new=1")])
+    assert jar.value(HERE) == ""
+    later_s = time.time() + 2
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    jar.keep(HERE, [("Set-Cookie", "new=1")])
+    assert jar.value(HERE) == "new=1"
+
+
+def test_a_life_beyond_all_numbers() -> None:
+    jar = Jar()
+    jar.keep(HERE, [("Set-Cookie", "a=1; max-age=" + "9" * 4000), ("Set-Cookie", "b=1; expires=" + "9" * 4000)])
+    assert jar.value(HERE) == "a=1; b=1"
 
 
 def test_parse_gives_what_is_set() -> None:

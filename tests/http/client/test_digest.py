@@ -53,6 +53,7 @@ def test_old_servers_without_qop() -> None:
         f"Digest {FIELDS}, algorithm=X",
         'Digest realm="r", nonce="n", qop="auth-int"',
         "Digest nonsense",
+        "Digest realm=, nonce=",
     ],
 )
 def test_what_can_not_be_met(value: str) -> None:

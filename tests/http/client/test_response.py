@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import StreamError
-from smqrt.http.client.response import MAX_HEAD_BYTES, Response
+from smqrt.http.client.response import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM, Response
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
@@ -111,6 +113,11 @@ def test_another_protocol() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
         b"HTTP/1.1 200 OK\r\nNo colon\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * MAX_HEAD_BYTES,
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * (MAX_FIELDS + 2) + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * MAX_HEAD_BYTES,
+        b"HTTP/1.1 100 x\r\n\r\n" * (MAX_INTERIM + 1) + b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: y\r\n" * MAX_FRAMING_BYTES,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * (MAX_FRAMING_BYTES + 9),
     ],
 )
 def test_rubbish(rubbish: bytes) -> None:
@@ -125,3 +132,20 @@ def test_any_bytes_are_a_response_or_refused(data: bytes) -> None:
             Response().feed(start + data)
         except StreamError as error:
             assert error.word == "invalidresponse"  # noqa: PT017  # that nothing else is raised is the point
+
+
+def test_a_head_that_comes_byte_by_byte_costs_no_square() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + b"y" * 60_000 + b"\r\n\r\n"
+    response, began_s = Response(), time.process_time()
+    for at in range(len(head)):
+        response.feed(head[at : at + 1])
+    assert response.complete
+    assert time.process_time() - began_s < 1
+
+
+def test_what_is_put_back_is_taken_next() -> None:
+    response = Response()
+    response.feed(LENGTH)
+    response.put_back(b"ab" + response.take(2))
+    assert body(response) == b"abhello"
+    assert not response.has_data
