@@ -12,7 +12,8 @@ import pytest
 from tests.hostile.conftest import Attack, Besieged
 
 Script = Callable[[socket.socket, Attack], None]
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @contextmanager
@@ -71,9 +72,9 @@ def chunks(size: int) -> bytes:
 
 CASES = {
     "endless 100 Continue": (for_ever(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000), "json", b"invalidresponse"),
-    "an endless head": (for_ever(b"X-More: 1\r\n" * 1000, b"HTTP/1.1 200 OK\r\n"), "json", b"invalidresponse"),
+    "an endless head": (for_ever(b"X-More: 1\r\n" * 1000, OK), "json", b"invalidresponse"),
     "an endless body": (for_ever(chunks(60_000), CHUNKED), "json", b"toomuchdata"),
-    "a huge announced body": (for_ever(b"x" * 60_000, b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n"), "json", b"toomuchdata"),
+    "a huge body": (for_ever(b"x" * 60_000, OK + b"Content-Length: 9999999999\r\n\r\n"), "json", b"toomuchdata"),
     "endless trailers": (for_ever(b"X-More: 1\r\n" * 1000, CHUNKED + b"0\r\n"), "json", b"invalidresponse"),
     "an endless chunk extension": (for_ever(b"x" * 10_000, CHUNKED + b"1;"), "json", b"invalidresponse"),
     "chunks of one byte": (once(CHUNKED + chunks(1) * 1_000_000 + b"0\r\n\r\n"), "json", b"nil"),

@@ -276,7 +276,8 @@ class Conversation:
         """Read the rest of the body and drop it, so that the connection can be used again. When it is over
         `most_bytes` or takes longer than a wait may, the connection is closed instead.
         """
-        left, end_s = self.options.max_body_bytes if most_bytes is None else most_bytes, monotonic() + self.options.timeout_s
+        left = self.options.max_body_bytes if most_bytes is None else most_bytes
+        end_s = monotonic() + self.options.timeout_s
         try:
             while left > 0 and (data := self._next(READ_BYTES, end_s)) is not None:
                 left -= len(data)

@@ -37,7 +37,8 @@ class Challenge:
             ha1 = _hash(name, f"{ha1}:{fields['nonce']}:{cnonce}")
         with_qop = f"{count}:{cnonce}:auth:" if "qop" in fields else ""
         proof = _hash(name, f"{ha1}:{fields['nonce']}:{with_qop}{_hash(name, f'{method}:{target}')}")
-        parts = {"username": user.encode().decode("latin-1"), "realm": fields["realm"], "nonce": fields["nonce"], "uri": target, "response": proof}
+        parts = {"username": user.encode().decode("latin-1"), "realm": fields["realm"], "nonce": fields["nonce"]}
+        parts |= {"uri": target, "response": proof}
         parts |= {key: fields[key] for key in ("opaque",) if key in fields}
         text = ", ".join(f'{key}="{_quoted(value)}"' for key, value in parts.items()) + f", algorithm={algorithm}"
         return f"Digest {text}" + (f', qop=auth, nc={count}, cnonce="{cnonce}"' if with_qop else "")

@@ -62,8 +62,9 @@ def test_a_server_can_not_fill_the_memory() -> None:
     assert len(jar.value(HERE).split("; ")) == MAX_COOKIES_OF_HOST
     jar.keep(HERE, [("Set-Cookie", "big=" + "x" * MAX_COOKIE_BYTES)])
     assert "big" not in jar.value(HERE)
+    many = [("Set-Cookie", f"c{number}=1") for number in range(MAX_COOKIES_OF_HOST)]
     for number in range(MAX_COOKIES):
-        jar.keep(parse_url(f"https://h{number}.example/"), [("Set-Cookie", f"c{n}=1") for n in range(MAX_COOKIES_OF_HOST)])
+        jar.keep(parse_url(f"https://h{number}.example/"), many)
     assert len(jar._cookies) == MAX_COOKIES
 
 
