@@ -14,6 +14,7 @@ _COMMANDS = {
     "serve": ("smqrt.cli.serve", "serve", "Run applications."),
     "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
+    "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
     "new": ("smqrt.cli.new", "new", "Make a new application to start from."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),

@@ -1,4 +1,4 @@
-"""What `pub`, `sub` and `bench` share: the options of a connection, and ends as exit codes.
+"""Connections of the commands: their options, and their ends as exit codes.
 
 Exit codes: 0 done, 1 no connection or a lost one, 2 called wrongly, 3 refused by the broker, 4 time ran out.
 """
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 import gevent
@@ -16,6 +17,7 @@ import gevent
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
 
+PAGES = ("smq.lsp", "smq")
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -43,6 +45,8 @@ def failure(end: ConnectionEnd | None) -> Failure:
     """The failure that the end of a connection means."""
     if end is None:
         return Failure("no connection")
+    if end.word == "nonsmq":
+        return Failure(f"{end}; name the page that connects clients, such as {PAGES[0]}")
     return Refused(str(end)) if end.code else Failure(str(end))
 
 
@@ -86,6 +90,8 @@ def open_client(
 ) -> SmqClient:
     """A connected client that does not try again by itself unless `options` say so.
 
+    The URL may be that of an application, see `addresses`.
+
     Raises:
         Failure: the broker could not be reached or refused.
         click.UsageError: a wrong URL or option.
@@ -93,21 +99,37 @@ def open_client(
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
     chosen = {"uid": uid, "info": info, "cafile": cafile}
     credentials = credentials_of(credentials_file)
-    try:
-        client = SmqClient(
-            url,
-            {key: value for key, value in chosen.items() if value is not None},
-            verify=not insecure,
-            timeout=connect_timeout,
-            reconnect=False,
-            onauth=lambda rnd, ip: credentials,
-            **options,
-        )
-    except ArgumentError as error:
-        raise click.UsageError(str(error)) from None
-    if not client.wait_connected():
-        raise failure(client.end)
-    return client
+    first: ConnectionEnd | None = None
+    for address in addresses(url):
+        try:
+            client = SmqClient(
+                address,
+                {key: value for key, value in chosen.items() if value is not None},
+                verify=not insecure,
+                timeout=connect_timeout,
+                reconnect=False,
+                onauth=lambda rnd, ip: credentials,
+                **options,
+            )
+        except ArgumentError as error:
+            raise click.UsageError(str(error)) from None
+        if client.wait_connected():
+            return client
+        if client.end is None or client.end.word != "nonsmq":
+            raise failure(client.end)
+        first = first or client.end
+    raise failure(first)
+
+
+def addresses(url: str) -> list[str]:
+    """Where the broker of a URL may be: there, and when it is an application's folder, at the pages that connect
+    clients by custom: `smq.lsp` in Lua applications, `smq` in Python ones.
+    """
+    parts = urlsplit(url)
+    if "." in parts.path.rpartition("/")[2]:
+        return [url]
+    folder = parts.path if parts.path.endswith("/") else f"{parts.path}/"
+    return [url, *(urlunsplit(parts._replace(path=folder + page)) for page in PAGES)]
 
 
 def credentials_of(file: Path | None) -> bytes:

@@ -1,21 +1,23 @@
-"""`smqrt pub` and `smqrt sub`: publish and subscribe from a terminal or a script."""
+"""`smqrt pub`, `smqrt sub` and `smqrt request`: publish, subscribe and ask from a terminal or a script."""
 
 from __future__ import annotations
 
-import base64
-import json as jsonlib
+import itertools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import gevent
 from gevent.queue import Queue
 
-from smqrt.cli import mqtt
+from smqrt.cli import mqtt as over_mqtt
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, connection_options, failure, open_client, topic_of
+from smqrt.cli.output import content, json_line, reader_left, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError
 
@@ -27,8 +29,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _mqtt_options(command: _Command) -> _Command:
-    qos = click.option("--qos", type=click.Choice(["0", "1", "2"]), default="0", help="MQTT: quality of service.")
-    version = click.option("--mqtt", "version", type=click.Choice(["5", "3.1.1"]), default="5", help="MQTT: version.")
+    qos = click.option("--qos", type=click.Choice(["0", "1", "2"]), help="MQTT: quality of service.  [default: 0]")
+    version = click.option("--mqtt", type=click.Choice(["5", "3.1.1"]), help="MQTT: version.  [default: 5]")
     return qos(version(command))
 
 
@@ -39,6 +41,11 @@ def _mqtt_options(command: _Command) -> _Command:
 @click.argument("url")
 @click.argument("topic")
 @click.argument("data", required=False)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Publish what a file holds.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Publish so many times.  [default: 1]")
+@click.option(
+    "--every", metavar="SECONDS", type=click.FloatRange(min=0), default=0.0, help="Pause between repetitions."
+)
 @click.option("--subtopic", help="Name of a sub-topic.")
 @click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: a topic's id or a client's ETID.")
 @click.option("--retain", is_flag=True, help="MQTT: the broker keeps the message for later subscribers.")
@@ -47,40 +54,78 @@ def _mqtt_options(command: _Command) -> _Command:
 def pub(
     url: str,
     topic: str,
-    data: str | None,
     subtopic: str | None,
     is_id: bool,
     retain: bool,
-    qos: str,
-    version: str,
+    qos: str | None,
+    mqtt: str | None,
+    data: str | None,
+    file: Path | None,
+    repeat: int,
+    every: float,
     **connection: Any,
 ) -> None:
     """Publish DATA to TOPIC of the broker at URL; without DATA, each line of the standard input.
 
-    With mqtt:// and mqtts:// it is an MQTT broker, and credentials are "user:password".
+    URL may be that of an application: the broker is looked for at its smq.lsp and smq. With mqtt:// and mqtts:// it is
+    an MQTT broker, and credentials are "user:password".
 
     \b
-    smqrt pub http://localhost:9357/chat/ lamp on
-    tail -f log | smqrt pub http://localhost:9357/chat/ log
+    smqrt pub http://localhost:9357/chat/ say hello
+    smqrt pub http://localhost:9357/chat/ say --file picture.jpg
+    smqrt pub http://localhost:9357/chat/ tick now --repeat 10 --every 0.5
+    tail -n 5 log | smqrt pub http://localhost:9357/chat/ log
     smqrt pub mqtt://localhost house/lamp on --qos 1
     """
-    if mqtt.is_mqtt(url):
-        _only_smq(subtopic=subtopic, id=is_id)
-        lines = _lines_of_stdin() if data is None else iter([os.fsencode(data)])
-        mqtt.publish(url, topic, lines, int(qos), retain, version=version, **connection)
+    messages = _paced(_messages(data, file, repeat), every)
+    if over_mqtt.is_mqtt(url):
+        _refuse("SMQ", subtopic=subtopic, id=is_id)
+        over_mqtt.publish(url, topic, messages, int(qos or 0), retain, version=mqtt or "5", **connection)
         return
+    _refuse("MQTT", qos=qos, mqtt=mqtt, retain=retain)
     destination = topic_of(topic, is_id)
     with open_client(url, **connection) as client:
-        lines = _lines_of_stdin() if data is None else iter([os.fsencode(data)])
-        for line in lines:
-            _publish(client, line, destination, subtopic)
+        for message in messages:
+            _publish(client, message, destination, subtopic)
         if not client.flush():
             raise failure(client.end)
     if client.dropped:
         raise Refused(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
 
 
-def _publish(client: SmqClient, line: bytes, topic: str | int, subtopic: str | None) -> None:
+def _refuse(kind: str, **options: Any) -> None:
+    """Refuses options that mean nothing to this broker: those of the other kind."""
+    for name, value in options.items():
+        if value:
+            raise click.UsageError(f"--{name} is for {kind} brokers only")
+
+
+def _messages(data: str | None, file: Path | None, repeat: int) -> Iterator[bytes]:
+    if data is not None and file is not None:
+        raise click.UsageError("give DATA or --file, not both")
+    if file is None and data is None:
+        if repeat != 1:
+            raise click.UsageError("--repeat needs DATA or --file; lines of the standard input come once")
+        return _lines_of_stdin()
+    return itertools.repeat(os.fsencode(data) if file is None and data is not None else _content_of(file), repeat)
+
+
+def _content_of(file: Path | None) -> bytes:
+    assert file
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Failure(f"{file} can't be read: {error.strerror}") from None
+
+
+def _paced(messages: Iterator[bytes], every_s: float) -> Iterator[bytes]:
+    for number, message in enumerate(messages):
+        if number and every_s:
+            gevent.sleep(every_s)
+        yield message
+
+
+def _publish(client: SmqClient, line: bytes, topic: str | int, subtopic: str | int | None) -> None:
     try:
         client.publish(line, topic, subtopic)
     except ArgumentError as error:
@@ -101,6 +146,41 @@ def _lines_of_stdin() -> Iterator[bytes]:
         yield rest
 
 
+# ---- request
+
+
+@click.command()
+@click.argument("url")
+@click.argument("topic")
+@click.argument("data", default="")
+@click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: a topic's id or a client's ETID.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object: who answered, and the message.")
+@connection_options
+def request(url: str, topic: str, data: str, is_id: bool, timeout: float, as_json: bool, **connection: Any) -> None:
+    """Send DATA to TOPIC of the SMQ broker at URL, and print the first answer.
+
+    The answer is what somebody sends to this client with the same sub-topic id: the `reply` of messages does that.
+    Exit code 4 when none came in time.
+
+    \b
+    smqrt request http://localhost:9357/chat/ weather Rome --timeout 2
+    """
+    if over_mqtt.is_mqtt(url):
+        raise click.UsageError("request is for SMQ brokers only; MQTT has no common way to answer")
+    number = secrets.randbelow(0xFFFFFFFF) + 1
+    answers: Queue[Any] = Queue()
+    with open_client(url, **connection) as client:
+        client.onclose = lambda *_: answers.put(failure(client.end))
+        client.subscribe("self", onmsg=lambda *answer: answers.put(answer) if answer[3] == number else None)
+        _publish(client, os.fsencode(data), topic_of(topic, is_id), number)
+        if client.flush() and client.dropped:
+            raise Refused(f"the broker refused {topic!r}")
+        with gevent.Timeout(timeout, TimeRanOut(f"no answer to {topic!r} within {timeout:g} seconds")):
+            answer = _next(answers)
+        write_line(_as_json(client, topic, *answer) if as_json else answer[0])
+
+
 # ---- sub
 
 
@@ -114,7 +194,7 @@ def _lines_of_stdin() -> Iterator[bytes]:
 @click.option("--timeout", type=float, help="End after this many seconds (exit code 4 when --count was not reached).")
 @_mqtt_options
 @connection_options
-def sub(url: str, topics: tuple[str, ...], qos: str, version: str, **options: Any) -> None:
+def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **options: Any) -> None:
     """Print what is published to TOPICs of the broker at URL, a message a line, until interrupted.
 
     The topic "self" shows what is sent to this client's own ETID, which is printed on the standard error as soon
@@ -123,17 +203,18 @@ def sub(url: str, topics: tuple[str, ...], qos: str, version: str, **options: An
     With mqtt:// and mqtts:// it is an MQTT broker: topics may have the wildcards + and #.
 
     \b
-    smqrt sub http://localhost:9357/chat/ lamp log
-    smqrt sub http://localhost:9357/chat/ lamp --json --count 1
+    smqrt sub http://localhost:9357/chat/ say log
+    smqrt sub http://localhost:9357/chat/ say --json --count 1
     smqrt sub mqtt://localhost 'house/#' --verbose
     """
     try:
-        if mqtt.is_mqtt(url):
-            _sub_mqtt(url, topics, qos=int(qos), version=version, **options)
+        if over_mqtt.is_mqtt(url):
+            _sub_mqtt(url, topics, qos=int(qos or 0), version=mqtt or "5", **options)
         else:
+            _refuse("MQTT", qos=qos, mqtt=mqtt)
             _sub(url, topics, **options)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        reader_left()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
@@ -159,7 +240,7 @@ def _sub(
         with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
             while count is None or printed < count:
                 topic, *message = _next(messages)
-                _print(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], verbose))
+                write_line(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], verbose))
                 printed += 1
             return
     if count is not None:
@@ -169,24 +250,18 @@ def _sub(
 def _sub_mqtt(
     url: str, topics: tuple[str, ...], as_json: bool, verbose: bool, subtopic: str | None, **options: Any
 ) -> None:
-    _only_smq(subtopic=subtopic)
+    _refuse("SMQ", subtopic=subtopic)
 
     def show(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> None:
-        _print(_mqtt_as_json(topic, payload, properties, cpt) if as_json else _as_text(topic, payload, verbose))
+        write_line(_mqtt_as_json(topic, payload, properties, cpt) if as_json else _as_text(topic, payload, verbose))
 
-    mqtt.subscribe(url, topics, show, **options)
+    over_mqtt.subscribe(url, topics, show, **options)
 
 
 def _mqtt_as_json(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> bytes:
     sent = {name: value for name, value in properties.items() if name != "subscriptionidentifier"}
     fields = {"topic": topic, "qos": cpt >> 1 & 3, "retain": bool(cpt & 1), "properties": sent}
-    return jsonlib.dumps(fields | _content(payload), ensure_ascii=False, default=repr).encode(errors="backslashreplace")
-
-
-def _only_smq(**options: Any) -> None:
-    for name, value in options.items():
-        if value:
-            raise click.UsageError(f"--{name} is for SMQ brokers only")
+    return json_line(fields | content(payload))
 
 
 def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: str | None) -> None:
@@ -213,28 +288,11 @@ def _next(messages: Queue[Any]) -> Any:
     return message
 
 
-def _print(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def _as_text(topic: str, data: bytes, verbose: bool) -> bytes:
     return topic.encode() + b" " + data if verbose else data
 
 
 def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, subtid: int) -> bytes:
     subtopic = client.tid2subtopic(subtid) if subtid else None
-    fields = {"topic": topic, "tid": tid, "subtopic": subtopic, "subtid": subtid, "ptid": ptid, **_content(data)}
-    return jsonlib.dumps(fields, ensure_ascii=False, default=repr).encode(errors="backslashreplace")
-
-
-def _content(data: bytes) -> dict[str, Any]:
-    """The message as a JSON value when it is one, else as text when it is UTF-8, else in base64."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
-    try:
-        return {"json": jsonlib.loads(text)}
-    except ValueError:
-        return {"text": text}
+    fields = {"topic": topic, "tid": tid, "subtopic": subtopic, "subtid": subtid, "ptid": ptid}
+    return json_line(fields | content(data))

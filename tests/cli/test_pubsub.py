@@ -108,6 +108,16 @@ def test_only_one_subtopic(url):
         (("pub", "{url}", "t", "x", "--id"), 2, "'t' must be a number with --id"),
         (("pub", "{url}", "t", "x" * 65521), 1, "a message holds at most 65520"),
         (("bench", "http://127.0.0.1:1/"), 1, "connection refused"),
+        (("pub", "{url}", "t", "x", "--qos", "1"), 2, "--qos is for MQTT brokers only"),
+        (("pub", "{url}", "t", "x", "--retain"), 2, "--retain is for MQTT brokers only"),
+        (("sub", "{url}", "t", "--qos", "0"), 2, "--qos is for MQTT brokers only"),
+        (("sub", "{url}", "t", "--mqtt", "5"), 2, "--mqtt is for MQTT brokers only"),
+        (("pub", "{url}", "t", "x", "--file", __file__), 2, "give DATA or --file, not both"),
+        (("pub", "{url}", "t", "--repeat", "2"), 2, "--repeat needs DATA or --file"),
+        (("pub", "{url}", "t", "--file", "nowhere"), 2, "'nowhere' does not exist"),
+        (("request", "mqtt://127.0.0.1:1", "t"), 2, "request is for SMQ brokers only"),
+        (("request", "{url}", "t", "--timeout", "0.1"), 4, "no answer to 't' within 0.1 seconds"),
+        (("request", "{url}", "secret"), 3, "the broker refused 'secret'"),
     ],
 )
 def test_failures_are_one_clear_sentence_and_an_exit_code(url, arguments, code, words):
@@ -116,6 +126,50 @@ def test_failures_are_one_clear_sentence_and_an_exit_code(url, arguments, code, 
     assert result.returncode == code
     assert words in last
     assert "Traceback" not in result.stderr.decode()
+
+
+def test_the_broker_of_an_application_is_found_below_its_address(server, url):
+    """`smq.lsp` is the page; `nothing/` has none, and says what was tried."""
+    subscriber = Subscriber(f"{server.url}/", "lamp", "--count", "1")
+    assert smqrt("pub", server.url, "lamp", "on").returncode == 0
+    assert subscriber.end() == (b"on\n", "", 0)
+    wrong = smqrt("pub", f"{server.url}/nothing/", "t", "x")
+    assert wrong.returncode == 1
+    sentence = f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found; name the page that connects"
+    assert sentence in wrong.stderr.decode()
+
+
+def test_a_file_is_one_message(url, tmp_path):
+    (tmp_path / "picture").write_bytes(bytes(range(256)))
+    subscriber = Subscriber(url, "f", "--count", "1")
+    assert smqrt("pub", url, "f", "--file", str(tmp_path / "picture")).returncode == 0
+    assert subscriber.end() == (bytes(range(256)) + b"\n", "", 0)
+
+
+def test_a_message_is_repeated_at_a_pace(url):
+    subscriber = Subscriber(url, "r", "--count", "3")
+    began = time.monotonic()
+    assert smqrt("pub", url, "r", "tick", "--repeat", "3", "--every", "0.3").returncode == 0
+    assert time.monotonic() - began > 0.6
+    assert subscriber.end() == (b"tick\n" * 3, "", 0)
+
+
+def test_a_request_is_answered(url):
+    """By a Python client that answers to whom it may concern, with the sub-topic id of the question."""
+    answering = (
+        "import sys, gevent; from smqrt.client import SmqClient; smq = SmqClient(sys.argv[1]);"
+        "smq.subscribe('double', datatype='text', onack=lambda *_: print('ready', flush=True),"
+        "onmsg=lambda text, ptid, tid, subtid: smq.publish(text * 2, ptid, subtid)); gevent.wait()"
+    )
+    command = [sys.executable, "-c", answering, url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as answerer:
+        assert answerer.stdout.readline() == b"ready\n"
+        assert smqrt("request", url, "double", "ab").stdout == b"abab\n"
+        fields = json.loads(smqrt("request", url, "double", "ab", "--json").stdout)
+        etid = str(fields["ptid"])
+        assert (fields["topic"], fields["text"]) == ("double", "abab")
+        assert smqrt("request", url, etid, "x", "--id", "--timeout", "0.1").returncode == 4
+        answerer.terminate()
 
 
 def test_credentials_come_from_the_environment_or_a_file(url, tmp_path):

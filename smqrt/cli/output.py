@@ -1,0 +1,80 @@
+"""Output of the commands: messages as JSON, and progress bars.
+
+Every `--json` prints one JSON object a line, with the same names for the same things (help: command-line).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+
+_BAR_AFTER_ROWS = 20_000  # what takes no second needs no bar
+
+
+def content(data: bytes) -> dict[str, Any]:
+    """Returns a message's payload as fields: `json` when it is a JSON value, else `text` when it is UTF-8, else
+    `base64`.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+    try:
+        return {"json": json.loads(text)}
+    except (ValueError, RecursionError):
+        return {"text": text}
+
+
+def json_line(fields: dict[str, Any]) -> bytes:
+    """Returns one JSON object as a line, without its end."""
+    return json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "backslashreplace")
+
+
+def write_line(line: bytes) -> None:
+    """Writes a line to the standard output, at once."""
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def reader_left() -> None:
+    """The reader of the standard output, such as `head`, has seen enough: what else is written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on the standard error while inside, when that is a terminal.
+
+    Args:
+        what: what is being done, one word.
+        total: how much there is to do; None when nobody knows.
+
+    Yields:
+        What takes how much more was done.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal or (total is not None and total < _BAR_AFTER_ROWS):
+        yield lambda count: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:
+    """Yields `items`, and calls `advance` for each `every` of them."""
+    for number, item in enumerate(items, 1):
+        if number % every == 0:
+            advance(every)
+        yield item
