@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from smqrt.cli.connecting import connection_options
+from smqrt.cli.output import counted, json_line, payload_fields, progress, reader_left, write_line
 from smqrt.errors import ArgumentError, JournalError, SmqrtError
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class _Journals(click.Group):
             raise click.ClickException(
                 "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
             ) from None
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except BrokenPipeError:
+            reader_left()
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
         return None
@@ -112,6 +111,10 @@ def _range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets
     return first, _offsets(opened, end or "latest", "--until")
 
 
+def _rows_between(first: Offsets, last: Offsets) -> int:
+    return sum(max(0, end - first.get(node, 0)) for node, end in last.items())
+
+
 # ---- tail
 
 
@@ -156,8 +159,11 @@ def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once
     from smqrt.journal.inspect import as_fields, as_line
 
     for recorded in rows:
-        line = jsonlib.dumps(as_fields(recorded), ensure_ascii=False) if as_json else as_line(recorded)
-        sys.stdout.buffer.write(line.encode("utf-8", "backslashreplace") + b"\n")
+        if as_json:
+            line = json_line(as_fields(recorded) | payload_fields(recorded.row.payload))
+        else:
+            line = as_line(recorded).encode("utf-8", "backslashreplace")
+        sys.stdout.buffer.write(line + b"\n")
         if at_once:
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
@@ -182,7 +188,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None) -> None:
     else:
         others = 0
     if as_json:
-        click.echo(jsonlib.dumps(found.as_fields(), ensure_ascii=False))
+        write_line(json_line(found.as_fields()))
         return
     for line in _as_lines(found, others):
         click.echo(line)
@@ -234,7 +240,8 @@ def verify(path: Path, repair: bool) -> None:
     from smqrt.journal import verify as verifying
 
     place = folder(path)
-    report = verifying.verify(place)
+    with progress("verify", verifying.count_files(place)) as advance:
+        report = verifying.verify(place, lambda: advance(1))
     if repair and any(fault.torn for fault in report.faults):
         click.echo(f"{verifying.repair(place, report):,} bytes of a torn end were cut off")
         report = verifying.verify(place)
@@ -309,13 +316,15 @@ def _compact(place: Path, options: Options, variant: bool, seconds: float | None
 
 def _compact_once(place: Path, options: Options, variant: bool) -> Done:
     from smqrt.journal.compact import compact as run
+    from smqrt.journal.compact import rows_to_compact
 
-    if not variant:
-        return run(place, options)
-    from smqrt.pipeline.variant import Shredder
+    with progress("compact", rows_to_compact(place, options)) as advance:
+        if not variant:
+            return run(place, options, on_rows=advance)
+        from smqrt.pipeline.variant import Shredder
 
-    with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
-        return run(place, replace(options, shred=shredder))
+        with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
+            return run(place, replace(options, shred=shredder), on_rows=advance)
 
 
 def _done(done: Done, options: Options) -> str:
@@ -354,7 +363,9 @@ def export(
     from smqrt.journal.export import export as run
 
     opened = _opened(path, token)
-    rows = run(opened, *_range(opened, start, end), file, topics or None)
+    first, last = _range(opened, start, end)
+    with progress("export", _rows_between(first, last)) as advance:
+        rows = run(opened, first, last, file, topics or None, advance)
     click.echo(f"{_many(rows, 'message')} in {file} ({_size(file.stat().st_size)})")
 
 
@@ -428,9 +439,13 @@ def replay(
 
     factor = parse_speed(speed)
     opened = _opened(path, token)
-    rows = in_order(opened, *_range(opened, start, end), topics or None)
-    with publishing(hub, **connection) as (publish, wait, longest_bytes):
-        played = play(rows, publish, wait, factor, prefix, pipelines, longest_bytes)
+    first, last = _range(opened, start, end)
+    rows = in_order(opened, first, last, topics or None)
+    with (
+        publishing(hub, **connection) as (publish, wait, longest_bytes),
+        progress("replay", _rows_between(first, last)) as advance,
+    ):
+        played = play(counted(rows, advance), publish, wait, factor, prefix, pipelines, longest_bytes)
     click.echo(f"{_many(played.published, 'message')} published")
     for reason, count in played.skipped.items():
         click.echo(f"{count:,} left out: {reason}", err=True)

@@ -5,12 +5,12 @@ Every `--json` prints one JSON object a line, with the same names for the same t
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -18,21 +18,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 
-_BAR_AFTER_ROWS = 20_000  # what takes no second needs no bar
 
-
-def content(data: bytes) -> dict[str, Any]:
-    """Returns a message's payload as fields: `json` when it is a JSON value, else `text` when it is UTF-8, else
-    `base64`.
+def payload_fields(payload: bytes) -> dict[str, Any]:
+    """Returns a message's payload as every `--json` shows it: as `payload` when it is UTF-8, else as `payload_hex`; and
+    its value as `json` when it is JSON.
     """
     try:
-        text = data.decode()
+        text = payload.decode()
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+        return {"payload_hex": payload.hex()}
     try:
-        return {"json": json.loads(text)}
+        return {"payload": text, "json": json.loads(text)}
     except (ValueError, RecursionError):
-        return {"text": text}
+        return {"payload": text}
+
+
+def now() -> str:
+    """Returns the time as every `--json` shows it: ISO, UTC, microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def json_line(fields: dict[str, Any]) -> bytes:
@@ -52,18 +55,18 @@ def reader_left() -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Shows a bar on the standard error while inside, when that is a terminal.
 
     Args:
         what: what is being done, one word.
-        total: how much there is to do; None when nobody knows.
+        total: how much there is to do.
 
     Yields:
         What takes how much more was done.
     """
     console = Console(stderr=True)
-    if not console.is_terminal or (total is not None and total < _BAR_AFTER_ROWS):
+    if not console.is_terminal:
         yield lambda count: None
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -75,6 +78,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:
     """Yields `items`, and calls `advance` for each `every` of them."""
     for number, item in enumerate(items, 1):
+        yield item
         if number % every == 0:
             advance(every)
-        yield item

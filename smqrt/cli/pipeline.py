@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,10 +15,12 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
+from smqrt.cli.output import json_line, write_line
 from smqrt.cli.pipeline_places import Places, with_app, with_journal
 from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
 from smqrt.errors import PipelineError
+from smqrt.journal.moment import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import Status, read, read_all
 
@@ -130,13 +131,18 @@ def status(names: tuple[str, ...], places: Places, watch: bool, as_json: bool) -
     found = _chosen(places, names)
     if as_json:
         for each in found:
-            click.echo(json.dumps(asdict(each)))
+            write_line(json_line(asdict(each) | {"since": _moment(each.since), "updated": _moment(each.updated)}))
     elif found:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(table(found, console.width))
     else:
         click.echo(f"Nothing has run yet with the state in {places.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))
+
+
+def _moment(seconds: float) -> str | None:
+    """A time as every `--json` shows it; None for never."""
+    return iso(round(seconds * 1_000_000)) if seconds else None
 
 
 def _chosen(places: Places, names: Sequence[str]) -> list[Status]:

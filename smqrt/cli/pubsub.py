@@ -17,7 +17,7 @@ from gevent.queue import Queue
 
 from smqrt.cli import mqtt as over_mqtt
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, connection_options, failure, open_client, topic_of
-from smqrt.cli.output import content, json_line, reader_left, write_line
+from smqrt.cli.output import json_line, now, payload_fields, reader_left, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError
 
@@ -260,8 +260,8 @@ def _sub_mqtt(
 
 def _mqtt_as_json(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> bytes:
     sent = {name: value for name, value in properties.items() if name != "subscriptionidentifier"}
-    fields = {"topic": topic, "qos": cpt >> 1 & 3, "retain": bool(cpt & 1), "properties": sent}
-    return json_line(fields | content(payload))
+    fields = {"ts": now(), "topic": topic, "qos": cpt >> 1 & 3, "retain": bool(cpt & 1), "properties": sent}
+    return json_line(fields | payload_fields(payload))
 
 
 def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: str | None) -> None:
@@ -294,5 +294,5 @@ def _as_text(topic: str, data: bytes, verbose: bool) -> bytes:
 
 def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, subtid: int) -> bytes:
     subtopic = client.tid2subtopic(subtid) if subtid else None
-    fields = {"topic": topic, "tid": tid, "subtopic": subtopic, "subtid": subtid, "ptid": ptid}
-    return json_line(fields | content(data))
+    fields = {"ts": now(), "topic": topic, "tid": tid, "subtopic": subtopic, "stid": subtid, "ptid": ptid}
+    return json_line(fields | payload_fields(data))

@@ -82,13 +82,19 @@ class _Sealed(NamedTuple):
     size_bytes: int
 
 
-def compact(journal: Path, options: Options = Options(), on_step: Step = lambda step: None) -> Done:
+def compact(
+    journal: Path,
+    options: Options = Options(),
+    on_step: Step = lambda step: None,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> Done:
     """Make Parquet files of what is sealed, and remove the segments whose grace is over.
 
     Args:
         journal: the journal's folder.
         options: how.
         on_step: hears of every step.
+        on_rows: hears how many rows more were taken from segments.
 
     Returns:
         What was done; nothing when there was nothing to do.
@@ -103,7 +109,7 @@ def compact(journal: Path, options: Options = Options(), on_step: Step = lambda 
         raise JournalError("Compaction needs pyarrow, which is not installed: pip install 'smqrt[spark]'.") from None
     held = _lock(journal)
     try:
-        return _Run(journal, options, on_step).whole()
+        return _Run(journal, options, on_step, on_rows).whole()
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
@@ -111,6 +117,16 @@ def compact(journal: Path, options: Options = Options(), on_step: Step = lambda 
         ) from error
     finally:
         os.close(held)
+
+
+def rows_to_compact(journal: Path, options: Options = Options()) -> int:
+    """Returns how many rows `compact` would take from segments."""
+    through, rows = manifest.load(journal).nodes, 0
+    for folder in (journal / "wal").glob("*"):
+        last = max((one.end for one in sealed(folder, options)), default=0)
+        first = min(map(index.first_seq, index.paths(folder)), default=0)
+        rows += max(0, last - max(first, through.get(folder.name, 0)))
+    return rows
 
 
 def _lock(journal: Path) -> int:
@@ -131,8 +147,8 @@ def _lock(journal: Path) -> int:
 
 
 class _Run:
-    def __init__(self, journal: Path, options: Options, on_step: Step) -> None:
-        self._journal, self._options, self._step = journal, options, on_step
+    def __init__(self, journal: Path, options: Options, on_step: Step, on_rows: Callable[[int], None]) -> None:
+        self._journal, self._options, self._step, self._on_rows = journal, options, on_step, on_rows
         self._typed = TypedColumn(options.schemas) if options.schemas else None
         self._done = Done()
 
@@ -192,6 +208,7 @@ class _Run:
                     open_file = None
                 open_file = open_file or HourFile(self._journal, node, piece.hour, piece.first, self._typed)
                 open_file.add(piece.batch, piece.broker)
+                self._on_rows(piece.batch.num_rows)
             if open_file is not None:
                 files.append(open_file.close(self._options.shred))
         except BaseException:

@@ -15,11 +15,21 @@ from smqrt.journal.inspect import as_fields, in_order
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.record import COLUMNS
 
+OnRows = Callable[[int], None]
+"""Hears how many rows more were done."""
 _GROUP_ROWS = 1 << 16
+_TELL_ROWS = 1024
 NEEDS_PYARROW = "{what} needs pyarrow, which is not installed: pip install 'smqrt[spark]'"
 
 
-def export(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None = None) -> int:
+def export(
+    journal: Journal,
+    start: Offsets,
+    end: Offsets,
+    to: Path,
+    topics: Sequence[str] | None = None,
+    on_rows: OnRows = lambda count: None,
+) -> int:
     """Write rows to a file; its ending says how. The file is there when it is complete, not earlier.
 
     Args:
@@ -27,6 +37,7 @@ def export(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Seq
         start, end: from where to where (exclusive), by node.
         to: a file that ends in .parquet, .arrow, .csv or .jsonl.
         topics: patterns of the topics to take; None for everything, also messages to one client.
+        on_rows: hears how many rows more were written, now and then.
 
     Returns:
         How many rows it has.
@@ -40,7 +51,7 @@ def export(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Seq
         raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the ending says what is written")
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        rows = write(journal, start, end, beside, topics)
+        rows = write(journal, start, end, beside, topics, on_rows)
         os.replace(beside, to)
     except ImportError:
         raise JournalError(NEEDS_PYARROW.format(what=f"A {to.suffix} file")) from None
@@ -51,16 +62,22 @@ def export(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Seq
     return rows
 
 
-def _jsonl(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None) -> int:
+def _jsonl(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
     rows = 0
     with to.open("w", encoding="utf-8") as file:
         for recorded in in_order(journal, start, end, topics):
             file.write(json.dumps(as_fields(recorded), ensure_ascii=False) + "\n")
             rows += 1
+            if rows % _TELL_ROWS == 0:
+                on_rows(_TELL_ROWS)
     return rows
 
 
-def _csv(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None) -> int:
+def _csv(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
     names = [column.name for column in COLUMNS if column.name != "broker"]
     rows = 0
     with to.open("w", encoding="utf-8", newline="") as file:
@@ -69,22 +86,28 @@ def _csv(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Seque
         for recorded in in_order(journal, start, end, topics):
             writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags})
             rows += 1
+            if rows % _TELL_ROWS == 0:
+                on_rows(_TELL_ROWS)
     return rows
 
 
-def _parquet(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None) -> int:
+def _parquet(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
     from pyarrow import parquet
 
     def opened(schema: Any) -> Any:
         return parquet.ParquetWriter(to, schema, compression="zstd")
 
-    return _tables(journal, start, end, topics, opened)
+    return _tables(journal, start, end, topics, opened, on_rows)
 
 
-def _arrow(journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None) -> int:
+def _arrow(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
     from pyarrow import ipc
 
-    return _tables(journal, start, end, topics, lambda schema: ipc.new_file(to, schema))
+    return _tables(journal, start, end, topics, lambda schema: ipc.new_file(to, schema), on_rows)
 
 
 def _tables(
@@ -93,6 +116,7 @@ def _tables(
     end: Offsets,
     topics: Sequence[str] | None,
     opened: Callable[[Any], Any],
+    on_rows: OnRows,
 ) -> int:
     """Writes record batches, merged into larger ones, into what `opened` makes of their schema."""
     import pyarrow
@@ -102,7 +126,9 @@ def _tables(
     with opened(schema) as writer:
         for batches in _grouped(_batches(journal, start, end, topics)):
             writer.write_table(pyarrow.Table.from_batches(batches, schema).combine_chunks())
-            rows += sum(batch.num_rows for batch in batches)
+            count = sum(batch.num_rows for batch in batches)
+            on_rows(count)
+            rows += count
     return rows
 
 
@@ -125,7 +151,7 @@ def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-_WRITERS: dict[str, Callable[[Journal, Offsets, Offsets, Path, Sequence[str] | None], int]] = {
+_WRITERS: dict[str, Callable[[Journal, Offsets, Offsets, Path, Sequence[str] | None, OnRows], int]] = {
     ".parquet": _parquet,
     ".arrow": _arrow,
     ".csv": _csv,

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -52,11 +52,12 @@ class Report:
     file_rows: int = 0
 
 
-def verify(journal: Path) -> Report:
+def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> Report:
     """Look at everything in a journal. A hub may write to it meanwhile.
 
     Args:
         journal: its folder.
+        on_file: called after each segment and each compacted file.
 
     Returns:
         What was found; no faults: all is well.
@@ -69,14 +70,19 @@ def verify(journal: Path) -> Report:
     report = Report()
     try:
         for node in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
-            report.faults += _segments(node, report)
+            report.faults += _segments(node, report, on_file)
         state = _manifest(journal, report)
         if state is not None:
-            report.faults += _files(journal, state, report)
+            report.faults += _files(journal, state, report, on_file)
         report.faults += _others(journal)
     except OSError as error:
         raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
     return report
+
+
+def count_files(journal: Path) -> int:
+    """Returns how many segments and compacted files `verify` looks at."""
+    return sum(1 for pattern in (f"wal/*/*{DATA}", "data/**/*.parquet") for _ in journal.glob(pattern))
 
 
 def repair(journal: Path, report: Report) -> int:
@@ -105,7 +111,7 @@ def repair(journal: Path, report: Report) -> int:
 # ---- segments
 
 
-def _segments(folder: Path, report: Report) -> Iterator[Fault]:
+def _segments(folder: Path, report: Report, on_file: Callable[[], None]) -> Iterator[Fault]:
     through = _through(folder)
     paths = index.paths(folder)
     written = _is_written(folder)
@@ -123,6 +129,7 @@ def _segments(folder: Path, report: Report) -> Iterator[Fault]:
         report.segments += 1
         report.batches += looked_at.batches
         report.rows += looked_at.rows
+        on_file()
     if paths and through and index.first_seq(paths[0]) > through:
         yield Fault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
@@ -263,12 +270,13 @@ def _manifest(journal: Path, report: Report) -> Manifest | None:
         return None
 
 
-def _files(journal: Path, state: Manifest, report: Report) -> Iterator[Fault]:
+def _files(journal: Path, state: Manifest, report: Report, on_file: Callable[[], None]) -> Iterator[Fault]:
     for file in state.files:
         report.files += 1
         report.file_rows += file.rows
         if what := _file_fault(journal / file.path, file):
             yield Fault(journal / file.path, f"{what}; bring it back from a backup")
+        on_file()
     for node in state.nodes:
         yield from _coverage(journal, sorted((file for file in state.files if file.node == node), key=_first), state)
     named = {file.path for file in state.files}

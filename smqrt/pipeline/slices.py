@@ -21,7 +21,7 @@ NODE = "n1"
 
 _BATCH_ROWS = 4096
 _KNOWN = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags")
-_IGNORED = ("node", "seq", "tid", "stid", "ptid", "txn", "broker")
+_IGNORED = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
 
 
 def journal(file: Path, to: Path) -> int:

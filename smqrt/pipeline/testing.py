@@ -162,7 +162,7 @@ def _slice(folder: Path) -> Path:
     there = f"There are {len(found)} .jsonl files" if found else "There is no .jsonl file"
     raise PipelineError(
         f"{there} in {folder}; say with --journal on which rows to test. "
-        f"smqrt journal export {folder}/messages.jsonl records some."
+        f"smqrt journal export --to {folder}/messages.jsonl records some."
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,7 +70,7 @@ def test_tail(app: Path) -> None:
 def test_tail_for_programs(app: Path) -> None:
     read = [json.loads(line) for line in done("tail", app, "--json", "-n", "3").splitlines()]
     assert [one["seq"] for one in read] == [1999, 2000, 2001]
-    assert json.loads(read[0]["payload"])["count"] == 1999
+    assert json.loads(read[0]["payload"])["count"] == read[0]["json"]["count"] == 1999
     assert read[1]["payload_hex"] == "ff"
 
 
@@ -397,3 +399,31 @@ def test_a_journal_on_a_hub(tmp_path: Path, serve: Any, monkeypatch: pytest.Monk
     assert done("stats", url).splitlines()[0] == "messages   1"
     assert done("schema", url, "a") == "temp bigint\n"
     assert done("export", url, "--to", tmp_path / "out.jsonl").startswith("1 message in ")
+
+
+# ---- progress
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """Runs a command whose standard error is a terminal; gives what appeared there."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "smqrt", "journal", *map(str, arguments)]
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while more := os.read(ours, 65536):
+            shown += more
+    os.close(ours)
+    assert process.wait(60) == 0, shown
+    return shown.decode()
+
+
+def test_long_commands_show_how_far_they_are(app: Path, tmp_path: Path) -> None:
+    for ending in ("jsonl", "csv", "parquet"):
+        assert "export" in (bar := on_a_terminal("export", app, "--to", tmp_path / f"x.{ending}"))
+        assert "/2002" in bar
+    assert re.search(r"verify.*/\d", on_a_terminal("verify", app))
+    assert re.search(r"compact.*/2002", on_a_terminal("compact", app, "--all"))
+    assert "/2002" not in done("export", app, "--to", tmp_path / "y.jsonl"), "no terminal, no bar"

@@ -70,7 +70,8 @@ def test_json_lines(url):
     out, _, _ = subscriber.end()
     first, second, third = map(json.loads, out.splitlines())
     assert (first["topic"], first["json"], first["subtopic"]) == ("j", {"a": 1}, None)
-    assert (second["text"], third["base64"]) == ("text", "/w==")
+    assert first["payload"] == '{"a": 1}'
+    assert (second["payload"], third["payload_hex"]) == ("text", "ff")
     assert first["ptid"] > 0
     assert first["tid"] == second["tid"]
 
@@ -86,7 +87,7 @@ def test_only_one_subtopic(url):
     assert smqrt("pub", url, "room", "wrong", "--subtopic", "sound").returncode == 0
     assert smqrt("pub", url, "room", "right", "--subtopic", "light").returncode == 0
     out, _, _ = subscriber.end()
-    assert json.loads(out)["text"] == "right"
+    assert json.loads(out)["payload"] == "right"
     assert json.loads(out)["subtopic"] == "light"
 
 
@@ -167,7 +168,7 @@ def test_a_request_is_answered(url):
         assert smqrt("request", url, "double", "ab").stdout == b"abab\n"
         fields = json.loads(smqrt("request", url, "double", "ab", "--json").stdout)
         etid = str(fields["ptid"])
-        assert (fields["topic"], fields["text"]) == ("double", "abab")
+        assert (fields["topic"], fields["payload"]) == ("double", "abab")
         assert smqrt("request", url, etid, "x", "--id", "--timeout", "0.1").returncode == 4
         answerer.terminate()
 
