@@ -25,7 +25,8 @@ from smqrt.http.resources import DiskIo, Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.journal import writer
-from smqrt.journal.service import Announcer, JournalService
+from smqrt.journal.announcer import Announcer
+from smqrt.journal.service import JournalService
 from smqrt.lua.api import base, smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services

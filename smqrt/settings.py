@@ -54,7 +54,7 @@ class Settings:
     )
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
     pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
-    commit_mib: int = _setting(64, "The most that a pipeline may commit at once over HTTP, in MiB.")
+    commit_mib: int = _setting(4, "The most that a pipeline may commit at once over HTTP, in MiB.")
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
     lua_loop_s: float = _setting(
         10.0, "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes."

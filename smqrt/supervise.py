@@ -33,6 +33,7 @@ _LAST_WORDS_S = 1.0
 _LEFT_BEHIND_S = 3.0  # what a JVM takes to tidy up behind the process that started it
 _POLL_S = 0.05
 _LOOK_S = 1.0
+_PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the end of Spark
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
 
@@ -187,7 +188,8 @@ class Pipelines:
         """Starts those of the application in `folder`, if it has some and they don't run; returns at once."""
         if folder not in self._running and (folder / "pipelines").is_dir():
             command = [*self._command, str(folder)]
-            self._running[folder] = Supervised(f"pipelines of {name}", command, self._report)
+            patience = Patience(stop_s=_PIPELINES_STOP_S)
+            self._running[folder] = Supervised(f"pipelines of {name}", command, self._report, patience)
         if folder in self._running:
             self._running[folder].start()
 

@@ -24,6 +24,8 @@ _PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _LONGEST_NAME = 0xFFFF
 _PART_BYTES = 1 << 20
+MOST_ROWS = 4096
+"""Of one commit: a hub numbers and stores all its rows in one go, and its clients wait meanwhile (some 20 ms)."""
 _ROW_BYTES = 8
 """The three lengths in front of a row's parts."""
 
@@ -118,23 +120,25 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
     """
     body = encode(rows)
     path = "commit?" + urlencode({"query": query, "batch": batch})
-    values = json.loads(_link(hub, retry_s).post(path, body).body)
-    return bool(values["stored"])
+    answer = _link(hub, retry_s).post(path, body).body
+    try:
+        return bool(json.loads(answer)["stored"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a commit.") from None
 
 
 def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
     """Yields the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
 
-    A hub stores a part in one go, and its clients wait meanwhile (some 20 ms). When there is more than one, the parts
-    are of the rows in order: Spark may give the same rows in another order when it does the micro-batch again, and each
-    part must be what it was.
+    When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
+    it does the micro-batch again, and each part must be what it was.
 
     Args:
         query: the streaming query's id.
         rows: the messages.
-        most_bytes: of one part, unless one message alone has more.
+        most_bytes: of one part, unless one message alone has more; of rows it has `MOST_ROWS` at most.
     """
-    if sum(map(_size_bytes, rows)) <= most_bytes:
+    if len(rows) <= MOST_ROWS and sum(map(_size_bytes, rows)) <= most_bytes:
         yield query, rows
         return
     ordered = sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2]))
@@ -142,11 +146,11 @@ def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> 
         yield f"{query}.{number}" if number else query, part
 
 
-def _split(rows: Sequence[OutRow], most_bytes: int) -> Iterator[list[OutRow]]:
+def _split(rows: Iterable[OutRow], most_bytes: int) -> Iterator[list[OutRow]]:
     part: list[OutRow] = []
     size_bytes = 0
     for row in rows:
-        if part and size_bytes + _size_bytes(row) > most_bytes:
+        if part and (len(part) == MOST_ROWS or size_bytes + _size_bytes(row) > most_bytes):
             yield part
             part, size_bytes = [], 0
         part.append(row)
@@ -164,7 +168,8 @@ def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -
     Raises:
         ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
     """
-    _link(hub, retry_s).post("publish", encode(rows), again=False)
+    for part in _split(rows, _PART_BYTES):
+        _link(hub, retry_s).post("publish", encode(part), again=False)
 
 
 def report_progress(

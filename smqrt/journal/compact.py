@@ -9,7 +9,6 @@ means the same rows before and after.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 import zlib
@@ -20,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, recovery, segment
+from smqrt.journal import committed, index, manifest, recovery, segment
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
-from smqrt.journal.record import parse_transaction
 from smqrt.journal.settings import CompactSettings, JournalSettings
 from smqrt.journal.typed import TypedColumn
 
@@ -225,7 +223,7 @@ class _Run:
         for one in sealed(folder, self._options):
             if one.end > through:
                 break
-            if not self._is_over(state, folder.name, one) or not _commits_are_known(self._journal, one.path):
+            if not self._is_over(state, folder.name, one) or not _commits_are_known(one.path):
                 self._done.waiting += 1
                 continue
             one.path.with_suffix(index.INDEXED).unlink(missing_ok=True)
@@ -340,28 +338,10 @@ def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
         yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
 
 
-def _commits_are_known(journal: Path, path: Path) -> bool:
+def _commits_are_known(path: Path) -> bool:
     """Whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
-    flagged = [entry for entry in index.read_index(path) if entry.flags & index.HAS_TXN]
-    if not flagged:
-        return True
-    known = _snapshot(journal)
-    with path.open("rb") as file:
-        for entry in flagged:
-            file.seek(entry.offset)
-            for txn in set(arrow.decode_column(file.read(entry.length), "txn")) - {None}:
-                query, batch = parse_transaction(txn)
-                if known.get(query, -1) < batch:
-                    return False
-    return True
-
-
-def _snapshot(journal: Path) -> dict[str, int]:
-    try:
-        known = json.loads((journal / recovery.TXNS).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+    known = committed.snapshot(path.parent)
+    return all(known.get(query, -1) >= batch for query, batch in committed.of_segment(path).items())
 
 
 def _damaged(path: Path, what: str) -> JournalError:

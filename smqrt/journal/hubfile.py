@@ -1,10 +1,12 @@
 """What a hub leaves in the folders of its journals, so that pipelines find it: `hub.json`, and the `token` it asks for.
 
-Both are readable by their owner only: who may read the journal's folder as its owner may commit to its hub.
+Of several hubs of one folder, the one that holds `hub.lock` writes `hub.json`. All are readable by their owner only:
+who may read the journal's folder as its owner may commit to its hub.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -15,6 +17,7 @@ from smqrt.errors import JournalError
 
 FILE = "hub.json"
 TOKEN = "token"
+_LOCK = "hub.lock"
 _TOKEN_BYTES = 32
 _SHORTEST = 16  # characters of a token that somebody wrote by hand
 
@@ -48,6 +51,31 @@ def _make_token(path: Path) -> None:
             os.link(ready, path)  # and not rename: of two hubs that begin at once, both take the first one's
     finally:
         os.unlink(ready)
+
+
+def hold(journal: Path) -> int | None:
+    """Makes this process the one that announces a journal, until the descriptor is closed or the process ends.
+
+    Args:
+        journal: its folder.
+
+    Returns:
+        A file descriptor; None when another process is the one.
+
+    Raises:
+        JournalError: the folder can't be used.
+    """
+    path = journal / _LOCK
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(f"{path} can't be used: {error.strerror}; give this user the folder.") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def announce(journal: Path, url: str) -> None:

@@ -7,6 +7,7 @@ subtopic of no bytes is none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NoReturn
 
 from smqrt.errors import ArgumentError
@@ -32,21 +33,19 @@ class Decoder:
         self._rest = b""
         self.count = 0
 
-    def feed(self, piece: bytes) -> list[Record]:
-        """Takes the next piece; returns the records that it completes.
+    def feed(self, piece: bytes) -> Iterator[Record]:
+        """Takes the next piece; yields the records that it completes, so that others may have their turn in between.
 
         Raises:
             ArgumentError: a record has no topic, or too long a payload.
         """
         data = self._rest + piece if self._rest else piece
-        records: list[Record] = []
         at = 0
         while (end := self._end(data, at)) is not None:
-            records.append(_record(data, at))
+            yield _record(data, at)
             self.count += 1
             at = end
         self._rest = data[at:]
-        return records
 
     def finish(self) -> None:
         """Says that the body has ended.

@@ -12,6 +12,8 @@ from urllib.parse import SplitResult, urlsplit
 from smqrt.errors import JournalError
 
 TIMEOUT_S = 30.0
+ANSWER_BYTES = 256 << 20
+"""More than any piece of a journal that is asked for."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _AWAY = (429, 502, 503, 504)
 
@@ -179,7 +181,12 @@ def _exchange(
     connection.request(method, f"{urlsplit(address.url).path}/{path}", body, sent)
     with connection.getresponse() as response:
         names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, response.read())
+        body = response.read(ANSWER_BYTES + 1)
+        if len(body) > ANSWER_BYTES:
+            raise JournalError(f"{address.url}/{path}: the answer has more than {ANSWER_BYTES} bytes, as none has.")
+        if response.length:  # it ended early, which http.client says only of whole reads
+            raise http.client.IncompleteRead(body, response.length)
+        return Answer(response.status, names, body)
 
 
 def _judged(answer: Answer, url: str) -> Answer:

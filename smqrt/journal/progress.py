@@ -12,6 +12,7 @@ from typing import Any
 
 from smqrt.errors import ArgumentError, JournalError
 
+_SHOWN = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -19,7 +20,7 @@ def checked_query(query: object) -> str:
     """Returns the id of a query that may name a file; raises ArgumentError for others."""
     if isinstance(query, str) and _QUERY.fullmatch(query):
         return query
-    raise ArgumentError(f"query: {query!r} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
+    raise ArgumentError(f"query: {_shown(query)} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
 
 
 def checked(body: bytes) -> dict[str, Any]:
@@ -36,13 +37,13 @@ def checked(body: bytes) -> dict[str, Any]:
     """
     try:
         values = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested without end
         raise ArgumentError(f"progress: this is no JSON ({error}); send query, name and offset.") from None
     if not isinstance(values, dict):
         raise ArgumentError("progress: this is no JSON object; send query, name and offset.")
     query, name = checked_query(values.get("query")), values.get("name") or ""
     if not isinstance(name, str):
-        raise ArgumentError(f"name: {name!r} is no text; the name of the query is needed.")
+        raise ArgumentError(f"name: {_shown(name)} is no text; the name of the query is needed.")
     time_us = values.get("time_us")
     if not _is_count(time_us):
         time_us = time.time_ns() // 1000
@@ -52,7 +53,16 @@ def checked(body: bytes) -> dict[str, Any]:
 def _offset(offset: object) -> dict[str, int]:
     if isinstance(offset, dict) and all(_is_count(seq) for seq in offset.values()):
         return offset
-    raise ArgumentError(f"offset: {offset!r} is no object of node: sequence number, such as {{'n1': 17}}.")
+    raise ArgumentError(f"offset: {_shown(offset)} is no object of node: sequence number, such as {{'n1': 17}}.")
+
+
+def _shown(value: object) -> str:
+    """What is wrong, as far as it fits into a sentence."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "what is nested so deep"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def _is_count(value: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, record
+from smqrt.journal import arrow, committed, index, manifest
 from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, Entry
 
-TXNS = "txn.json"
-"""In the journal's folder: the last batch of each query, as it was when a segment was sealed."""
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
 
@@ -25,7 +22,7 @@ class Recovered(NamedTuple):
     Attributes:
         next_seq: the number of the next row.
         removed_bytes: how much was cut off.
-        txns: the last committed batch of each query.
+        txns: the last committed batch of each query, whichever node of the journal stored it.
     """
 
     next_seq: int
@@ -49,7 +46,7 @@ def recover(folder: Path) -> Recovered:
     journal = folder.parent.parent
     try:
         next_seq, removed = _repair_newest(folder)
-        return Recovered(max(next_seq, _least_next(journal, folder.name)), removed, load_txns(journal, folder))
+        return Recovered(max(next_seq, _least_next(journal, folder.name)), removed, committed.last_batches(journal))
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user the files.") from None
 
@@ -185,43 +182,3 @@ def _rewrite(path: Path, entries: Iterable[Entry]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-
-
-def load_txns(journal: Path, folder: Path) -> dict[str, int]:
-    """Returns the last committed batch of each query: the snapshot, and what the newest segments add.
-
-    Raises:
-        JournalError: the snapshot or a batch is damaged.
-    """
-    txns = _snapshot(journal / TXNS)
-    for path in index.paths(folder) if txns is None else _newer(journal / TXNS, folder):
-        txns = {**(txns or {}), **_committed(path)}
-    return txns or {}
-
-
-def _newer(snapshot: Path, folder: Path) -> list[Path]:
-    """Returns the segments that may have commits which the snapshot lacks."""
-    since = snapshot.stat().st_mtime
-    filled = [path for path in index.paths(folder) if index.read_index(path)]
-    return [path for path in filled if path in filled[-_NEWEST:] or path.stat().st_mtime >= since]
-
-
-def _snapshot(path: Path) -> dict[str, int] | None:
-    try:
-        return {str(query): int(batch) for query, batch in json.loads(path.read_bytes()).items()}
-    except FileNotFoundError:
-        return None
-    except (ValueError, AttributeError, TypeError) as error:
-        raise JournalError(f"{path} is damaged ({error}); remove it: it is made again from the journal.") from None
-
-
-def _committed(path: Path) -> dict[str, int]:
-    """Returns the last batch of each query that has rows in a segment."""
-    txns: dict[str, int] = {}
-    with path.open("rb") as file:
-        for entry in index.read_index(path):
-            if entry.flags & HAS_TXN:
-                file.seek(entry.offset)
-                values = arrow.decode_column(file.read(entry.length), "txn")
-                txns.update(record.parse_transaction(value) for value in values if value)
-    return txns

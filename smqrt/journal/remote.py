@@ -73,7 +73,10 @@ class RemoteJournal(Journal):
     def end(self) -> dict[str, int]:
         """As `Journal.end`, with a request of its own that is short."""
         values = self._json("end", self._link.get("end").body)
-        return {str(node): int(seq) for node, seq in values["end"].items()}
+        try:
+            return {str(node): int(seq) for node, seq in values["end"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"{self.url}/end is no journal of a hub: its answer is wrong ({error!r}).") from None
 
     # ---- what the hub has
 
@@ -105,7 +108,7 @@ class RemoteJournal(Journal):
     def _json(self, what: str, body: bytes) -> Any:
         try:
             return json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise JournalError(f"{self.url}/{what} is no journal of a hub: it answers with no JSON.") from None
 
     def _end(self, snapshot: Snapshot, node: str) -> int:

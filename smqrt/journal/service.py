@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
-import gevent
 from gevent import get_hub
 
 from smqrt.errors import ArgumentError, JournalError
@@ -34,13 +33,14 @@ from smqrt.http.resources import DiskIo, IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.journal import hubfile, progress, standing
+from smqrt.journal.commit import MOST_ROWS
 from smqrt.journal.incoming import Decoder, Record
+from smqrt.net.turn import Turn
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger("smqrt.journal")
 
-BODY_BYTES = 64 << 20
-LOOK_S = 1.0
+BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE = 1 << 20
 _PROGRESS_BYTES = 64 << 10
@@ -197,64 +197,20 @@ class JournalService(Directory):
 
     def _rows(self, request: Request) -> list[Record]:
         size, limit = request.content_length or 0, self._body_bytes
-        decoder, rows = Decoder(MAX_PAYLOAD_BYTES), list[Record]()
+        decoder, rows, turn = Decoder(MAX_PAYLOAD_BYTES), list[Record](), Turn()
         for piece in [] if size > limit else request.chunks():
             size = size if request.content_length else size + len(piece)
             if size > limit:
                 break
-            rows += decoder.feed(piece)
-            gevent.sleep(0)  # a client at full speed is not alone here
+            for row in decoder.feed(piece):
+                if len(rows) == MOST_ROWS:
+                    raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
+                rows.append(row)
+                turn.breathe()
         if size > limit:
-            raise Refused(413, f"The rows have more than {limit} bytes; commit fewer in one batch (maxRowsPerTrigger).")
+            raise Refused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
         decoder.finish()
         return rows
-
-
-class Announcer:
-    """Keeps `hub.json` of every open journal: there while the journal is served, gone when it is closed.
-
-    Args:
-        opened: the journals by name, looked at every second.
-        url: the server's address, without a slash at the end.
-    """
-
-    def __init__(self, opened: Mapping[str, OpenJournal], url: str) -> None:
-        self._opened = opened
-        self._url = url
-        self._told: dict[Path, str] = {}
-        self._looking: gevent.Greenlet[..., None] | None = None
-
-    def start(self) -> None:
-        """Begins; what is open now is announced at once."""
-        self.refresh()
-        self._looking = gevent.spawn(self._look)
-
-    def refresh(self) -> None:
-        """Announces what was opened and takes back what was closed since the last look."""
-        now = {
-            journal.path: f"{self._url}/rtl/journal/{quote(name, safe='')}" for name, journal in self._opened.items()
-        }
-        for path in self._told.keys() - now.keys():
-            hubfile.withdraw(path)
-        for path in [path for path, url in now.items() if self._told.get(path) != url]:
-            try:
-                hubfile.announce(path, now[path])
-            except JournalError as error:
-                log.error("%s", error)
-        self._told = now
-
-    def stop(self) -> None:
-        """Takes everything back."""
-        if self._looking is not None:
-            self._looking.kill()
-        for path in self._told:
-            hubfile.withdraw(path)
-        self._told = {}
-
-    def _look(self) -> None:
-        while True:
-            gevent.sleep(LOOK_S)
-            self.refresh()
 
 
 def _opened(folder: Path, name: str) -> IO[bytes]:

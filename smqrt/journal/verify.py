@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, recovery, segment
+from smqrt.journal import arrow, committed, index, manifest, recovery, segment
 from smqrt.journal.index import DATA, INDEX, INDEXED, Entry
 from smqrt.journal.manifest import DataFile, Manifest
 
@@ -342,12 +342,11 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 
 
 def _others(journal: Path) -> Iterator[Fault]:
-    for path in [journal / recovery.TXNS, *sorted((journal / "readers").glob("[!.]*.json"))]:
+    snapshots = [journal / committed.FILE, *sorted((journal / "wal").glob(f"*/{committed.FILE}"))]
+    for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):
                 raise ValueError("it is no object")
         except ValueError as error:
-            remedy = (
-                "remove it: it is made again" if path.name == recovery.TXNS else "`smqrt pipeline reset` removes it"
-            )
+            remedy = "remove it: it is made again" if path in snapshots else "`smqrt pipeline reset` removes it"
             yield Fault(path, f"is damaged ({error}); {remedy}")

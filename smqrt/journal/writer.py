@@ -18,7 +18,7 @@ from gevent.threadpool import ThreadPool
 
 from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import index, manifest, recovery, retention, segment
+from smqrt.journal import committed, index, recovery, retention, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
 from smqrt.journal.outgoing import Outgoing, OutRow
@@ -138,7 +138,7 @@ class JournalWriter:
         except OSError as error:
             log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
             return
-        self._disk.spawn(_finish, sealed, self.path, dict(self._txns))
+        self._disk.spawn(_finish, sealed, dict(self._txns))
 
     def _sync(self) -> None:
         if self._unsynced and not self._syncing:
@@ -190,6 +190,17 @@ class JournalWriter:
     def _has(self, query: str, batch: int) -> bool:
         return self._txns.get(query, -1) >= batch
 
+    def learn(self) -> None:
+        """Take note of what pipelines have committed to other hubs of this folder; blocks the greenlet.
+
+        Raises:
+            JournalError: a file of theirs is damaged or can't be read.
+        """
+        try:
+            committed.merge(self._txns, get_hub().threadpool.apply(committed.last_batches, (self.path,)))
+        except OSError as error:
+            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows that belong to no batch; raises as `commit`."""
         outgoing = Outgoing(self._broker, rows)
@@ -234,17 +245,17 @@ class JournalWriter:
             lost = self._stuck[0] + self._recorder.waiting()
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
         self._disk.join()
-        _finish(self._segment, self.path, self._txns)
+        _finish(self._segment, self._txns)
         self._disk.kill()
         os.close(self._lock)
 
 
-def _finish(sealed: segment.SegmentFile, journal: Path, txns: dict[str, int]) -> None:
+def _finish(sealed: segment.SegmentFile, txns: dict[str, int]) -> None:
     try:
         sealed.sync(kept_bytes=0)
-        manifest.write_json(journal / recovery.TXNS, txns)
+        committed.save(sealed.path.parent, txns)
     except OSError as error:
-        log.error("the journal %s: a segment can't be synced: %s", journal, error)
+        log.error("%s can't be synced: %s", sealed.path, error)
     sealed.close()
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
 """So often in a row a query may fail without a micro-batch in between. A hub that is away doesn't count."""
+FINISH_S = 30.0
+"""So long a micro-batch under way may take to end when its query is to stop; else the next start does it again."""
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -33,7 +35,7 @@ class Query:
         plan: what it computes.
         context: what it shares with the others: session, options, status.
         spark_query: Spark's handle; None before the first start.
-        stopping: set when it shall not wait for its hub any longer.
+        stopping: set when it is to stop, and shall not wait for its hub any longer.
         over: it won't be started any more; failed: because of an error.
     """
 
@@ -47,6 +49,8 @@ class Query:
     _failures: int = 0
     _batch: int = -1
     _start_at_s: float = field(default=0.0)
+    _finish_at_s: float = 0.0
+    _finishes: int = -1
     _said: str = ""
     _references: list[int] = field(default_factory=list)
 
@@ -77,7 +81,7 @@ class Query:
 
     def _look(self) -> None:
         if process.stop_requested(self.folder):
-            self.stop()
+            self.finish()
         elif self._start_at_s:
             if time.monotonic() >= self._start_at_s:
                 self._start_at_s = 0.0
@@ -87,6 +91,30 @@ class Query:
         elif not self.context.options.once and self._references_now() != self._references:
             self.spark_query.stop()
             self._try()
+
+    def finish(self) -> None:
+        """Stops it when its micro-batch is done: to be called again until it is `over`."""
+        if self.over:
+            return
+        if not self.stopping.is_set():
+            self.stopping.set()
+            self._finish_at_s = time.monotonic() + FINISH_S
+            with suppress(Exception):  # it has not been started, or the JVM is gone
+                self._finishes = self._done() + 1
+        if time.monotonic() > self._finish_at_s or self._is_between():
+            self.stop()
+
+    def _is_between(self) -> bool:
+        """Whether the micro-batch that was under way when it was told to finish is done."""
+        with suppress(Exception):  # a JVM that is gone does nothing any more
+            busy = self.spark_query is not None and self.spark_query.isActive
+            return not busy or not self.spark_query.status["isTriggerActive"] or self._done() >= self._finishes
+        return True
+
+    def _done(self) -> int:
+        """The number of the last micro-batch that Spark has done since it was started; -1: none."""
+        progress = self.spark_query.lastProgress
+        return int(progress["batchId"]) if progress else -1
 
     def stop(self) -> None:
         """Stops it now; a micro-batch under way is done again by the next start."""
@@ -171,8 +199,7 @@ class Query:
 
     def _failed(self, message: str, cause: BaseException) -> None:
         """Starts it anew a little later, unless that has been tried or can't help."""
-        progress = self.spark_query.lastProgress
-        batch = int(progress["batchId"]) if progress else -1
+        batch = self._done()
         if batch > self._batch:
             self._failures, self._batch = 0, batch
         if is_final(cause) or (self.context.options.once and not is_overload(cause)):

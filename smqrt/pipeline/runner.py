@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,7 @@ from smqrt.pipeline.status import Board
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_LOOK_S = 0.2
+_LOOK_S, _FINISH_LOOK_S = 0.2, 0.02
 
 
 def _to_stderr(message: str) -> None:
@@ -74,7 +76,8 @@ class RunOptions:
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
-    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them.
+    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them after the micro-batch
+    under way; a second one ends the process at once.
 
     Args:
         catalog: the pipelines.
@@ -89,8 +92,9 @@ def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
         JournalError: there is no such journal.
     """
     stopping = threading.Event()
-    with _signals(stopping):
-        return Runner(catalog, options, stopping).run(names)
+    # Not in the main thread: there pyspark would put a handler of SIGINT of its own in the place of ours.
+    with _signals(stopping), ThreadPoolExecutor(1, "pipelines") as thread:
+        return thread.submit(Runner(catalog, options, stopping).run, names).result()
 
 
 class Context:
@@ -169,17 +173,29 @@ class Runner:
                 spark.stop()
 
     def _all(self, queries: list[Query]) -> int:
+        try:
+            self._until_stopped(queries)
+            self._finish(queries)
+        finally:
+            for query in queries:
+                query.stop()
+        return int(any(query.failed for query in queries))
+
+    def _until_stopped(self, queries: list[Query]) -> None:
         for query in queries:
             if not self._stopping.is_set():
                 query.start()
         while not self._stopping.wait(_LOOK_S) and not all(query.over for query in queries):
             for query in queries:
                 query.look()
-        for query in queries:
-            query.stopping.set()
-        for query in queries:
-            query.stop()
-        return int(any(query.failed for query in queries))
+
+    def _finish(self, queries: list[Query]) -> None:
+        if not all(query.over for query in queries):
+            self._options.report("Stopping after the micro-batch under way; Ctrl-C once more ends it at once.")
+        while not all(query.over for query in queries):
+            for query in queries:
+                query.finish()
+            time.sleep(_FINISH_LOOK_S)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def test_progress(running: Running, over: str) -> None:
 
 def test_the_hub_decodes_what_is_sent() -> None:
     decoder = Decoder(1 << 20)
-    assert decoder.feed(commits.encode(ROWS)) == ROWS
+    assert list(decoder.feed(commits.encode(ROWS))) == ROWS
     decoder.finish()
 
 
@@ -240,6 +240,13 @@ def test_parts_are_the_same_in_any_order() -> None:
     assert sorted(map(repr, (row for _, part in found for row in part))) == sorted(map(repr, rows))
     assert all(len(commits.encode(part)) <= 100 for _, part in found)
     assert list(commits.parts("q", rows[::-1], 100)) == found
+
+
+def test_a_part_holds_so_many_messages_at_most() -> None:
+    rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MOST_ROWS + 1)
+    assert [(name, len(part)) for name, part in commits.parts("q", rows)] == [
+        ("q", commits.MOST_ROWS), ("q.1", commits.MOST_ROWS), ("q.2", 1),
+    ]  # fmt: skip
 
 
 def test_a_part_holds_at_least_one_message() -> None:

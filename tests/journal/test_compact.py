@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import compact, index, manifest, parquet, recovery, segment, tables
+from smqrt.journal import committed, compact, index, manifest, parquet, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
 from smqrt.journal.parquet import GROUP_ROWS
 from smqrt.journal.reader import Journal
@@ -187,7 +187,7 @@ def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
     assert (done.rows, done.removed, done.waiting) == (2, 0, 1)
     folder = tmp_path / "wal" / "n1"
     assert recovery.recover(folder).txns == {"q": 4}
-    manifest.write_json(tmp_path / recovery.TXNS, {"q": 4})
+    manifest.write_json(tmp_path / "wal/n1" / committed.FILE, {"q": 4})
     assert compact.compact(tmp_path, AT_ONCE).removed == 1
     assert recovery.recover(folder).txns == {"q": 4}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, manifest, recovery, segment
+from smqrt.journal import arrow, committed, manifest, recovery, segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -200,8 +200,8 @@ def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) ->
 
 def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
-    manifest.write_json(tmp_path / recovery.TXNS, {"old": 41, "q": 1})
     opened = segment.SegmentFile.open(folder, 0, "n1", "hub")
+    manifest.write_json(folder / committed.FILE, {"old": 41, "q": 1})
     written.append(opened, written.rows(0, 4, "q:2"))
     written.append(opened, written.rows(4, 6))
     written.append(opened, [*written.rows(6, 7, "a:b:7"), *written.rows(7, 9)])
@@ -210,7 +210,7 @@ def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None
     assert segment.recover(folder).txns == {"old": 41, "q": 3, "a:b": 7}
     os.truncate(opened.path, opened.path.stat().st_size - 1)
     assert segment.recover(folder).txns == {"old": 41, "q": 2, "a:b": 7}
-    (tmp_path / recovery.TXNS).unlink()
+    (tmp_path / "wal/n1" / committed.FILE).unlink()
     assert segment.recover(folder).txns == {"q": 2, "a:b": 7}
 
 
@@ -225,14 +225,17 @@ def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: P
 
 
 def test_commits_behind_a_snapshot_that_could_not_be_written(tmp_path: Path) -> None:
-    manifest.write_json(tmp_path / recovery.TXNS, {"old": 1, "q0": 0})
-    os.utime(tmp_path / recovery.TXNS, (1, 1))
+    (tmp_path / "wal/n1").mkdir(parents=True)
+    manifest.write_json(tmp_path / "wal/n1" / committed.FILE, {"old": 1, "q0": 0})
+    os.utime(tmp_path / "wal/n1" / committed.FILE, (1, 1))
     test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path, {"old": 1})
 
 
 def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:
-    (tmp_path / recovery.TXNS).write_text("[3]")
-    with pytest.raises(JournalError, match=rf"{tmp_path / recovery.TXNS} is damaged .*; remove it"):
+    path = tmp_path / "wal/n1" / committed.FILE
+    path.parent.mkdir(parents=True)
+    path.write_text("[3]")
+    with pytest.raises(JournalError, match=rf"{path} is damaged .*; remove it"):
         segment.recover(tmp_path / "wal/n1")
 
 

@@ -14,7 +14,8 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import hubfile, segment
+from smqrt.journal import hubfile, link, segment
+from smqrt.journal.commit import HubAddress, commit
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import RemoteJournal, open_journal
@@ -195,7 +196,10 @@ def ok(body: bytes, *more: str) -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"wal": [], "manifest": {}}', b"[]"])
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", DEEP, b'{"wal": [], "manifest": {}}', b"[]"])
 def test_a_server_that_is_no_hub(body: bytes) -> None:
     with (
         ScriptedHttp([[ok(body)]] * 9) as server,
@@ -207,6 +211,32 @@ def test_a_server_that_is_no_hub(body: bytes) -> None:
 def test_a_server_that_sends_us_elsewhere() -> None:
     answer = b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n"
     with ScriptedHttp([[answer]]) as server, pytest.raises(JournalError, match="answers 302, as no journal of a hub"):
+        there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
+
+
+@pytest.mark.parametrize("answer", [DEEP, b"3", b"{}", b'{"end": 3}', b'{"end": {"n1": []}}', b'{"end": {"n1": "x"}}'])
+def test_an_end_that_is_none(answer: bytes) -> None:
+    with ScriptedHttp([[ok(answer)]]) as server, pytest.raises(JournalError, match="/x/end is no journal of a hub"):
+        there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
+
+
+@pytest.mark.parametrize("answer", [DEEP, b"3", b"{}", b"<html>"])
+def test_a_commit_that_nobody_takes(answer: bytes) -> None:
+    with (
+        ScriptedHttp([[ok(answer)]]) as server,
+        pytest.raises(JournalError, match="is no journal of a hub: it says b'"),
+    ):
+        there(lambda: commit(HubAddress.of(f"{server.url}/x", "token"), "q", 0, [], retry_s=0))
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 9999999999", "Connection: close"])
+def test_an_answer_without_end(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER_BYTES", 1000)
+    answer = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + bytes(5000)
+    with (
+        ScriptedHttp([[answer]]) as server,
+        pytest.raises(JournalError, match="/x/end: the answer has more than 1000 bytes"),
+    ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 
 

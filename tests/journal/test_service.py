@@ -20,7 +20,7 @@ from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import hubfile, writer
-from smqrt.journal.commit import HubAddress, commit, report_progress
+from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, report_progress
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.index import INDEX
 from smqrt.journal.reader import Journal
@@ -363,6 +363,20 @@ def test_too_large_a_commit_is_refused_before_it_is_read(shelf: Shelf) -> None:
     assert not shelf.rows()
 
 
+def test_too_many_rows_are_refused(shelf: Shelf) -> None:
+    row = record(b"t", b"")
+    assert shelf.commit(row * MOST_ROWS).json() == {"stored": True, "rows": MOST_ROWS}
+    answer = shelf.commit(row * (MOST_ROWS + 1))
+    assert (answer.status_code, answer.text) == (413, "There are more than 4096 rows; commit fewer at once.\n")
+
+
+@pytest.mark.parametrize("shown", ["\xe9" * 43, "\xff\xfe", "", "a" * 8000, "Bearer", "\x85"])
+def test_a_token_of_any_bytes_is_none(shelf: Shelf, shown: str) -> None:
+    wire = shelf.bench.connect()
+    answer = wire.ask("/rtl/journal/main/stats", headers=f"Authorization: Bearer {shown}\r\n")
+    assert answer.status == 401
+
+
 def test_a_body_that_ends_early_stores_nothing(shelf: Shelf) -> None:
     wire = shelf.bench.connect()
     head = f"POST /rtl/journal/main/publish HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {shelf.token}\r\n"
@@ -410,6 +424,10 @@ def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
         (b'{"query":"q","offset":{"n1":true}}', "offset: "),
         (b'{"query":"q","offset":{},"name":3}', "name: 3 is no text"),
         (b"\xff", "progress: this is no JSON"),
+        (b"[" * 60000, "progress: this is no JSON (maximum recursion depth exceeded"),
+        (b'{"query":"q","name":' + b"[" * 900 + b"]" * 900 + b"}", "name: "),
+        (b'{"query":"' + b"q" * 60000 + b'"}', f"query: '{'q' * 99}… is no id"),
+        (b'{"query":"q","offset":{},"time_us":' + b"9" * 60000 + b"}", "progress: this is no JSON"),
     ],
 )
 def test_bad_progress(shelf: Shelf, report: bytes, sentence: str) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import compact, index, manifest, progress, recovery, segment
+from smqrt.journal import committed, compact, index, manifest, progress, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import Report, repair, verify
 from tests.journal.made import readings, row, write
@@ -41,7 +41,7 @@ def faults(journal: Path) -> list[str]:
 def test_a_whole_journal(journal: Path) -> None:
     write(journal, readings(500, first=3000), batch=50)
     progress.save(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
-    manifest.write_json(journal / recovery.TXNS, {"q": 3})
+    manifest.write_json(journal / "wal/n1" / committed.FILE, {"q": 3})
     assert verify(journal) == Report([], 2, 30, 1500, 2, 2000)
 
 

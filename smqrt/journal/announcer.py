@@ -1,0 +1,118 @@
+"""Which hub pipelines go to: `hub.json` of every open journal, there while the journal is served.
+
+Of several hubs that share a folder the first one announces itself, and another takes over when it is gone, knowing by
+then what pipelines have committed to the first: so a commit that comes again is recognized by either.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from smqrt.errors import JournalError
+from smqrt.journal import hubfile
+
+log = logging.getLogger("smqrt.journal")
+
+LOOK_S = 1.0
+
+
+class Announced(Protocol):
+    """What is announced: `smqrt.journal.writer.JournalWriter`."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    def learn(self) -> None:
+        """Take note of what pipelines have committed to other hubs of the folder; blocks the greenlet."""
+
+
+class Announcer:
+    """Keeps `hub.json` of every open journal.
+
+    Args:
+        opened: the journals by name, looked at every second.
+        url: the server's address, without a slash at the end.
+    """
+
+    def __init__(self, opened: Mapping[str, Announced], url: str) -> None:
+        self._opened = opened
+        self._url = url
+        self._told: dict[Path, str] = {}
+        self._held: dict[Path, int] = {}
+        self._waiting: set[Path] = set()
+        self._turn = BoundedSemaphore()
+        self._looking: gevent.Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        """Begins; what is open now is announced at once."""
+        self.refresh()
+        self._looking = gevent.spawn(self._look)
+
+    def refresh(self) -> None:
+        """Announces what was opened and takes back what was closed since the last look."""
+        with self._turn:
+            wanted = self._wanted()
+            for path in self._told.keys() - wanted.keys():
+                self._withdraw(path)
+            for path, (journal, url) in wanted.items():
+                if self._told.get(path) != url and self._holds(path):
+                    self._announce(journal, url)
+
+    def stop(self) -> None:
+        """Takes everything back."""
+        if self._looking is not None:
+            self._looking.kill()
+        for path in list(self._told):
+            self._withdraw(path)
+
+    def _look(self) -> None:
+        while True:
+            gevent.sleep(LOOK_S)
+            self.refresh()
+
+    def _wanted(self) -> dict[Path, tuple[Announced, str]]:
+        """The journals and their addresses by folder, of each folder the one that was opened first."""
+        wanted: dict[Path, tuple[Announced, str]] = {}
+        for name, journal in list(self._opened.items()):
+            wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
+        return wanted
+
+    def _holds(self, path: Path) -> bool:
+        """Whether no other process announces the folder; from now on none does."""
+        if path not in self._held and (fd := _hold(path)) is not None:
+            self._held[path] = fd
+            self._waiting.discard(path)
+        if path not in self._held and path not in self._waiting:
+            self._waiting.add(path)
+            log.info("%s: pipelines go to another hub of this folder; to this one when that is gone", path)
+        return path in self._held
+
+    def _announce(self, journal: Announced, url: str) -> None:
+        self._told[journal.path] = url
+        try:
+            journal.learn()
+            hubfile.announce(journal.path, url)
+        except JournalError as error:
+            log.error("%s", error)
+
+    def _withdraw(self, path: Path) -> None:
+        del self._told[path]
+        hubfile.withdraw(path)
+        os.close(self._held.pop(path))
+
+
+def _hold(path: Path) -> int | None:
+    try:
+        return hubfile.hold(path)
+    except JournalError as error:
+        log.error("%s", error)
+        return None

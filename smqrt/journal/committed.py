@@ -1,0 +1,118 @@
+"""Commits of pipelines that a journal has: the last micro-batch of each query, whichever node stored it.
+
+A node keeps a snapshot, `wal/<node>/txn.json`, written whenever a segment is sealed; what came since is in the newest
+segments. A query may move to another hub of the same folder, so every hub knows the commits of all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from smqrt.errors import JournalError
+from smqrt.journal import arrow, index, manifest, record
+from smqrt.journal.index import HAS_TXN
+
+FILE = "txn.json"
+"""In a node's folder. Once there was one for all nodes, in the journal's folder; it is still looked at."""
+_NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
+
+
+def last_batches(journal: Path) -> dict[str, int]:
+    """Returns the last committed batch of each query. Hubs may write to the journal meanwhile.
+
+    Args:
+        journal: its folder.
+
+    Raises:
+        JournalError: a snapshot or a batch is damaged.
+        OSError: a file can't be read.
+    """
+    found: dict[str, int] = {}
+    for folder in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
+        merge(found, _of_node(folder))
+    return found
+
+
+def merge(known: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds to `known` what `more` knows of later batches."""
+    for query, batch in more.items():
+        known[query] = max(batch, known.get(query, batch))
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    """Returns the last batch of each query as a node's snapshot has it.
+
+    Args:
+        folder: `<journal>/wal/<node>`.
+
+    Raises:
+        JournalError: it is damaged.
+    """
+    found = _read(folder.parent.parent / FILE)
+    merge(found, _read(folder / FILE))
+    return found
+
+
+def save(folder: Path, batches: Mapping[str, int]) -> None:
+    """Writes the snapshot of a node.
+
+    Args:
+        folder: `<journal>/wal/<node>`.
+        batches: the last batch of each query.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    manifest.write_json(folder / FILE, dict(batches))
+
+
+def of_segment(path: Path) -> dict[str, int]:
+    """Returns the last batch of each query that has rows in a segment. Raises as `last_batches`."""
+    found: dict[str, int] = {}
+    flagged = [entry for entry in index.read_index(path) if entry.flags & HAS_TXN]
+    if not flagged:
+        return found
+    with path.open("rb") as file:
+        for entry in flagged:
+            file.seek(entry.offset)
+            values = set(arrow.decode_column(file.read(entry.length), "txn")) - {None}
+            merge(found, dict(sorted(map(record.parse_transaction, values))))
+    return found
+
+
+def _of_node(folder: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for path in _unsaved(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile: then the snapshot has its commits by now
+            merge(found, of_segment(path))
+    merge(found, snapshot(folder))
+    return found
+
+
+def _unsaved(folder: Path) -> Iterable[Path]:
+    """Returns the segments that may have commits which the node's snapshot lacks."""
+    try:
+        since = (folder / FILE).stat().st_mtime
+    except FileNotFoundError:
+        return index.paths(folder)
+    filled = [path for path in index.paths(folder) if index.read_index(path)]
+    return [path for path in filled if path in filled[-_NEWEST:] or _written_s(path) >= since]
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        return {str(query): int(batch) for query, batch in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise JournalError(f"{path} is damaged ({error}); remove it: it is made again from the journal.") from None

@@ -1,0 +1,81 @@
+"""Journals over HTTP: whoever shows the token, or doesn't, holds nobody up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.journal.commit import MOST_ROWS, encode
+from smqrt.journal.service import BODY_BYTES
+from tests.hostile.conftest import Attack, Besieged
+
+APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
+
+
+class Stranger:
+    """Who asks the journal of a besieged server."""
+
+    def __init__(self, server: Besieged, journal: Path) -> None:
+        self.server = server
+        self.token = (journal / "token").read_text().strip()
+        self.batch = 0
+
+    def post(self, action: str, body: bytes, attack: Attack, token: str | None = None) -> str:
+        """Returns the status line and the sentence of an answer."""
+        head = f"POST /rtl/journal/app/{action} HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\nConnection: close\r\n"
+        head += f"Authorization: Bearer {self.token if token is None else token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        answer = self.server.exchange(head.encode() + body, attack)
+        return answer.partition(b"\r\n")[0].decode() + " " + answer.partition(b"\r\n\r\n")[2].decode()
+
+    def commit(self, body: bytes, attack: Attack) -> str:
+        self.batch += 1
+        return self.post(f"commit?query=q&batch={self.batch}", body, attack)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, besiege: Callable[..., Besieged]) -> Stranger:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / ".preload.py").write_text(APPLICATION)
+    return Stranger(besiege(app), app / ".journal")
+
+
+def test_commits_of_many_rows(stranger: Stranger) -> None:
+    row = encode([(b"t", None, b"")])
+    with stranger.server.attack("journal: commits of the most rows, and of far too many") as attack:
+        for _ in range(5):
+            assert "200" in stranger.commit(row * MOST_ROWS, attack)
+            assert "413" in stranger.commit(row * (BODY_BYTES // len(row)), attack)
+
+
+def test_commits_of_many_topics(stranger: Stranger) -> None:
+    with stranger.server.attack("journal: commits whose rows all have topics of their own") as attack:
+        for number in range(5):
+            rows = [(b"t%d-%d" % (number, each), b"s%d" % each, b"x" * 200) for each in range(MOST_ROWS)]
+            assert "200" in stranger.commit(encode(rows), attack)
+
+
+def test_commits_of_many_bytes(stranger: Stranger) -> None:
+    rows = [(b"t", None, bytes(65_000))] * (BODY_BYTES // 65_100)
+    with stranger.server.attack("journal: commits of the most bytes") as attack:
+        for _ in range(5):
+            assert "200" in stranger.commit(encode(rows), attack)
+
+
+def test_reports_of_progress(stranger: Stranger) -> None:
+    nodes = {f"n{number}": number for number in range(3000)}
+    with stranger.server.attack("journal: nested, huge and wrong reports of progress") as attack:
+        assert "no JSON" in stranger.post("progress", b"[" * 65_000, attack)
+        assert "no JSON" in stranger.post("progress", b'{"a":' * 13_000, attack)
+        assert "no JSON" in stranger.post("progress", b"9" * 65_000, attack)
+        assert "413" in stranger.post("progress", b" " * (1 << 20), attack)
+        assert "200" in stranger.post("progress", json.dumps({"query": "q", "offset": nodes}).encode(), attack)
+
+
+def test_wrong_tokens(stranger: Stranger) -> None:
+    with stranger.server.attack("journal: wrong tokens, with bodies") as attack:
+        for _ in range(100):
+            assert "401" in stranger.post("commit?query=q&batch=1", bytes(1000), attack, token="x" * 43)

@@ -1,0 +1,172 @@
+"""Two hubs with nodes of their own in one journal folder: what one has committed, neither stores a second time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smqrt import hub
+from smqrt.journal import commit, committed, manifest
+from smqrt.journal.commit import HubAddress
+from smqrt.journal.reader import Journal
+from tests.conftest import Served
+from tests.pipeline.hubs import eventually
+
+APPLICATION = """
+from smqrt import hub
+
+smq = hub.create(journal={settings!r})
+"""
+SEGMENT_BYTES = 65536
+ROWS = [(b"out", None, bytes(60_000))] * 3
+"""Longer than a segment: what is stored behind them goes into a new one."""
+
+
+class Pair:
+    """Two `smqrt serve`, "n1" and "n2", each with an application of its own, and the folder that both write to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.journal = folder, folder / "journal"
+        self.served: dict[str, Served] = {}
+
+    def start(self, node: str) -> None:
+        app = self.folder / node
+        app.mkdir(exist_ok=True)
+        settings = {"path": str(self.journal), "node": node, "name": node, "segment_bytes": SEGMENT_BYTES}
+        (app / ".preload.py").write_text(APPLICATION.format(settings=settings))
+        self.served[node] = Served(app)
+        assert self.served[node].port
+
+    def kill(self, node: str) -> None:
+        self.served[node].process.kill()
+        self.served[node].wait()
+
+    def stop(self, node: str) -> None:
+        assert self.served[node].stop() == 0
+
+    def commit(self, node: str, query: str, batch: int) -> bool:
+        """Commits to one of the two; returns whether it stored the rows."""
+        token = (self.journal / "token").read_text().strip()
+        address = HubAddress.of(f"{self.served[node].url}/rtl/journal/{node}", token)
+        return commit.commit(address, query, batch, ROWS, retry_s=0)
+
+    def stored(self, query: str) -> list[str | None]:
+        """The commits of a query that the journal has, once for each."""
+        journal = Journal(self.journal)
+        found = [row.txn for row in journal.rows(journal.begin(), journal.end()) if row.txn]
+        return [txn for txn in found[:: len(ROWS)] if txn and txn.startswith(query)]
+
+    def announced(self) -> str:
+        """Which of them pipelines are told to go to; empty when none."""
+        try:
+            values = json.loads((self.journal / "hub.json").read_text())
+        except FileNotFoundError:
+            return ""
+        return next((node for node, served in self.served.items() if served.process.pid == values["pid"]), "")
+
+    def close(self) -> None:
+        for served in self.served.values():
+            served.process.send_signal(signal.SIGCONT)
+            served.process.kill()
+            served.wait()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    pair.start("n1")
+    pair.start("n2")
+    yield pair
+    pair.close()
+
+
+@pytest.mark.servers
+def test_a_hub_that_is_killed_knows_its_commits(pair: Pair) -> None:
+    assert pair.commit("n1", "a", 0)
+    assert all(pair.commit("n1", "b", batch) for batch in range(3))
+    assert all(pair.commit("n2", "c", batch) for batch in range(3))
+    eventually(lambda: committed.snapshot(pair.journal / "wal/n2").get("c", 0) >= 1, "it comes to that")
+    pair.kill("n1")
+    pair.start("n1")
+    assert not pair.commit("n1", "a", 0)
+    assert not pair.commit("n1", "b", 2)
+    assert pair.commit("n1", "b", 3)
+    assert (pair.stored("a"), pair.stored("b")) == (["a:0"], [f"b:{batch}" for batch in range(4)])
+
+
+@pytest.mark.servers
+def test_pipelines_go_to_the_first_and_then_to_the_other(pair: Pair) -> None:
+    assert pair.announced() == "n1"
+    assert pair.commit("n1", "a", 0)
+    pair.kill("n1")
+    eventually(lambda: pair.announced() == "n2", "it comes to that")
+    assert not pair.commit("n2", "a", 0)
+    assert pair.commit("n2", "a", 1)
+    pair.start("n1")
+    assert pair.announced() == "n2"
+    assert not pair.commit("n1", "a", 1)
+    pair.stop("n2")
+    eventually(lambda: pair.announced() == "n1", "it comes to that")
+    assert not pair.commit("n1", "a", 1)
+    assert pair.commit("n1", "a", 2)
+    pair.stop("n1")
+    assert pair.announced() == ""
+    assert sorted(map(str, pair.stored("a"))) == ["a:0", "a:1", "a:2"]
+
+
+def test_a_folder_of_an_earlier_version(tmp_path: Path) -> None:
+    """It had one snapshot for all nodes, in which only the last writer's commits were sure to be."""
+    manifest.write_json(tmp_path / committed.FILE, {"old": 7})
+    rows = [(b"out", None, b"x")]
+    settings: dict[str, Any] = {"path": str(tmp_path), "name": "first"}
+    first = hub.create(journal=settings)
+    assert not first.journal.commit("old", 7, rows)
+    assert first.journal.commit("old", 8, rows)
+    first.journal.close()
+    os.utime(tmp_path / committed.FILE)
+    again = hub.create(journal=settings)
+    assert [again.journal.commit("old", batch, rows) for batch in (7, 8, 9)] == [False, False, True]
+    again.journal.close()
+
+
+Create = Callable[[str], Any]
+
+
+@pytest.fixture
+def create(tmp_path: Path) -> Iterator[Create]:
+    """Makes a hub of this process that writes as a node of its own to the one folder."""
+    made = []
+
+    def create(node: str) -> Any:
+        made.append(hub.create(journal={"path": str(tmp_path), "name": node, "node": node}))
+        return made[-1].journal
+
+    yield create
+    for each in made:
+        each.journal.close()
+
+
+def test_two_of_one_process(create: Create, tmp_path: Path) -> None:
+    from smqrt.journal import writer
+    from smqrt.journal.announcer import Announcer
+
+    def url() -> str:
+        return str(json.loads((tmp_path / "hub.json").read_text())["url"])
+
+    first, second = create("n1"), create("n2")
+    announcer = Announcer(writer.opened, "http://127.0.0.1:1")
+    announcer.start()
+    assert url().endswith("/n1")
+    assert first.commit("q", 0, [(b"t", None, b"x")])
+    first.close()
+    announcer.refresh()
+    assert url().endswith("/n2")
+    assert not second.commit("q", 0, [(b"t", None, b"x")])
+    announcer.stop()
+    assert not (tmp_path / "hub.json").exists()

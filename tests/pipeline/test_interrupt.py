@@ -1,0 +1,175 @@
+"""Ctrl-C, as a terminal sends it: SIGINT to the driver, the JVM and the helpers at once. And SIGTERM of an operator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smqrt.journal import commit
+from smqrt.journal.reader import Journal
+from smqrt.pipeline import status
+from tests.pipeline.hubs import JournalingHub, eventually
+
+START_S, STOP_S = 300, 60
+PIPELINES = """
+import os
+import time
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType
+from smqrt.pipeline import publish, source
+
+@source("in", json="n int", include_pipeline=True)
+def rows(df): return df
+
+@F.udf(IntegerType())
+def waits(n):
+    open({inside!r}, "w").close()
+    while not os.path.exists({go!r}):
+        time.sleep(0.01)
+    return n
+
+@publish(to="out", trigger="10 ms")
+def echo(rows): return rows.select(waits("n").alias("n"))
+
+@publish(to="idle", trigger="10 ms")
+def idle(rows): return rows.filter("n < 0")
+"""
+
+
+class Terminal:
+    """`smqrt pipeline run` in a session of its own, whose one micro-batch lasts until it is allowed to end."""
+
+    def __init__(self, app: Path, journal: Path) -> None:
+        self.app, self.journal = app, journal
+        self.inside, self.go = app / "inside", app / "go"
+        self.log = app / "driver.log"
+        (app / "pipelines").mkdir()
+        code = PIPELINES.format(inside=str(self.inside), go=str(self.go))
+        (app / "pipelines" / "p.py").write_text(code)
+        rows = [(b"in", None, b'{"n": 1}')]
+        commit.publish(commit.HubAddress.of(journal), rows)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = ["pipeline", "run", "--app", str(self.app), "--from", "earliest", "--republish"]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "smqrt", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def send(self, number: int) -> None:
+        assert self.process
+        os.killpg(self.process.pid, number)
+
+    def wait(self) -> int:
+        assert self.process
+        return self.process.wait(STOP_S)
+
+    def wait_inside(self) -> None:
+        """Waits until the micro-batch is under way."""
+        eventually(lambda: self.inside.exists() or self.ended, "the micro-batch is under way", START_S)
+        assert not self.ended, self.printed
+
+    @property
+    def ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    @property
+    def printed(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def traces(self) -> list[str]:
+        """Lines of errors that nobody can do anything about."""
+        words = ("Traceback", "Exception", "\tat ", "Aborted", "ERROR")
+        return [line for line in self.printed.splitlines() if any(word in line for word in words)]
+
+    @property
+    def results(self) -> list[bytes]:
+        journal = Journal(self.journal)
+        return [row.payload for row in journal.rows(journal.begin(), journal.end(), ["out"])]
+
+    def state(self, query: str) -> str:
+        found = status.read(self.app / ".pipelines" / query)
+        return found.state if found else ""
+
+    def close(self) -> None:
+        if not self.ended:
+            self.send(signal.SIGKILL)
+            self.wait()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    hub = JournalingHub(tmp_path / "app")
+    opened = Terminal(tmp_path / "app", hub.journal)
+    yield opened
+    opened.close()
+    hub.stop()
+
+
+def interrupt(terminal: Terminal) -> None:
+    terminal.send(signal.SIGINT)
+
+
+def terminate(terminal: Terminal) -> None:
+    assert terminal.process
+    terminal.process.terminate()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stop", [interrupt, terminate])
+def test_the_micro_batch_is_finished(terminal: Terminal, stop: Callable[[Terminal], None]) -> None:
+    terminal.start()
+    terminal.wait_inside()
+    stop(terminal)
+    eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+    terminal.go.touch()
+    assert terminal.wait() == 0, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle")) == ("stopped", "stopped")
+    assert terminal.results == [b'{"n":1}']
+    assert (terminal.app / ".pipelines/echo/checkpoint/commits/0").exists()
+    assert not terminal.traces
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_sigterm_to_the_jvm_too(terminal: Terminal) -> None:
+    """As some service managers do: the JVM ends before the micro-batch does, which the next start does again."""
+    terminal.start()
+    terminal.wait_inside()
+    terminal.send(signal.SIGTERM)
+    assert terminal.wait() == 0, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [])
+    assert not terminal.traces
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
+    terminal.start()
+    terminal.wait_inside()
+    terminal.send(signal.SIGINT)
+    eventually(lambda: "once more" in terminal.printed, "it says what it does", STOP_S)
+    terminal.send(signal.SIGINT)
+    assert terminal.wait() == 128 + signal.SIGINT, terminal.printed
+    assert terminal.results == []
+    assert not terminal.traces
+    terminal.go.touch()
+    terminal.start()
+    eventually(lambda: terminal.results or terminal.ended, "the micro-batch is done again", START_S)
+    terminal.send(signal.SIGINT)
+    assert terminal.wait() == 0, terminal.printed
+    assert terminal.results == [b'{"n":1}']
