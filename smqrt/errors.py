@@ -2,6 +2,7 @@
 
     SmqrtError
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
+    ├── MqttError          an MQTT packet breaks a rule; `code` is the reason code to part with
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
     ├── ClosedError        something was used after its close()
     ├── NoAnswer           a request got no answer in time (also a TimeoutError)
@@ -56,6 +57,19 @@ class ProtocolError(SmqrtError):
     def __init__(self, reason: CloseReason, detail: str = "") -> None:
         super().__init__(detail or reason.value)
         self.reason = reason
+
+
+class MqttError(SmqrtError):
+    """An MQTT packet breaks a rule of the standard.
+
+    Args:
+        code: the reason code that says so (MQTT 5 §2.4).
+        detail: one sentence for the log.
+    """
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
 
 
 class ArgumentError(SmqrtError, ValueError):

@@ -1,0 +1,322 @@
+"""Properties of MQTT 5 (§2.2.2): bytes to a dict and back, in one pass.
+
+Applications see them as one dict, with the names of the standard in lower case and without spaces:
+`{"contenttype": "text/plain", "messageexpiryinterval": 60, "colour": "red"}`. Any other name is a user property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from smqrt.errors import ArgumentError, MqttError
+
+Props = Mapping[str, Any]
+
+MALFORMED, PROTOCOL_ERROR, QUOTA_EXCEEDED = 0x81, 0x82, 0x97
+MAX_PROPERTIES = 1000
+"""In one packet. A property may have five bytes, and costs a microsecond: a packet of 1 MiB would hold the loop."""
+MAX_TEXT_BYTES = 0xFFFF
+MAX_VARINT = 268_435_455
+_REASON = "$reason"  # the name of a reason string in the older documentation
+_USER = 0x26
+
+
+class Packet(IntEnum):
+    """The packets that have properties, by their type (§2.1.2); the will has its own inside CONNECT."""
+
+    WILL = 0
+    CONNECT = 1
+    CONNACK = 2
+    PUBLISH = 3
+    PUBACK = 4
+    PUBREC = 5
+    PUBREL = 6
+    PUBCOMP = 7
+    SUBSCRIBE = 8
+    SUBACK = 9
+    UNSUBSCRIBE = 10
+    UNSUBACK = 11
+    DISCONNECT = 14
+    AUTH = 15
+
+
+class TooManyPropertiesError(MqttError):
+    """A packet has more than MAX_PROPERTIES of them."""
+
+    def __init__(self) -> None:
+        super().__init__(QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
+
+
+# ---- the types of values (§1.5): readers answer the value and the position behind it; none reads beyond `end`
+
+
+def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
+    def read(data: bytes, at: int, end: int) -> tuple[int, int]:
+        if at + size > end:
+            raise _cut()
+        return int.from_bytes(data[at : at + size]), at + size
+
+    return read
+
+
+def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The variable byte integer at a position, and the position behind it.
+
+    Raises:
+        MqttError: it ends beyond `end`, or has more than four bytes.
+    """
+    value = shift = 0
+    for index in range(at, min(at + 4, end)):
+        value |= (data[index] & 127) << shift
+        if data[index] < 128:
+            return value, index + 1
+        shift += 7
+    raise _cut() if end < at + 4 else MqttError(MALFORMED, "a variable byte integer of more than four bytes")
+
+
+def _read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    start = at + 2
+    if start > end:
+        raise _cut()
+    stop = start + (data[at] << 8 | data[at + 1])
+    if stop > end:
+        raise _cut()
+    return data[start:stop], stop
+
+
+def _read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
+    raw, at = _read_binary(data, at, end)
+    return checked_text(raw), at
+
+
+def checked_text(raw: bytes) -> str:
+    """A text of the protocol.
+
+    Raises:
+        MqttError: it is not UTF-8, or has the character NUL (§1.5.4).
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise MqttError(MALFORMED, "a text that is not UTF-8") from None
+    if "\0" in text:
+        raise MqttError(MALFORMED, "a text with the character NUL")
+    return text
+
+
+def _cut() -> MqttError:
+    return MqttError(MALFORMED, "a packet that ends inside its properties")
+
+
+def varint(number: int) -> bytes:
+    """The variable byte integer of a number.
+
+    Raises:
+        ValueError: it has more than 28 bits.
+    """
+    if number < 128:
+        return bytes((number,))
+    if number > MAX_VARINT:
+        raise ValueError(f"{number} is more than {MAX_VARINT}")
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _write_binary(value: Any) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) > MAX_TEXT_BYTES:
+        raise ValueError(f"at most {MAX_TEXT_BYTES} bytes")
+    return len(data).to_bytes(2) + data
+
+
+def _write_text(value: Any) -> bytes:
+    text = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise TypeError(f"a text, not {type(value).__name__}")
+    if "\0" in text:
+        raise ValueError("a text has no character NUL")
+    return _write_binary(text)
+
+
+class _Kind(NamedTuple):
+    """How values of one type are read and written, and from where to where numbers go."""
+
+    read: Callable[[bytes, int, int], tuple[Any, int]]
+    write: Callable[[Any], bytes]
+    least: int = 0
+    most: int = -1  # of numbers
+
+
+_FLAG = _Kind(_number(1), lambda value: value.to_bytes(1), 0, 1)
+_TWO = _Kind(_number(2), lambda value: value.to_bytes(2), 0, 0xFFFF)
+_TWO_POSITIVE = _TWO._replace(least=1)
+_FOUR = _Kind(_number(4), lambda value: value.to_bytes(4), 0, 0xFFFFFFFF)
+_FOUR_POSITIVE = _FOUR._replace(least=1)
+_VARINT = _Kind(read_varint, varint, 1, MAX_VARINT)
+_TEXT = _Kind(_read_text, _write_text)
+_BINARY = _Kind(_read_binary, _write_binary)
+
+
+class _Property(NamedTuple):
+    number: int
+    name: str
+    kind: _Kind
+    packets: frozenset[int]
+
+
+def _property(number: int, name: str, kind: _Kind, *packets: Packet) -> _Property:
+    return _Property(number, name, kind, frozenset(packets))
+
+
+_MESSAGE = (Packet.PUBLISH, Packet.WILL)
+_ANSWERS = (Packet.PUBACK, Packet.PUBREC, Packet.PUBREL, Packet.PUBCOMP, Packet.SUBACK, Packet.UNSUBACK)
+
+_TABLE = (  # §2.2.2.2, table 2-4
+    _property(0x01, "payloadformatindicator", _FLAG, *_MESSAGE),
+    _property(0x02, "messageexpiryinterval", _FOUR, *_MESSAGE),
+    _property(0x03, "contenttype", _TEXT, *_MESSAGE),
+    _property(0x08, "responsetopic", _TEXT, *_MESSAGE),
+    _property(0x09, "correlationdata", _BINARY, *_MESSAGE),
+    _property(0x0B, "subscriptionidentifier", _VARINT, Packet.PUBLISH, Packet.SUBSCRIBE),
+    _property(0x11, "sessionexpiryinterval", _FOUR, Packet.CONNECT, Packet.CONNACK, Packet.DISCONNECT),
+    _property(0x12, "assignedclientidentifier", _TEXT, Packet.CONNACK),
+    _property(0x13, "serverkeepalive", _TWO, Packet.CONNACK),
+    _property(0x15, "authenticationmethod", _TEXT, Packet.CONNECT, Packet.CONNACK, Packet.AUTH),
+    _property(0x16, "authenticationdata", _BINARY, Packet.CONNECT, Packet.CONNACK, Packet.AUTH),
+    _property(0x17, "requestprobleminformation", _FLAG, Packet.CONNECT),
+    _property(0x18, "willdelayinterval", _FOUR, Packet.WILL),
+    _property(0x19, "requestresponseinformation", _FLAG, Packet.CONNECT),
+    _property(0x1A, "responseinformation", _TEXT, Packet.CONNACK),
+    _property(0x1C, "serverreference", _TEXT, Packet.CONNACK, Packet.DISCONNECT),
+    _property(0x1F, "reasonstring", _TEXT, Packet.CONNACK, *_ANSWERS, Packet.DISCONNECT, Packet.AUTH),
+    _property(0x21, "receivemaximum", _TWO_POSITIVE, Packet.CONNECT, Packet.CONNACK),
+    _property(0x22, "topicaliasmaximum", _TWO, Packet.CONNECT, Packet.CONNACK),
+    _property(0x23, "topicalias", _TWO_POSITIVE, Packet.PUBLISH),
+    _property(0x24, "maximumqos", _FLAG, Packet.CONNACK),
+    _property(0x25, "retainavailable", _FLAG, Packet.CONNACK),
+    _property(0x27, "maximumpacketsize", _FOUR_POSITIVE, Packet.CONNECT, Packet.CONNACK),
+    _property(0x28, "wildcardsubscriptionavailable", _FLAG, Packet.CONNACK),
+    _property(0x29, "subscriptionidentifieravailable", _FLAG, Packet.CONNACK),
+    _property(0x2A, "sharedsubscriptionavailable", _FLAG, Packet.CONNACK),
+)
+_BY_NUMBER = {item.number: item for item in _TABLE}
+_BY_NAME = {item.name: item for item in _TABLE}
+_SUBSCRIPTION = _BY_NAME["subscriptionidentifier"]
+
+# ---- bytes to a dict
+
+
+def decode(data: bytes, at: int, packet: Packet) -> tuple[dict[str, Any], int]:
+    """The properties at a position of a packet's body, their length first, and the position behind them.
+
+    Of several user properties with one name all values are in a list; so are several subscription identifiers. A user
+    property that has the name of one of the standard is left out: nobody fakes those.
+
+    Args:
+        data: the body.
+        packet: whose properties they are.
+
+    Raises:
+        TooManyPropertiesError: more than MAX_PROPERTIES.
+        MqttError: they break a rule.
+    """
+    size, at = read_varint(data, at, len(data))
+    end = at + size
+    if end > len(data):
+        raise _cut()
+    found: dict[str, Any] = {}
+    for _ in range(MAX_PROPERTIES):
+        if at == end:
+            return found, end
+        if data[at] == _USER:
+            name, at = _read_text(data, at + 1, end)
+            value, at = _read_text(data, at, end)
+            if name not in _BY_NAME:
+                _add(found, name, value)
+        else:
+            at = _read_one(found, data, at, end, packet)
+    if at == end:
+        return found, end
+    raise TooManyPropertiesError
+
+
+def _read_one(found: dict[str, Any], data: bytes, at: int, end: int, packet: Packet) -> int:
+    item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all there are have one byte
+    if item is None:
+        raise MqttError(MALFORMED, f"an unknown property {data[at]:#x}")
+    if packet not in item.packets:
+        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} in a packet that can't have it")
+    value, at = item.kind.read(data, at + 1, end)
+    if item.kind.most >= 0 and not item.kind.least <= value <= item.kind.most:
+        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} is {value}")
+    if item.name in found and (item is not _SUBSCRIPTION or packet is not Packet.PUBLISH):
+        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} is there twice")
+    _add(found, item.name, value)
+    return at
+
+
+def _add(found: dict[str, Any], name: str, value: Any) -> None:
+    if name not in found:
+        found[name] = value
+    elif isinstance(found[name], list):
+        found[name].append(value)
+    else:
+        found[name] = [found[name], value]
+
+
+# ---- a dict to bytes
+
+
+def encode(properties: Props | None, packet: Packet) -> bytes:
+    """The properties of a packet, their length first.
+
+    Args:
+        properties: what this packet does not know goes as a user property; a list as several with one name.
+
+    Raises:
+        ArgumentError: a value is out of its range or of a wrong type; it names the property.
+    """
+    body = encode_body(properties, packet)
+    return varint(len(body)) + body
+
+
+def encode_body(properties: Props | None, packet: Packet) -> bytes:
+    """The same without the length in front."""
+    if not properties:
+        return b""
+    body = b"".join([_encode_one(name, value, packet) for name, value in properties.items()])
+    if len(body) > MAX_VARINT:
+        raise ArgumentError(f"properties: they have {len(body)} bytes together; a packet holds at most {MAX_VARINT}")
+    return body
+
+
+def _encode_one(name: str, value: Any, packet: Packet) -> bytes:
+    item = _BY_NAME.get("reasonstring" if name == _REASON else name)
+    try:
+        if item is None or packet not in item.packets:
+            return _encode_user(name, value)
+        if item.kind.most >= 0:
+            value = _checked_number(value, item.kind)
+        return bytes((item.number,)) + item.kind.write(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"property {name!r} can't be {value!r}: {error}") from None
+
+
+def _checked_number(value: Any, kind: _Kind) -> int:
+    if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
+        raise TypeError("a whole number is expected")
+    if not kind.least <= value <= kind.most:
+        raise ValueError(f"it must be from {kind.least} to {kind.most}")
+    return int(value)
+
+
+def _encode_user(name: str, value: Any) -> bytes:
+    head = bytes((_USER,)) + _write_text(name)
+    values = value if isinstance(value, list | tuple) else [value]
+    return b"".join([head + _write_text(item if isinstance(item, bytes) else str(item)) for item in values])
