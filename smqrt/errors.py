@@ -6,6 +6,8 @@
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
     ├── ClosedError        something was used after its close()
     ├── NoAnswer           a request got no answer in time (also a TimeoutError)
+    ├── DeliveryError      a client ended before the broker had its messages
+    ├── QueueFullError     what waits to be sent has reached its limit; the message names the setting
     ├── StreamError        a connection failed; `word` says how
     ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
     ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
@@ -82,6 +84,14 @@ class ClosedError(SmqrtError):
 
 class NoAnswer(SmqrtError, TimeoutError):
     """A request got no answer: in time, or because who was asked, or the connection, is gone."""
+
+
+class DeliveryError(SmqrtError):
+    """A client ended, and messages handed in before did not reach the broker, or nobody knows whether they did."""
+
+
+class QueueFullError(SmqrtError):
+    """What waits to be sent has reached its limit; the message names the setting."""
 
 
 class StreamError(SmqrtError):

@@ -17,6 +17,8 @@ from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 
 log = logging.getLogger("smqrt.mqtt")
 
+_NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
+_MAX_BYTES = 4 << 20  # of messages that wait; then the connection is not read
 _JOBS_PER_TAKE = 4  # six values each; what crosses to Lua at once is limited
 
 
@@ -37,12 +39,12 @@ class LuaCall:
         self._kind, self._ref = kind.encode(), ref
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it in this greenlet; the first value it returns, None after an error, which is logged."""
+        """Call it in this greenlet; the first value it returns, NotImplemented after an error, which is logged."""
         try:
             values = self._vm.run(self._event_ref, self._number, *self.values(*arguments))
         except LuaError as error:
-            log.error("%s", error)
-            return None
+            log.error("the callback %s of an MQTT client failed: %s", _NAMES[self._kind.decode()], error)
+            return NotImplemented
         return values[0] if values else None
 
     def values(self, first: Any, second: Any, third: Any, fourth: Any = None) -> tuple[Any, ...]:
@@ -52,6 +54,10 @@ class LuaCall:
         if self._kind == b"ack":
             return b"ack", self._ref, first.encode(), second, flat.dump(third) if third else None, None
         return b"status", self._ref, first, second, third, None
+
+    def size_bytes(self, arguments: tuple[Any, ...]) -> int:
+        """Of the message among the arguments."""
+        return len(arguments[1]) if self._kind == b"pub" else 0
 
     def __del__(self) -> None:
         if self._ref is not None:
@@ -66,6 +72,7 @@ class Inbox(Callbacks):
         self._calls: deque[tuple[LuaCall, tuple[Any, ...]]] = deque()
         self._taking: Parking | None = None
         self._word: str | None = None
+        self._bytes = 0
 
     def post(self, fn: Callable[..., Any], *args: Any) -> None:
         """See `Callbacks`."""
@@ -73,7 +80,8 @@ class Inbox(Callbacks):
             fn(*args)
             return
         self._calls.append((fn, args))
-        if len(self._calls) == ROOM_JOBS:
+        self._bytes += fn.size_bytes(args)
+        if len(self._calls) == ROOM_JOBS or self._bytes > _MAX_BYTES:
             self._room.clear()
         self._answer()
 
@@ -104,7 +112,8 @@ class Inbox(Callbacks):
         found: tuple[Any, ...] = ()
         for _ in range(min(_JOBS_PER_TAKE, len(self._calls))):
             call, args = self._calls.popleft()
+            self._bytes -= call.size_bytes(args)
             found += call.values(*args)
-        if len(self._calls) < ROOM_JOBS // 2:
+        if len(self._calls) < ROOM_JOBS // 2 and self._bytes <= _MAX_BYTES // 2:
             self._room.set()
         return found

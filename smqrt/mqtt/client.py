@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from smqrt.errors import ArgumentError, StreamError
+from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.mqtt.connection import Connection
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End, refused
 from smqrt.mqtt.opening import Opener
 from smqrt.mqtt.options import Will, check_qos, make_options, to_bytes
-from smqrt.mqtt.properties import PacketTypes, Props, as_paho, packed
 from smqrt.mqtt.protocol import FIRST_FAILURE, Engine
+from smqrt.mqtt.queue import SendQueue
 from smqrt.mqtt.subscriptions import Request, Requests, Routes
 from smqrt.mqtt.topics import check_filter, check_topic
 from smqrt.mqtt.url import parse_address
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
+from smqrt.wire.mqtt_properties import MAX_PROPERTIES, Packet, Props, encode, encode_body
 
 log = logging.getLogger("smqrt.mqtt")
 
-DEFAULT_DELAY_S = 5.0
+DEFAULT_DELAY_S, SHORT_DELAY_S = 5.0, 0.1
+LONGEST_DELAY_S = 86_400.0
+HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
+LINGER_S = 1.0
+"""What the end of a connection takes behind DISCONNECT, beyond the time-out of `close`."""
 
 OnStatus = Callable[[str, str, Mapping[str, Any]], Any]
 """`f(type, code, status)`, called when a connection stands, was refused, or ended; see `End` for the words.
 
 On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})`: a true value keeps the connection.
-Otherwise: None or False gives up, True tries again after 5 seconds, a number after so many seconds."""
+Otherwise: None or False gives up, True tries again after 5 seconds, a number after so many seconds. When it raises, or
+answers something else, the client goes on as one without `onstatus`, and the log tells; so it does, without a word,
+when the answer is NotImplemented."""
 
 OnPub = Callable[[str, bytes, dict[str, Any], int], Any]
 """`f(topic, payload, properties, cpt)`; `cpt` is the first byte of the packet: DUP 8, QoS 6, retain 1."""
@@ -41,8 +48,11 @@ OnPub = Callable[[str, bytes, dict[str, Any], int], Any]
 class MqttClient:
     """A client of an MQTT broker that connects at once, in the background, and comes back when the connection is lost.
 
-    Everything may be called at any time: what needs a connection waits for one. The callbacks run one after the other
-    in a greenlet of their own; they may block and may call back.
+    Everything may be called at any time: what needs a connection waits for one, in the order of the calls, in a queue
+    with bounds. The callbacks run one after the other in a greenlet of their own; they may block and may call back.
+
+    The end: `close()` and `with` deliver what was handed in, or raise DeliveryError; `disconnect()` does the same in
+    the background. The broker is told (DISCONNECT), so it publishes no will.
 
     The session: without a `sessionexpiryinterval` among the properties every connection starts clean. With one the
     first connection does, and later ones resume what the broker kept. In flight QoS 1 and 2 messages are sent again.
@@ -63,6 +73,7 @@ class MqttClient:
 
     Attributes:
         end: why the last connection ended, an `End`; None before.
+        left_out: how many messages of the broker were refused because they have too many properties.
     """
 
     def __init__(
@@ -78,17 +89,22 @@ class MqttClient:
         self.onstatus, self.onpub = onstatus, onpub
         self.end: End | None = None
         self._properties = dict(properties or {})
-        self._engine = Engine(self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias)
+        self.left_out = 0
+        limits = (opts.inflight, opts.topicalias, opts.maxpacketsize)
+        self._engine = Engine(self, opts.version, opts.clientidentifier, *limits)
         self._opener = self._make_opener(address)
         self._set_credentials()
-        self._engine._connect_properties = as_paho(properties, PacketTypes.CONNECT) if opts.version == 5 else None
+        encode(properties, Packet.CONNECT)  # raises now what would fail later
         self._callbacks = callbacks or Callbacks(log)
         self._routes, self._requests = Routes(), Requests(opts.resubscribe)
-        self._queue: deque[Delivery] = deque()
+        self._queue = SendQueue(opts, lambda: self._engine.flying_bytes)
         self._connection: Connection | None = None
         self._last_job: Callable[[], Any] | None = None
-        self._flows = self._is_opening = self._has_session = self._has_ended = False
-        self._stopping, self._settled, self._quiet = Event(), Event(), Event()
+        self._flows = self._is_opening = self._has_session = self._has_ended = self._is_closing = False
+        self._stopping, self._hurry, self._settled, self._quiet = Event(), Event(), Event(), Event()
+        self._was_accepted = False
+        self._farewell: End | None = None
+        self._undelivered = 0
         self.setwill(opts.will)
         self._greenlet = gevent.spawn(self._run)
 
@@ -133,29 +149,48 @@ class MqttClient:
             properties: see `MqttClient`; `contenttype`, `responsetopic`, `correlationdata`, ...
 
         Returns:
-            What becomes of it. Failed at once ("full", "closed") when the queue has no room, or the client has ended.
+            What becomes of it. Failed at once ("toolarge") when it is larger than `maxpacketsize`.
 
         Raises:
             ArgumentError: a bad argument.
+            ClosedError: the client has ended, or was asked to.
+            QueueFullError: too much waits to be sent; see the options `queuesize`, `queuebytes` and `queuefull`.
         """
-        body = packed(properties, PacketTypes.PUBLISH) if properties and self._options.version == 5 else b""
+        body = encode_body(properties, Packet.PUBLISH) if properties and self._options.version == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
-        limit = self._options.queuesize
-        if self._stopping.is_set():
-            item.finish("closed")
-        elif limit is not None and not self._flows and len(self._queue) >= limit:
-            item.finish("full")
-        else:
-            self._queue.append(item)
-            self._pump()
+        self._check_open("publish")
+        if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
+            item.finish("toolarge")
+            return item
+        self._queue.make_room(item.size_bytes)
+        self._check_open("publish")  # it may have waited
+        self._queue.put(item)
+        self._pump()
         return item
+
+    def _check_open(self, what: str) -> None:
+        if self._is_closing or self._has_ended:
+            why = f": {self.end}" if self.end is not None and not self._is_closing else ""
+            raise ClosedError(f"{what}: the client has ended{why}")
 
     def _pump(self) -> None:
         queue, engine = self._queue, self._engine
-        while queue and self._flows and engine.has_room(queue[0].qos):
-            engine.send(queue.popleft())
-        if not queue and not self._quiet.is_set():
+        if self._flows:
+            engine.send_again()
+        while queue.items and self._may_send(queue.items[0]):
+            item = queue.take()
+            if isinstance(item, Request):
+                self._requests.sent(engine.ask(item), item)
+            else:
+                engine.send(item)
+        queue.tell_waiters()
+        if not queue.items and not self._quiet.is_set():
             self._quiet.set()
+
+    def _may_send(self, item: Delivery | Request) -> bool:
+        if isinstance(item, Request):
+            return self._engine.may_ask
+        return self._flows and self._engine.has_room(item.qos)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was published is sent, acknowledged if it has to be, and every subscription answered.
@@ -173,7 +208,7 @@ class MqttClient:
         engine = self._engine
         return (
             self._requests.is_quiet
-            and not (self._queue or engine.flying)
+            and not (self._queue.items or engine.flying)
             and not (engine.is_open and engine.want_write())
         )
 
@@ -210,7 +245,7 @@ class MqttClient:
             Whether connected; without a connection it waits for one.
 
         Raises:
-            ArgumentError: a bad argument.
+            As `publish`.
         """
         check_filter(topic)
         if retainhandling not in (0, 1, 2):
@@ -219,7 +254,8 @@ class MqttClient:
         if self._options.version == 5:
             options |= bool(nolocal) << 2 | bool(retainaspublished) << 3 | retainhandling << 4
         props = dict(properties or {})
-        as_paho(props, PacketTypes.SUBSCRIBE)
+        encode(props, Packet.SUBSCRIBE)
+        self._take_in("subscribe")
         self._routes.remove(topic)
         if onpub is not None:
             number = self._routes.add(topic, onpub)
@@ -233,24 +269,23 @@ class MqttClient:
         onunsuback: Callable[[str, int, dict[str, Any]], Any] | None = None,
         properties: Props | None = None,
     ) -> bool:
-        """End a subscription; `onunsuback(topic, reason, properties)` tells. Returns whether connected.
-
-        Raises:
-            ArgumentError: a bad argument.
-        """
+        """End a subscription; `onunsuback(topic, reason, properties)` tells. Returns whether connected; raises as
+        `publish`."""
         check_filter(topic)
-        as_paho(properties, PacketTypes.UNSUBSCRIBE)
+        encode(properties, Packet.UNSUBSCRIBE)
+        self._take_in("unsubscribe")
         return self._request(Request(topic, None, dict(properties or {}), onunsuback))
+
+    def _take_in(self, what: str) -> None:
+        self._check_open(what)
+        self._queue.make_room(0)
+        self._check_open(what)
 
     def _request(self, request: Request) -> bool:
         self._requests.add(request)
-        self._ask()
+        self._queue.put(request)
+        self._pump()
         return self.connected
-
-    def _ask(self) -> None:
-        while self._requests.waiting and self._engine.is_open:
-            request = self._requests.waiting.popleft()
-            self._requests.sent(self._engine.ask(request), request)
 
     # ---- the connection
 
@@ -265,8 +300,18 @@ class MqttClient:
         return self._has_ended
 
     def status(self) -> tuple[int, bool, bool]:
-        """How many messages are queued, whether connected, and whether it has ended for good."""
-        return len(self._queue), self.connected, self._stopping.is_set() or self.closed
+        """How many messages and subscriptions are queued, whether connected, and whether it has ended for good."""
+        return len(self._queue), self.connected, self._is_closing or self.closed
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were given up for newer ones (`queuefull="drop"`)."""
+        return self._queue.dropped
+
+    @property
+    def refused(self) -> int:
+        """How many times there was no room in the queue (QueueFullError)."""
+        return self._queue.refused
 
     def wait_connected(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected."""
@@ -279,54 +324,124 @@ class MqttClient:
         Raises:
             ArgumentError: it is none.
         """
-        will, engine = Will.make(will), self._engine
-        if will is None:
-            engine.will_clear()
-            return
-        properties = as_paho(will.properties, PacketTypes.WILLMESSAGE) if self._options.version == 5 else None
-        engine.will_set(will.topic, to_bytes(will.payload), will.qos, will.retain, properties)
+        self._engine.set_will(Will.make(will))
 
     def disconnect(self, reason: int = 0) -> bool:
-        """End the connection and do not come back. `onstatus` is not called; what is queued is dropped.
+        """End for good, without waiting. What was handed in is delivered before, in the background and at most within
+        the option `timeout`, if need be over a connection that is made for it; what can't be fails with "closed". When
+        there is nothing, DISCONNECT goes out at once. `onstatus` is not called.
 
         Args:
             reason: for the broker (MQTT 5); 4 has it publish the will.
 
         Returns:
             Whether connected before.
+
+        Raises:
+            ArgumentError: the reason is none.
         """
+        if not isinstance(reason, int) or not 0 <= reason <= 0xFF:
+            raise ArgumentError(f"reason must be a reason code from 0 to 255, not {reason!r}")
         was_connected = self.connected
+        if self._begin_to_close():
+            if self._is_drained():
+                self._part(reason)
+            else:
+                gevent.spawn(self._deliver_and_part, reason, self._options.timeout)
+        return was_connected
+
+    def shutdown(self) -> None:
+        """The process ends: as `disconnect`; `onstatus` is told ("sock", "sysshutdown") if there is a connection."""
+        if self.connected and not self._is_closing:
+            self._farewell = End("sock", "sysshutdown", detail="the process ends")
+        self.disconnect()
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """End for good, and wait for it: what was handed in is delivered before, if need be over a connection that is
+        made for it. DISCONNECT is sent. A second call does nothing but wait.
+
+        Args:
+            timeout: seconds for the delivery; then it is over. None waits as long as it takes.
+
+        Raises:
+            DeliveryError: something was not delivered, or nobody knows whether it was; it says why.
+        """
+        end_s = None if timeout is None else monotonic() + timeout
+        if self._begin_to_close():
+            self._deliver_and_part(0, timeout)
+        self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
+        self._part()
+        self._greenlet.join(2 * LINGER_S)
+        lost, self._undelivered = self._undelivered, 0
+        if lost:
+            why = self.end or f"there was no time left after {timeout:g} s"
+            raise DeliveryError(f"close: {lost} messages or subscriptions were not delivered: {why}")
+
+    def _begin_to_close(self) -> bool:
+        """Take in nothing more, and hurry to send what is there; false when that is under way, or done."""
+        if self._is_closing or self._has_ended:
+            return False
+        self._is_closing = True
+        self._hurry.set()
+        self._queue.close()
+        if self._connection is not None and self.connected:
+            self._start_to_flow()  # onstatus may still think about it
+            self._connection.write_now()
+        else:
+            self._engine.forget_unproven()  # of a connection that broke: QoS 0 promises no more
+        return True
+
+    def _deliver_and_part(self, reason: int, timeout_s: float | None) -> None:
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        if self.flush(timeout_s):
+            self._make_sure(None if end_s is None else end_s - monotonic())
+        self._part(reason)
+
+    def _make_sure(self, timeout_s: float | None) -> None:
+        """QoS 0 is acknowledged by nobody; but a broker answers a ping after what it got before."""
+        engine = self._engine
+        if engine.unproven and self.connected:
+            engine.prove()
+        with gevent.Timeout(timeout_s, False):  # type: ignore[arg-type]
+            while engine.unproven and self.connected:
+                self._quiet.clear()
+                self._quiet.wait()
+        if engine.unproven:
+            self._undelivered += engine.unproven
+            self.end = self.end or End("sock", "timeout", detail="the broker doesn't say that it got them")
+
+    def _part(self, reason: int = 0) -> None:
+        """End now."""
+        if self._stopping.is_set():
+            return
+        self._is_closing = True
         self._stopping.set()
+        self._hurry.set()
         self._flows = False
-        if self._connection is not None and was_connected:
-            self._connection.abort_after(self._options.timeout)
+        if self._connection is not None and self.connected:
             self._engine.part(reason)
+            self._connection.write_now()
+            self._connection.abort_after(LINGER_S)
         elif self._connection is not None:
             self._connection.abort()
         elif self._is_opening:
             self._greenlet.kill(_Stopped, block=False)
-        return was_connected
 
-    def shutdown(self) -> None:
-        """The process ends: disconnect, tell `onstatus` ("sock", "sysshutdown"), and do not come back."""
-        if self._connection is None or not self.connected:
-            self.disconnect()
-            return
-        self._connection.end(End("sock", "sysshutdown", detail="the process ends"))
-        self._engine.part()
-
-    def close(self, timeout: float | None = 5.0) -> None:
-        """Disconnect after all that was published, and wait for the end; at most `timeout` seconds."""
-        if self.connected and not self._stopping.is_set():
-            self.flush(timeout)
-        self.disconnect()
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds until it has ended for good; whether it has."""
         self._greenlet.join(timeout)
+        return self.closed
 
     def __enter__(self) -> MqttClient:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except DeliveryError as error:
+            if kind is None:
+                raise
+            log.warning("%s", error)  # what the block raised goes first
 
     def on_ended(self, fn: Callable[[], Any]) -> None:
         """Have `fn()` called when the client has ended for good, after every other callback."""
@@ -344,7 +459,7 @@ class MqttClient:
                 delay_s = self._delay_after(end)
                 if delay_s is None:
                     break
-                self._stopping.wait(delay_s)
+                (self._stopping if self._is_closing else self._hurry).wait(delay_s)
         finally:
             self._finish()
 
@@ -363,7 +478,7 @@ class MqttClient:
             self._lost()
 
     def _open(self) -> Stream:
-        self._is_opening = True
+        self._is_opening, self._was_accepted = True, False
         try:
             return self._opener()
         finally:
@@ -379,24 +494,37 @@ class MqttClient:
         self._connection, self._flows = None, False
         self._engine.stop()
         self._settled.clear()
-        self._requests.lost()
+        self._queue.put_back(self._requests.lost())
 
     def _delay_after(self, end: End) -> float | None:
         """Seconds until the next attempt, None to stay away."""
         log.info("%s", end)
-        answer: Any = end.can_reconnect
-        if self.onstatus is not None:
-            answer = self._callbacks.ask(self.onstatus, end.type, end.code, end.status)
-        if answer is None or answer is False or end.code == "sysshutdown":
-            return None
-        return DEFAULT_DELAY_S if answer is True else max(float(answer), 0.0)
+        if self._is_closing:  # once more, if that connection was a good one; onstatus has no say any more
+            return SHORT_DELAY_S if self._was_accepted else None
+        default = DEFAULT_DELAY_S if end.can_reconnect else None
+        if self.onstatus is None:
+            return default
+        decision: list[Any] = []
+        self._callbacks.ask(lambda: decision.append(self.onstatus(end.type, end.code, end.status)))  # type: ignore[misc]
+        if not decision:
+            return default  # it raised, and the log tells
+        return None if end.code == "sysshutdown" else _delay_of(decision[0], default)
 
     def _finish(self) -> None:
+        if self._farewell is not None:
+            self.end = self._farewell
+            if self.onstatus is not None:
+                self._callbacks.post(self.onstatus, self.end.type, self.end.code, self.end.status)
         self._has_ended = True
         self._stopping.set()
-        for item in (*self._queue, *self._engine.flying):
+        flying = list(self._engine.flying)
+        for item in flying:
             item.finish("closed")
-        self._queue.clear()
+        self._undelivered += self._queue.give_up() + len(flying)
+        if self._undelivered and self._is_closing:
+            why = self.end or "no time was left"
+            log.warning("%s messages or subscriptions were not delivered: %s", self._undelivered, why)
+        self._queue.close()
         self._settled.set()
         self._quiet.set()
         if self._last_job is not None:
@@ -419,34 +547,34 @@ class MqttClient:
             connection.end(refused(code, self._options.version, status))
             return
         connection.keep_alive()
-        self._has_session = True
+        self._has_session = self._was_accepted = True
         has_identifiers = properties.get("subscriptionidentifieravailable", 1) != 0
         self._routes.uses_identifiers = has_identifiers and self._options.version == 5
         if not present:
-            self._requests.session_lost()
-        self._ask()
+            self._queue.put_back(self._requests.session_lost(self._queue.items))
+        self._pump()
         self._settled.set()
-        if self.onstatus is None:
-            self._go_on(connection, True)
+        if self.onstatus is None or self._is_closing:
+            self._start_to_flow()
         else:
             self._callbacks.post(self._decide, connection, status)
 
     def _decide(self, connection: Connection, status: Mapping[str, Any]) -> None:
-        keep = False
+        keep = True  # as without an onstatus, when it raises
         try:
-            keep = self.onstatus is None or bool(self.onstatus("mqtt", "connect", status))
+            answer = True if self.onstatus is None else self.onstatus("mqtt", "connect", status)
+            keep = answer is NotImplemented or bool(answer)
         finally:
-            self._go_on(connection, keep)
+            if connection is self._connection and not self._is_closing:
+                if keep:
+                    self._start_to_flow()
+                else:
+                    self._part()
 
-    def _go_on(self, connection: Connection, keep: bool) -> None:
-        if connection is not self._connection or self._stopping.is_set():
-            return
-        if keep:
+    def _start_to_flow(self) -> None:
+        if not self._flows:
             self._flows = True
-            self._engine.resume()
             self._pump()
-        else:
-            self.disconnect()
 
     def on_message(self, topic: str, payload: bytes, properties: dict[str, Any], cpt: int) -> None:
         """See `smqrt.mqtt.protocol.Events`."""
@@ -460,12 +588,17 @@ class MqttClient:
         else:
             log.debug("nobody takes a message to %r", topic)
 
-    def on_answer(self, mid: int, codes: list[int], properties: dict[str, Any]) -> None:
+    def on_left_out(self) -> None:
+        """See `smqrt.mqtt.protocol.Events`."""
+        self.left_out += 1
+        if self.left_out == 1:
+            log.warning("a message with more than %s properties was refused; more of them are counted", MAX_PROPERTIES)
+
+    def on_answer(self, mid: int, reason: int, properties: dict[str, Any]) -> None:
         """See `smqrt.mqtt.protocol.Events`."""
         request = self._requests.answered(mid)
         if request is None:
             return
-        reason = codes[0] if codes else 0
         if request.options is None or reason >= FIRST_FAILURE:
             self._forget(request)
         if request.callback is not None:
@@ -484,6 +617,22 @@ class MqttClient:
         """See `smqrt.mqtt.protocol.Events`."""
         if self._connection is not None:
             self._connection.end(end)
+
+
+def _delay_of(answer: Any, default: float | None) -> float | None:
+    """Seconds until the next attempt, as `onstatus` wants it; None for never."""
+    if answer is None or answer is False:
+        return None
+    if answer is True:
+        return DEFAULT_DELAY_S
+    if answer is NotImplemented:
+        return default
+    if isinstance(answer, int | float) and 0 <= answer <= LONGEST_DELAY_S:
+        return float(answer)
+    log.error(
+        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, LONGEST_DELAY_S
+    )
+    return default
 
 
 class _Stopped(Exception):

@@ -15,6 +15,7 @@ from smqrt.errors import StreamError
 from smqrt.mqtt.ending import End
 from smqrt.mqtt.protocol import Engine
 from smqrt.net.callbacks import Callbacks
+from smqrt.net.readiness import block
 from smqrt.net.stream import Stream
 from smqrt.net.turn import Turn
 
@@ -22,6 +23,11 @@ log = logging.getLogger("smqrt.mqtt")
 
 _TICKS_PER_PING = 4
 _LONGEST_TICK_S = 1.0
+STUCK_S = 30.0
+"""A broker that takes nothing for so long is left."""
+UNHEARD_BYTES = 4 << 20
+"""With so much received since the callbacks were through, the broker is not read until they are again."""
+LINGER_S = 1.0
 
 
 class Connection:
@@ -36,7 +42,8 @@ class Connection:
 
     def __init__(self, engine: Engine, stream: Stream, callbacks: Callbacks, pump: Callable[[], None]) -> None:
         self._engine, self._stream, self._callbacks, self._pump = engine, stream, callbacks, pump
-        self._wake = Event()
+        self._wake, self._written = Event(), Event()
+        self._unheard_bytes = 0
         self._end: End | None = None
         self._is_over = False
         self._is_reading = True
@@ -59,10 +66,14 @@ class Connection:
             self._read()
         except StreamError as error:
             self.end(End("sock", error.word, detail=str(error)))
+        except Exception:
+            log.exception("the reading of an MQTT connection failed")
+            self.end(End("mqtt", "protocolerror"))
         finally:
             self._stop_ticking()
             writer.kill()
-            self._close()
+            self._say_the_rest()
+            self._stream.close(linger=True)
             if self._last_call is not None:
                 self._last_call.kill(block=False)
         return self._end
@@ -79,7 +90,8 @@ class Connection:
 
     def abort_after(self, seconds: float) -> None:
         """Close it at the latest then."""
-        self._last_call = gevent.spawn_later(seconds, self.abort)
+        if self._last_call is None:
+            self._last_call = gevent.spawn_later(seconds, self.abort)
 
     def abort(self) -> None:
         """Close it now, whatever still waits to be sent."""
@@ -90,17 +102,21 @@ class Connection:
 
     def _read(self) -> None:
         turn = Turn()
-        while not self._is_over:
+        while True:
             data = self._stream.read(timeout_s=self._patience_s())
+            if self._is_over:
+                if not data or self._end is not None:
+                    return
+                turn.breathe()  # DISCONNECT is sent: the broker closes when it has read it
+                continue
             if not data:
-                raise StreamError("socketclosed", "the broker closed the connection")
+                raise StreamError("socketreadfailed", "the broker closed the connection")
             self._pipe.packets.feed(data)
             self._digest(turn)
-            if not self._callbacks.has_room:
-                self._wait_for_room()
+            self._keep_pace(len(data))
 
     def _patience_s(self) -> float | None:
-        return None if self._engine.is_open else max(self._last_call_s - monotonic(), 0.0)
+        return None if self._engine.is_open or self._is_over else max(self._last_call_s - monotonic(), 0.0)
 
     def _digest(self, turn: Turn) -> None:
         engine = self._engine
@@ -109,9 +125,18 @@ class Connection:
             engine.loop_read()
             turn.breathe()
 
-    def _wait_for_room(self) -> None:
+    def _keep_pace(self, size_bytes: int) -> None:
+        """Read no more than the application takes, and the broker takes acknowledgements."""
+        self._unheard_bytes += size_bytes
         self._is_reading = False
-        self._callbacks.wait_for_room()
+        if not self._callbacks.has_room:
+            self._callbacks.wait_for_room()
+        elif self._unheard_bytes > UNHEARD_BYTES:
+            self._callbacks.ask(_nothing)
+            self._unheard_bytes = 0
+        while self._engine.is_congested and not self._is_over:
+            self._written.clear()
+            self._written.wait()
         self._is_reading = True
 
     # ---- writing
@@ -124,7 +149,12 @@ class Connection:
         except Exception:
             log.exception("the writing of an MQTT connection failed")
             self.end(End("sock", "socketwritefailed"))
-        self._close()  # ends the reading, too
+        self._say_the_rest()
+        if self._end is None:
+            self.abort_after(LINGER_S)  # the broker has the word; the reading ends when it closes
+        else:
+            self._stream.close(linger=True)  # ends the reading, too
+        self._written.set()
 
     def _carry(self) -> None:
         turn = Turn()
@@ -132,21 +162,44 @@ class Connection:
             self._engine.loop_write()
             data = self._pipe.take()
             if data:
-                self._stream.write(data)
+                self._send(data)
                 turn.breathe()
+            self._written.set()
             self._pump()
             if not self._engine.want_write():
                 self._wake.wait()
                 self._wake.clear()
 
-    def _close(self) -> None:
+    def _send(self, data: bytearray) -> None:
+        """Write, with patience for who is slow but not for who takes nothing at all."""
+        stream = self._stream
+        if stream.push(data):
+            return
+        left_bytes = stream.queued_bytes
+        while True:
+            try:
+                block(stream.writable(STUCK_S))
+                return
+            except StreamError as error:
+                if error.word != "timeout" or stream.queued_bytes >= left_bytes:
+                    raise
+                left_bytes = stream.queued_bytes
+
+    def write_now(self) -> None:
+        """Give what waits to be written to the system now, as far as it goes without waiting: the process may end
+        before another greenlet has its turn."""
+        while self._engine.want_write() and not self._pipe.closed:
+            self._engine.loop_write()
+            self._say_the_rest()
+
+    def _say_the_rest(self) -> None:
         data = self._pipe.take() + self._pipe.farewell
+        self._pipe.farewell = b""
         if data and not self._stream.closed:
             try:
-                self._stream.try_write(data)
+                self._stream.push(data)
             except StreamError:
                 pass  # nobody there to hear it
-        self._stream.close(linger=True)
 
     # ---- keeping it alive
 
@@ -167,3 +220,7 @@ class Connection:
             self._ticker.stop()
             self._ticker.close()
             self._ticker = None
+
+
+def _nothing() -> None:
+    """The job that tells that all before it are done."""

@@ -10,15 +10,31 @@ class Delivery:
 
     Attributes:
         done: QoS 0: it is with the system's network; QoS 1 and 2: the broker has acknowledged it; or it failed.
-        error: why it failed: "full" (the offline queue), "closed" (the client ended first), "toolarge" (for the
-            broker), or the broker's reason code as an int; None when it did not.
+        error: why it failed: "dropped" (the queue was full, and a newer message took its place), "closed" (the client
+            ended first), "toolarge" (for this client or for the broker), or the broker's reason code as an int; None
+            when it did not.
+        size_bytes: topic, payload and properties.
     """
 
-    __slots__ = ("_event", "done", "dup", "error", "mid", "payload", "properties", "qos", "released", "retain", "topic")
+    __slots__ = (
+        "_event",
+        "done",
+        "dup",
+        "error",
+        "mid",
+        "payload",
+        "properties",
+        "qos",
+        "released",
+        "retain",
+        "size_bytes",
+        "topic",
+    )
 
     def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes) -> None:
         self.topic, self.payload, self.qos, self.retain = topic, payload, qos, retain
         self.properties = properties
+        self.size_bytes = len(topic) + len(payload) + len(properties)
         self.done = False
         self.error: str | int | None = None
         self.dup = False

@@ -1,22 +1,16 @@
-"""Packets out of the byte stream of a broker, and the hot packet, PUBLISH, into bytes (MQTT 5 §2.1, §3.3)."""
+"""Packets out of the byte stream of a broker, what they hold, and PUBLISH packets into bytes (MQTT 5 §2.1, §3)."""
 
 from __future__ import annotations
 
 from struct import pack
 from typing import Any
 
-from paho.mqtt import _packet
-from paho.mqtt.enums import MQTTProtocolVersion
-from paho.mqtt.exception import MalformedPacket
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt_properties import MALFORMED, PROTOCOL_ERROR, Packet, checked_text, decode, varint
 
-from smqrt.mqtt.properties import PacketTypes, Properties, as_dict
-
+TOO_LARGE = 0x95
 MAX_PACKET_BYTES = 268_435_455 + 5
 _LENGTH_BYTES = 4
-
-
-class PacketTooLargeError(Exception):
-    """The broker sends more than was agreed."""
 
 
 class Packets:
@@ -24,14 +18,19 @@ class Packets:
 
     Args:
         limit_bytes: the largest packet that is let in, its header included.
+
+    Attributes:
+        only: the type that the next packet has to have (its first byte without the flags); 0 lets all in. It is looked
+            at with the first byte: what is no broker would keep us waiting for the end of a packet.
     """
 
-    __slots__ = ("_at", "_buffer", "limit_bytes")
+    __slots__ = ("_at", "_buffer", "limit_bytes", "only")
 
     def __init__(self, limit_bytes: int = MAX_PACKET_BYTES) -> None:
         self._buffer = bytearray()
         self._at = 0
         self.limit_bytes = limit_bytes
+        self.only = 0
 
     def feed(self, data: bytes) -> None:
         """Take what was received."""
@@ -44,10 +43,12 @@ class Packets:
         """The first byte and the body of the next packet, None when it is not there as a whole.
 
         Raises:
-            MalformedPacket: the length is none.
-            PacketTooLargeError: above the limit; known as soon as the header is there.
+            MqttError: the length is none, or above the limit, which is known as soon as the header is there; or it is
+                not the `only` one.
         """
         buffer, at = self._buffer, self._at
+        if self.only and len(buffer) > at and buffer[at] & 0xF0 != self.only:
+            raise MqttError(PROTOCOL_ERROR, f"packet {buffer[at]:#x} in the wrong place")
         if len(buffer) - at < 2:
             return None
         size, start = buffer[at + 1], at + 2
@@ -58,7 +59,7 @@ class Packets:
             size, start = length
         end = start + size
         if end - at > self.limit_bytes:
-            raise PacketTooLargeError(f"a packet of {end - at} bytes, {self.limit_bytes} are agreed")
+            raise MqttError(TOO_LARGE, f"a packet of {end - at} bytes, {self.limit_bytes} are agreed")
         if end > len(buffer):
             return None
         self._at = end
@@ -71,26 +72,8 @@ class Packets:
             if byte < 128:
                 return size, at + index + 1
         if len(self._buffer) - at >= _LENGTH_BYTES:
-            raise MalformedPacket("the length of a packet has more than four bytes")
+            raise MqttError(MALFORMED, "the length of a packet has more than four bytes")
         return None
-
-
-def length_bytes(size: int) -> bytes:
-    """The variable byte integer `size`.
-
-    Raises:
-        ValueError: it has more than 28 bits.
-    """
-    if size < 128:
-        return bytes((size,))
-    encoded = bytearray()
-    while size > 127:
-        encoded.append(size & 127 | 128)
-        size >>= 7
-    encoded.append(size)
-    if len(encoded) > _LENGTH_BYTES:
-        raise ValueError("packets have at most 268435455 bytes")
-    return bytes(encoded)
 
 
 def publish_packet(flags: int, topic: bytes, mid: int, properties: bytes, payload: bytes) -> bytes:
@@ -103,52 +86,67 @@ def publish_packet(flags: int, topic: bytes, mid: int, properties: bytes, payloa
     """
     number = pack("!H", mid) if flags & 6 else b""
     size = 2 + len(topic) + len(number) + len(properties) + len(payload)
-    return b"".join(
-        (bytes((0x30 | flags,)), length_bytes(size), pack("!H", len(topic)), topic, number, properties, payload)
-    )
+    return b"".join((bytes((0x30 | flags,)), varint(size), pack("!H", len(topic)), topic, number, properties, payload))
 
 
-@_packet.convert_exception
-def parse_connack(body: bytes | bytearray, is_v5: bool) -> tuple[int, int, dict[str, Any]]:
-    """Flags, code (paho does not know all of them) and properties of a CONNACK packet.
+# ---- what packets of a broker hold; all raise MqttError for what is none
 
-    Raises:
-        MalformedPacket: it is none.
-    """
+
+def parse_connack(body: bytes, is_v5: bool) -> tuple[int, int, dict[str, Any]]:
+    """Flags, code and properties of a CONNACK packet."""
     if len(body) < 2 or (not is_v5 and len(body) > 2):
-        raise MalformedPacket("a CONNACK packet of a wrong size")
-    properties = Properties(PacketTypes.CONNACK)
-    if len(body) > 2:
-        properties.unpack(bytes(body[2:]))
-    return body[0], body[1], as_dict(properties)
+        raise MqttError(MALFORMED, "a CONNACK packet of a wrong size")
+    properties = decode(body, 2, Packet.CONNACK)[0] if len(body) > 2 else {}
+    return body[0], body[1], properties
+
+
+def parse_disconnect(body: bytes) -> tuple[int, dict[str, Any]]:
+    """Code and properties of a DISCONNECT packet."""
+    properties = decode(body, 1, Packet.DISCONNECT)[0] if len(body) > 1 else {}
+    return body[0] if body else 0, properties
+
+
+def parse_acknowledgement(body: bytes, is_v5: bool) -> tuple[int, int]:
+    """Packet identifier and code of PUBACK, PUBREC, PUBREL and PUBCOMP; nobody asks for their properties."""
+    if len(body) < 2 or (not is_v5 and len(body) > 2):
+        raise MqttError(MALFORMED, "an acknowledgement of a wrong size")
+    return body[0] << 8 | body[1], body[2] if len(body) > 2 else 0
+
+
+def parse_answer(packet: Packet, body: bytes, is_v5: bool) -> tuple[int, int, dict[str, Any]]:
+    """Packet identifier, code and properties of SUBACK or UNSUBACK. One topic was asked for, so there is one code; none
+    in UNSUBACK of MQTT 3.1.1."""
+    properties, at = decode(body, 2, packet) if is_v5 and len(body) > 2 else ({}, 2)
+    expected = 1 if is_v5 or packet is Packet.SUBACK else 0
+    if len(body) != at + expected:
+        raise MqttError(MALFORMED, "an answer to a subscription of a wrong size")
+    return body[0] << 8 | body[1], body[at] if expected else 0, properties
 
 
 def parse_publish(command: int, body: bytes, is_v5: bool) -> tuple[str, int, dict[str, Any], bytes]:
     """Topic, packet identifier (0 with QoS 0), properties and payload of a PUBLISH packet.
 
     Raises:
-        MalformedPacket: it is none.
+        TooManyPropertiesError: it is one, but has more of them than is allowed; `identifier_of` tells which it is.
     """
     qos = command >> 1 & 3
     end = 2 + int.from_bytes(body[:2])
     at = end + 2 if qos else end
     if qos == 3 or len(body) < at + is_v5:
-        raise MalformedPacket("a PUBLISH packet with QoS 3, or cut off")
-    if is_v5 and body[at]:
-        return _with_properties(command, body)
+        raise MqttError(MALFORMED, "a PUBLISH packet with QoS 3, or cut off")
     mid = body[end] << 8 | body[end + 1] if qos else 0
     if qos and not mid:
-        raise MalformedPacket("packet identifier 0")
-    return _text(body[2:end]), mid, {}, body[at + is_v5 :]
+        raise MqttError(MALFORMED, "packet identifier 0")
+    topic = checked_text(body[2:end])
+    if not is_v5:
+        return topic, mid, {}, body[at:]
+    if not body[at]:
+        return topic, mid, {}, body[at + 1 :]
+    properties, at = decode(body, at, Packet.PUBLISH)
+    return topic, mid, properties, body[at:]
 
 
-def _with_properties(command: int, body: bytes) -> tuple[str, int, dict[str, Any], bytes]:
-    packet = _packet.decode_publish(command, body, MQTTProtocolVersion.MQTTv5)
-    return _text(packet.topic), packet.mid, as_dict(packet.properties), bytes(packet.payload)
-
-
-def _text(topic: bytes) -> str:
-    try:
-        return topic.decode()
-    except UnicodeDecodeError:
-        raise MalformedPacket("a topic that is not UTF-8") from None
+def identifier_of(body: bytes) -> int:
+    """The packet identifier of a PUBLISH packet with QoS 1 or 2."""
+    end = 2 + int.from_bytes(body[:2])
+    return body[end] << 8 | body[end + 1]

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.mqtt.properties import PacketTypes, Props, as_paho
 from smqrt.mqtt.topics import check_topic
 from smqrt.net.contexts import ClientTls
+from smqrt.wire.mqtt_properties import Packet, Props, encode
 
 _MAX_TEXT_BYTES = 0xFFFF
+_LONGEST_S = 86_400.0
+_LARGEST_PACKET_BYTES = 268_435_460
+QUEUE_POLICIES = ("wait", "raise", "drop")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Will:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_qos(self.qos)
-        as_paho(self.properties, PacketTypes.WILLMESSAGE)
+        encode(self.properties, Packet.WILL)
         if len(to_bytes(self.payload)) > _MAX_TEXT_BYTES:
             raise ArgumentError(f"the payload of a will has at most {_MAX_TEXT_BYTES} bytes")
 
@@ -76,9 +79,14 @@ class Options:
         will: a `Will`, or a mapping of its attributes.
         cleanstart: None: as the session expiry says, see `MqttClient`; True: always; False: also the first connection
             resumes a session. For MQTT 3.1.1 None is True.
-        queuesize: how many messages may wait while there is no connection; None for any number. Above it
-            `publish` fails.
-        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement.
+        queuesize: how many messages and subscriptions may wait to be sent, with and without a connection.
+        queuebytes: and how many bytes of messages, those included that wait for their acknowledgement.
+        queuefull: what `publish` does where there is no room: "wait" for it, at most `timeout`, and then raise
+            QueueFullError; "raise" that at once; "drop" the oldest message that waits.
+        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement. None: with MQTT 5 as many as the
+            broker says (at most 32767), with 3.1.1 20, because brokers drop what is beyond.
+        maxpacketsize: bytes of the largest packet, both ways. The broker is told (MQTT 5); one that sends a larger one
+            nevertheless is left before the packet has arrived.
         topicalias: send aliases for topics to brokers that accept them (MQTT 5).
         resubscribe: subscribe again by itself when the broker has lost the session.
     """
@@ -100,19 +108,30 @@ class Options:
     password: str | bytes | None = None
     will: Will | Mapping[str, Any] | None = None
     cleanstart: bool | None = None
-    queuesize: int | None = None
-    inflight: int = 100
+    queuesize: int = 10_000
+    queuebytes: int = 16 << 20
+    queuefull: str = "wait"
+    inflight: int | None = None
+    maxpacketsize: int = 1 << 20
     topicalias: bool = False
     resubscribe: bool = True
 
     def __post_init__(self) -> None:
         if self.version not in (4, 5):
             raise ArgumentError(f"version must be 5 or 4 (MQTT 3.1.1), not {self.version!r}")
-        if not 0 <= self.keepalive <= 0xFFFF:
-            raise ArgumentError(f"keepalive must be from 0 to 65535 seconds, not {self.keepalive!r}")
-        for name in ("timeout", "inflight"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(f"{name} must be greater than 0, not {getattr(self, name)!r}")
+        self.keepalive = _whole("keepalive", self.keepalive, 0, 0xFFFF, " seconds")
+        self.queuesize = _whole("queuesize", self.queuesize, 1, 1 << 53, " messages")
+        self.queuebytes = _whole("queuebytes", self.queuebytes, 1, 1 << 53, " bytes")
+        self.maxpacketsize = _whole("maxpacketsize", self.maxpacketsize, 64, _LARGEST_PACKET_BYTES, " bytes")
+        if self.inflight is not None:
+            self.inflight = _whole("inflight", self.inflight, 1, 0x7FFF)
+        if self.port is not None:
+            self.port = _whole("port", self.port, 1, 0xFFFF)
+        if not _is_number(self.timeout) or not 0 < self.timeout <= _LONGEST_S:
+            rule = f"more than 0 and at most {_LONGEST_S:.0f} seconds"
+            raise ArgumentError(f"timeout must be {rule}, not {self.timeout!r}")
+        if self.queuefull not in QUEUE_POLICIES:
+            raise ArgumentError(f"queuefull must be one of {', '.join(QUEUE_POLICIES)}, not {self.queuefull!r}")
         if self.password is not None and self.username is None and self.version == 4:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
         if self.cleanstart is False and not self.clientidentifier:
@@ -130,6 +149,16 @@ def make_options(options: Mapping[str, Any]) -> Options:
     if unknown := sorted(set(options) - known):
         raise ArgumentError(f"unknown option {unknown[0]!r}; there are: {', '.join(sorted(known))}")
     return Options(**options)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any, least: int, most: int, unit: str = "") -> int:
+    if not _is_number(value) or not least <= value <= most or value != int(value):
+        raise ArgumentError(f"{name} must be a whole number from {least} to {most}{unit}, not {value!r}")
+    return int(value)
 
 
 def check_qos(qos: object) -> int:

@@ -12,14 +12,16 @@ class Pipe:
 
     Attributes:
         farewell: sent at the very end.
+        taken_bytes: how many bytes of packets paho has given.
     """
 
-    __slots__ = ("_outgoing", "closed", "farewell", "packets")
+    __slots__ = ("_outgoing", "closed", "farewell", "packets", "taken_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self.packets = Packets(limit_bytes)
         self.closed = False
         self.farewell = b""
+        self.taken_bytes = 0
         self._outgoing = bytearray()
 
     def send(self, data: bytes | bytearray) -> int:
@@ -31,6 +33,7 @@ class Pipe:
         if len(self._outgoing) >= _FULL_BYTES:
             raise BlockingIOError
         self._outgoing += data
+        self.taken_bytes += len(data)
         return len(data)
 
     def take(self) -> bytearray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from paho.mqtt.matcher import MQTTMatcher
@@ -65,7 +64,8 @@ class Routes:
 
 
 class Requests:
-    """What the broker is to be asked, has been asked, and what it has granted.
+    """What is wanted of the broker, what it has been asked, and what it has granted. What it is still to be asked waits
+    among the messages, in the order in which the application called.
 
     Args:
         keeps: ask again on the next connection what was not answered, and what was granted when the session is lost.
@@ -75,11 +75,9 @@ class Requests:
         self._keeps = keeps
         self._wanted: dict[str, Request] = {}
         self._asked: dict[int, Request] = {}
-        self.waiting: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
         """A new wish."""
-        self.waiting.append(request)
         self._wanted.pop(request.topic, None)
         if request.options is not None:
             self._wanted[request.topic] = request
@@ -100,18 +98,23 @@ class Requests:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is open."""
-        return not self.waiting and not self._asked
+        """Whether the broker has answered all that it was asked."""
+        return not self._asked
 
-    def lost(self) -> None:
-        """The connection is gone."""
-        if self._keeps:
-            self.waiting.extendleft(reversed(self._asked.values()))
+    def lost(self) -> list[Request]:
+        """The connection is gone; returns what is to be asked again, before all that waits."""
+        again = list(self._asked.values()) if self._keeps else []
         self._asked.clear()
+        return again
 
-    def session_lost(self) -> None:
-        """A connection stands, and the broker knows nothing of earlier ones."""
-        if self._keeps:
-            open_topics = {request.topic for request in self.waiting}
-            again = [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]
-            self.waiting.extendleft(reversed(again))
+    def session_lost(self, waiting: Iterable[object]) -> list[Request]:
+        """A connection stands, and the broker knows nothing of earlier ones; returns what is to be asked again, before
+        all that waits.
+
+        Args:
+            waiting: what is to be sent anyway; requests among it are not repeated.
+        """
+        if not self._keeps:
+            return []
+        open_topics = {item.topic for item in waiting if isinstance(item, Request)}
+        return [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]

@@ -93,7 +93,7 @@ def test_publish_and_subscribe_by_itself(lua: Lua, mosquitto: Mosquitto) -> None
     put(type(mqtt), mqtt:publish("early", "x"))
     """
     assert lua(code, mosquitto.port) == [
-        "0 false false",
+        "0 false false 0 0",
         "userdata false",
         "mqtt connect 0 false 20",
         "own/# 2 table",
@@ -231,7 +231,7 @@ ENDS = {
     "invalidresp": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, b"\x30\x02\0\x09")},
     "unknowncp": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, b"\x00\x00")},
     "overflow": {"on_open": lambda wire: gevent.spawn_later(0.05, wire.send, publish("t", b"x" * 66000))},
-    "socketclosed": {"on_open": lambda wire: wire.sock.close()},
+    "socketreadfailed": {"on_open": lambda wire: wire.sock.close()},
     "pingresp": {"on_packet": lambda wire, first, body: first == PINGREQ and (stall(), True)[1]},
 }
 

@@ -109,7 +109,7 @@ def test_lua_clients(vm: Vm, address: str, settled: Settled) -> None:
     assert sorted(seen(vm)[4:]) == ["general house/cellar cold nil nil", "old house/cellar cold"]
     vm.eval("ada:disconnect() broker:shutdown()")
     settled(lambda: len(seen(vm)) == 7)
-    assert seen(vm)[6] == "run socketclosed"
+    assert seen(vm)[6] == "run socketreadfailed"
 
 
 def test_lua_client_is_told_why_it_is_refused(vm: Vm, settled: Settled) -> None:

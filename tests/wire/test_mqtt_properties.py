@@ -1,4 +1,4 @@
-"""The decoder of MQTT properties: paho agrees on what is valid, nothing else gets through, and long packets cost little."""
+"""MQTT properties: paho agrees on what is valid, nothing else gets through, and long packets cost little."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MESSAGE = {
     "CorrelationData": BINARY,
 }
 VALUES: dict[Packet, dict[str, st.SearchStrategy[Any]]] = {
-    Packet.PUBLISH: MESSAGE | {"TopicAlias": POSITIVE, "SubscriptionIdentifier": st.lists(LARGE, min_size=1, max_size=5)},
+    Packet.PUBLISH: MESSAGE
+    | {"TopicAlias": POSITIVE, "SubscriptionIdentifier": st.lists(LARGE, min_size=1, max_size=5)},
     Packet.WILL: MESSAGE | {"WillDelayInterval": FOUR},
     Packet.CONNECT: {
         "SessionExpiryInterval": FOUR,
@@ -107,10 +108,10 @@ def test_any_bytes_are_decoded_or_refused(data: bytes, packet: Packet) -> None:
         try:
             found, end = decode(body, 0, packet)
         except MqttError as error:
-            assert error.code in (0x81, 0x82)
+            code = error.code
         else:
-            assert end <= len(body)
-            assert isinstance(found, dict)
+            code = 0x81 if end <= len(body) and isinstance(found, dict) else 0
+        assert code in (0x81, 0x82)
 
 
 @given(st.data())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import gevent
 from gevent.event import AsyncResult
 
-from smqrt.errors import StreamError
+from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.lua import flat
 from smqrt.lua.bridge import fail
 from smqrt.lua.mqtt_inbox import Inbox, LuaCall
@@ -90,7 +92,10 @@ class MqttHalf:
         for name in _TEXTS:
             if name in chosen:
                 chosen[name] = chosen[name].decode("utf-8", "replace")
-        if "timeout" in chosen:
+        chosen["queuefull"] = chosen.get("queuefull", b"raise").decode("utf-8", "replace")
+        if chosen["queuefull"] == "wait":
+            raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
+        if isinstance(chosen.get("timeout"), int | float):
             chosen["timeout"] = chosen["timeout"] / 1000
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
@@ -174,13 +179,18 @@ class MqttHalf:
     def publish(
         self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
     ) -> Any:
-        """`mqtt:publish`: whether connected; nil, "full" when the queue has no room."""
+        """`mqtt:publish`: whether connected; nil, "full" when the queue has no room; nil, "toolarge"."""
         client = self._clients.get(number)
         if client is None:
             return False
         props = _properties(flat.load(properties)) if properties else None
-        item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
-        return fail("full") if item.error == "full" else client.connected
+        try:
+            item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
+        except QueueFullError:
+            return fail("full")
+        except ClosedError:
+            return False
+        return fail("toolarge") if item.error == "toolarge" else client.connected
 
     def subscribe(
         self,
@@ -193,10 +203,11 @@ class MqttHalf:
         retainaspublished: bool,
         retainhandling: int,
         properties: bytes | None,
-    ) -> bool:
-        """`mqtt:subscribe`: whether connected."""
-        client = self._clients.get(number)
-        return client is not None and client.subscribe(
+    ) -> Any:
+        """`mqtt:subscribe`: whether connected; nil, "full" when the queue has no room."""
+        return self._ask(
+            number,
+            MqttClient.subscribe,
             topic.decode("utf-8", "surrogateescape"),
             self._optional(number, "pub", onpub),
             self._optional(number, "ack", onsuback),
@@ -207,10 +218,20 @@ class MqttHalf:
             properties=_properties(flat.load(properties)) if properties else None,
         )
 
-    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> bool:
-        """`mqtt:unsubscribe`: whether connected."""
+    def _ask(self, number: int, method: Callable[..., bool], *arguments: Any, **options: Any) -> Any:
         client = self._clients.get(number)
-        return client is not None and client.unsubscribe(
+        try:
+            return client is not None and method(client, *arguments, **options)
+        except QueueFullError:
+            return fail("full")
+        except ClosedError:
+            return False
+
+    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> Any:
+        """`mqtt:unsubscribe`: whether connected; nil, "full" when the queue has no room."""
+        return self._ask(
+            number,
+            MqttClient.unsubscribe,
             topic.decode("utf-8", "surrogateescape"),
             self._optional(number, "ack", onunsuback),
             _properties(flat.load(properties)) if properties else None,
@@ -226,20 +247,29 @@ class MqttHalf:
         client = self._clients.get(number)
         return client is not None and client.disconnect(reason)
 
-    def status(self, number: int) -> tuple[int, bool, bool]:
-        """`mqtt:status`: queued, connected, disconnected."""
+    def status(self, number: int) -> tuple[int, bool, bool, int, int]:
+        """`mqtt:status`: queued, connected, disconnected, dropped, refused."""
         client = self._clients.get(number)
-        return (0, False, True) if client is None else client.status()
+        return (0, False, True, 0, 0) if client is None else (*client.status(), client.dropped, client.refused)
 
     def shutdown(self) -> None:
         """The server stops: whoever has a connection is told "sysshutdown"."""
         for client in list(self._clients.values()):
             client.shutdown()
 
+    def wait_ended(self, timeout_s: float) -> None:
+        """Wait until all have said what they had to say, at most so long."""
+        with suppress(gevent.Timeout), gevent.Timeout(timeout_s):
+            for client in list(self._clients.values()):
+                client.wait_ended()
+
 
 def _decision(answer: Any) -> Any:
     """Lua's answer: nothing but nil and false is false."""
-    return answer if answer is None or isinstance(answer, bool) else float(answer) or 0.0001
+    return answer if answer or answer is None or answer is False else _SOON_S
+
+
+_SOON_S = 0.0001
 
 
 def _properties(table: dict[bytes, Any]) -> dict[str, Any]:

@@ -28,10 +28,9 @@ local function connected(addr, op)
     if not ok then return nil, status, "sock" end
     return addr
   end
-  local tls = op.secure or op.shark
-  if tls == true then tls = ba.sharkclient() end
+  local tls = mqtt.tls(op)
   local sock, word = ba.socket.connect(addr, op.port or (tls and TLS_PORT or PORT),
-    {timeout = op.timeout, shark = tls or nil, alpn = op.alpn, intf = op.intf, ipv6 = op.ipv6})
+    {timeout = op.timeout, shark = tls, alpn = op.alpn, intf = op.intf, ipv6 = op.ipv6})
   if not sock then return nil, word, "sock" end
   local ok, status = check_trust(sock, addr, op)
   if ok then return sock end

@@ -23,21 +23,25 @@ local happens = {}
 
 -- A message, for the application's function or, without one, for that of the client.
 function happens.pub(self, f, topic, payload, properties, cpt)
-  f = f and core.deref(f) or self.onpub
-  if self.is_text then return f(topic, payload) end
-  f(topic, self.recbta and create_bytearray(payload) or payload, load(properties), cpt)
+  local onpub = f and core.deref(f) or self.onpub -- a trace names the local variable that was called
+  if self.is_text then
+    onpub(topic, payload)
+  else
+    onpub(topic, self.recbta and create_bytearray(payload) or payload, load(properties), cpt)
+  end
 end
 
 function happens.ack(self, f, topic, reason, properties)
-  f = core.deref(f)
-  if self.is_text then return f(reason) end
-  f(topic, reason, load(properties))
+  local onsuback = core.deref(f)
+  if self.is_text then onsuback(reason) else onsuback(topic, reason, load(properties)) end
 end
 
 function happens.status(self, _, kind, code, status)
   status = load(status)
   if not next(status) then status = nil end
-  return self.onstatus(kind, code, status)
+  local onstatus = self.onstatus
+  local decision = onstatus(kind, code, status) -- no tail call: those have no name in a trace
+  return decision
 end
 
 -- The application's function makes the connection; the cosocket in which it does lives as long as that.
@@ -147,15 +151,20 @@ function methods:status() return py.status(number_of(self, "status")) end
 
 -- ---- making them
 
-local function tls_of(op, fname)
+--- The TLS object of `secure`, or of `shark`, the older name; `secure = true` is the default one, if there is no other. Or nil.
+function mqtt.tls(op)
   local tls = op.secure or op.shark
-  if not tls then return nil end
-  return core.tls.check(tls == true and ba.sharkclient() or tls, "secure", fname, "client")
+  if tls == true then tls = op.shark and op.shark ~= true and op.shark or ba.sharkclient() end
+  return tls or nil
 end
-mqtt.tls_of = tls_of
+
+local function tls_of(op, fname)
+  local tls = mqtt.tls(op)
+  return tls and core.tls.check(tls, "secure", fname, "client")
+end
 
 local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "clientidentifier", "keepalive", "username", "password", "queuesize",
-  "inflight", "topicalias"}
+  "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias"}
 
 -- The options for Python.
 function mqtt.options(op, props, version, fname)

@@ -1,0 +1,233 @@
+"""The end of a client: what was handed in is delivered or told, the broker is told, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt.errors import ArgumentError, ClosedError, DeliveryError
+from smqrt.mqtt import MqttClient
+from tests.mqtt.mosquitto import Mosquitto
+from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, stall
+
+Connect = Callable[..., MqttClient]
+Scripted = Callable[..., ScriptedBroker]
+Until = Callable[..., None]
+
+
+class Ear:
+    """Hears what a broker publishes below one name."""
+
+    def __init__(self, connect: Connect, broker: Mosquitto, name: str) -> None:
+        self.heard: list[bytes] = []
+        self.client = connect(broker.address, None, lambda topic, payload, *_: self.heard.append(payload))
+        self.client.subscribe(f"{name}/#", qos=1)
+        assert self.client.flush(5)
+
+    def count(self, message: bytes) -> int:
+        """How often a message came; all that was sent before this call has come."""
+        mark = f"mark {len(self.heard)}".encode()
+        topic = next(iter(self.client._requests._wanted)).replace("#", "mark")
+        self.client.publish(topic, mark, qos=1)
+        with gevent.Timeout(5):
+            while mark not in self.heard:
+                gevent.sleep(0.005)
+        return self.heard.count(message)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_block_delivers_what_was_published_in_it(
+    mosquitto: Mosquitto, connect: Connect, version: int, qos: int
+) -> None:
+    ear = Ear(connect, mosquitto, f"block{version}{qos}")
+    with MqttClient(mosquitto.address, version=version) as client:
+        deliveries = [client.publish(f"block{version}{qos}/t", b"%d" % number, qos) for number in range(5000)]
+    assert all(item.done and item.error is None for item in deliveries)
+    ear.count(b"")
+    assert [item for item in ear.heard if not item.startswith(b"mark")] == [b"%d" % number for number in range(5000)]
+
+
+def test_disconnect_before_the_connection_stands_delivers(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+    ear = Ear(connect, mosquitto, "early")
+    client = connect(mosquitto.address, wait=False)
+    items = [client.publish("early/t", b"x", qos) for qos in (0, 1, 2)]
+    assert not client.disconnect()
+    until(lambda: client.closed)
+    assert [item.error for item in items] == [None] * 3
+    assert ear.count(b"x") == 3
+
+
+def test_a_block_without_a_broker_tells_what_was_lost() -> None:
+    with (  # noqa: PT012
+        pytest.raises(DeliveryError, match=r"3 messages or subscriptions.*Connection refused"),
+        MqttClient("127.0.0.1:1") as client,
+    ):
+        client.subscribe("a")
+        lost = [client.publish("a", b"x"), client.publish("a", b"x", 1)]
+    assert [item.error for item in lost] == ["closed", "closed"]
+    with MqttClient("127.0.0.1:1"):
+        pass  # nothing was handed in, nothing is lost
+
+
+def test_a_refused_client_tells_why(scripted: Scripted) -> None:
+    client = MqttClient(scripted(code=0x87).address)
+    client.publish("a", b"x")
+    with pytest.raises(DeliveryError, match="not authorized"):
+        client.close()
+    client.close()  # it was told once
+    with pytest.raises(ClosedError):
+        client.publish("a", b"x")
+
+
+def test_what_the_block_raises_goes_first() -> None:
+    with pytest.raises(KeyError), MqttClient("127.0.0.1:1") as client:  # noqa: PT012
+        client.publish("a", b"x")
+        raise KeyError("mine")
+
+
+def test_nothing_is_taken_in_after_the_end(mosquitto: Mosquitto, connect: Connect) -> None:
+    client = connect(mosquitto.address)
+    client.close()
+    for use in (lambda: client.publish("a"), lambda: client.subscribe("a"), lambda: client.unsubscribe("a")):
+        with pytest.raises(ClosedError, match="has ended"):
+            use()
+
+
+def test_qos_0_is_only_delivered_when_the_broker_says_so(scripted: Scripted) -> None:
+    def deaf(wire: Any, first: int, _body: bytes) -> bool:
+        return first == PINGREQ
+
+    broker = scripted(on_packet=deaf)
+    client = MqttClient(broker.address)
+    client.publish("a", b"x")
+    with pytest.raises(DeliveryError, match="1 messages"):
+        client.close(0.3)
+    assert client.closed
+
+
+def test_close_ends_in_time_whatever_the_broker_does(scripted: Scripted) -> None:
+    broker = scripted(on_packet=lambda wire, first, _: first & 0xF0 == PUBLISH and (stall(), True)[1])
+    client = MqttClient(broker.address)
+    item = client.publish("a", b"x", 1)
+    with pytest.raises(DeliveryError), gevent.Timeout(4):
+        client.close(0.5)
+    assert client.closed
+    assert item.error == "closed"
+
+
+WILL = {"topic": "will/x", "payload": "dead", "qos": 1}
+
+LEAVING = {
+    "twice": lambda client: (client.disconnect(), client.disconnect()),
+    "close, then disconnect": lambda client: (client.close(), client.disconnect()),
+    "disconnect, then close": lambda client: (client.disconnect(), client.close()),
+    "disconnect, then the process ends": lambda client: (client.disconnect(), client.shutdown()),
+    "the process ends": lambda client: client.shutdown(),
+    "with messages": lambda client: ([client.publish("any", b"x" * 50000, 1) for _ in range(40)], client.disconnect()),
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+def test_no_will_after_an_orderly_end(mosquitto: Mosquitto, connect: Connect, until: Until, how: str) -> None:
+    ear = Ear(connect, mosquitto, "will")
+    client = connect(mosquitto.address, will=WILL)
+    LEAVING[how](client)
+    until(lambda: client.closed)
+    with connect(mosquitto.address, will=WILL) as other:
+        other.disconnect()
+    assert ear.count(b"dead") == 0
+
+
+def test_the_will_is_published_when_it_is_wanted(mosquitto: Mosquitto, connect: Connect) -> None:
+    ear = Ear(connect, mosquitto, "will")
+    connect(mosquitto.address, will=WILL).disconnect(4)
+    with gevent.Timeout(5):
+        while ear.count(b"dead") != 1:
+            gevent.sleep(0.01)
+
+
+def test_disconnect_goes_out_although_the_process_ends_at_once(mosquitto: Mosquitto, connect: Connect) -> None:
+    ear = Ear(connect, mosquitto, "will")
+    code = (
+        "import os; from smqrt.mqtt import MqttClient;"
+        f"c = MqttClient({mosquitto.address!r}, will={WILL!r}); assert c.wait_connected(5); c.disconnect(); os._exit(0)"
+    )
+    gevent.get_hub().threadpool.apply(lambda: subprocess.run([sys.executable, "-c", code], check=True, timeout=20))
+    assert ear.count(b"dead") == 0
+
+
+def test_packets_that_still_come_do_not_keep_disconnect_back(
+    scripted: Scripted, connect: Connect, until: Until
+) -> None:
+    flood = packet(PUBLISH, b"\0\x01t\0x") * 3000
+    broker = scripted(on_open=lambda wire: wire.send(flood))
+    seen: list[str] = []
+
+    def onpub(*_: Any) -> None:
+        if not seen:
+            client.disconnect()
+        seen.append("x")
+
+    client = connect(broker.address, None, onpub, wait=False)
+    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    assert client.end is None
+
+
+def test_a_reason_that_is_none_is_refused_at_once(mosquitto: Mosquitto, connect: Connect) -> None:
+    client = connect(mosquitto.address)
+    for reason in (300, -1, "bye"):
+        with pytest.raises(ArgumentError, match="reason must be"):
+            client.disconnect(reason)
+    assert client.connected
+    assert client.publish("a", b"x", 1).wait(5)
+
+
+def test_an_onstatus_that_still_thinks_does_not_hold_the_end_up(mosquitto: Mosquitto, connect: Connect) -> None:
+    client = connect(mosquitto.address, lambda *_: gevent.sleep(3))
+    item = client.publish("a", b"x", 1)
+    client.close(2)
+    assert item.error is None
+
+
+BAD_ANSWERS = {"text": "soon", "nan": float("nan"), "negative": -1, "ages": 1e300, "a list": [1]}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_a_nonsensical_answer_of_onstatus_is_told(
+    connect: Connect, until: Until, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    client = connect("127.0.0.1:1", lambda *_: BAD_ANSWERS[name], wait=False)
+    until(lambda: "onstatus answered" in caplog.text)
+    assert not client.closed, "it tries again, as without onstatus"
+
+
+def test_an_onstatus_that_raises_keeps_the_client(
+    scripted: Scripted, connect: Connect, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    def onstatus(*_: Any) -> bool:
+        raise RuntimeError("oh no")
+
+    client = connect(scripted().address, onstatus)
+    assert client.publish("a", b"x", 1).wait(5)
+    assert "oh no" in caplog.text
+    other = connect("127.0.0.1:1", onstatus, wait=False)
+    until(lambda: caplog.text.count("oh no") >= 4)
+    assert not other.closed
+
+
+def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect, until: Until) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    told: list[Any] = []
+    client = connect(f"127.0.0.1:{listener.getsockname()[1]}", lambda *what: told.append(what[:2]), wait=False)
+    peer, _ = gevent.get_hub().threadpool.apply(listener.accept)
+    peer.close()
+    listener.close()
+    until(lambda: client.closed)
+    assert told == [("sock", "socketreadfailed")]
