@@ -10,7 +10,7 @@ import gevent
 
 from smqrt.cli.connecting import Failure, Refused, failure, open_client
 from smqrt.client import SmqClient
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ClosedError
 from smqrt.journal.replay import Publish
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -48,6 +48,8 @@ def _publisher(client: SmqClient) -> Publish:
             client.publish(payload, topic, subtopic)
         except ArgumentError as error:
             raise Failure(str(error)) from None
+        except ClosedError:
+            raise failure(client.end) from None
         if client.backlog_bytes > _BACKLOG_BYTES and not client.flush():
             raise failure(client.end)
         if not client.connected:

@@ -19,7 +19,7 @@ from smqrt.cli import mqtt as over_mqtt
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, connection_options, failure, open_client, topic_of
 from smqrt.cli.output import json_line, now, payload_fields, reader_left, write_line
 from smqrt.client import SmqClient
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ClosedError
 
 _READ_BYTES = 65536
 _INTERRUPTED = 130
@@ -130,6 +130,8 @@ def _publish(client: SmqClient, line: bytes, topic: str | int, subtopic: str | i
         client.publish(line, topic, subtopic)
     except ArgumentError as error:
         raise Failure(str(error)) from None
+    except ClosedError:
+        raise failure(client.end) from None
     if client.backlog_bytes > _READ_BYTES and not client.flush():
         raise failure(client.end)
     if not client.connected:

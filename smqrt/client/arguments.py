@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 from smqrt.client.routes import Subtopic, Topic
 from smqrt.errors import ArgumentError
-from smqrt.wire.smq import MAX_PACKET_BYTES, MAX_PAYLOAD_BYTES
+from smqrt.wire.smq import MAX_PACKET_BYTES
 
 _MAX_NAME_BYTES = MAX_PACKET_BYTES - 1
 _MAX_ID = 0xFFFFFFFF
@@ -52,30 +51,6 @@ def _name(name: object, what: str) -> bytes:
     if len(key) > _MAX_NAME_BYTES:
         raise ArgumentError(f"{what} names have at most {_MAX_NAME_BYTES} bytes, not {len(key)}")
     return key
-
-
-def make_payload(data: object) -> bytes:
-    """`data` as the bytes of a message.
-
-    Raises:
-        ArgumentError: it is over 65520 bytes, or no JSON value.
-    """
-    if isinstance(data, bytes | bytearray | memoryview):
-        payload = bytes(data)
-    elif isinstance(data, str):
-        payload = data.encode()
-    else:
-        payload = _json(data)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ArgumentError(f"data has {len(payload)} bytes; a message holds at most {MAX_PAYLOAD_BYTES}")
-    return payload
-
-
-def _json(data: object) -> bytes:
-    try:
-        return json.dumps(data, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"data can't be sent as JSON: {error}") from None
 
 
 def to_text(name: bytes | None) -> str | bytes | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import gevent
 from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
-from smqrt.client.arguments import FactoryOrMethod, make_payload, subtopic_key, to_text, topic_key
+from smqrt.client.answers import credentials_of, delay_of
+from smqrt.client.arguments import FactoryOrMethod, subtopic_key, to_text, topic_key
 from smqrt.client.backoff import Backoff
 from smqrt.client.ending import ConnectionEnd
-from smqrt.client.events import Accepted, Ack, Change, Event, Init, Message, Pong
+from smqrt.client.events import Accepted, Ack, Change, Event, Init, Pong, Published
 from smqrt.client.link import Link
 from smqrt.client.opening import Opener
 from smqrt.client.options import make_options, to_bytes
@@ -22,13 +23,17 @@ from smqrt.client.routes import Handler
 from smqrt.client.session import Session
 from smqrt.client.subscription import Settings, message_handler
 from smqrt.client.url import parse_url
-from smqrt.errors import ArgumentError
-from smqrt.net.callbacks import Callbacks
+from smqrt.errors import ArgumentError, ClosedError, DeliveryError, NoAnswer
+from smqrt.message import Message, Payload, Requests, json_bytes, payload
+from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.client")
 
-MAX_CREDENTIALS_BYTES = 255
+_MOST_JOBS = 10 * ROOM_JOBS
+"""So far the broker is read on while a callback itself waits for it, or while the client ends."""
+
+F = TypeVar("F", bound=Callable[[Message], Any])
 
 Name = str | bytes | int
 """A topic: a name, or an id as `int`. `"self"` means one's own ETID."""
@@ -39,8 +44,11 @@ class SmqClient:
 
     Everything may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered
     and subscribed again before `onreconnect` comes (unless `cleanstart`). The callbacks `onauth`, `onconnect`,
-    `onreconnect`, `onclose` and `onmsg` may be given as options or assigned later; they run one after the other in a
-    greenlet of their own and may block and call back.
+    `onreconnect`, `onclose` and `onmsg` may be given as options or assigned later; they may block and call back, and
+    run one after the other in a greenlet of their own, but for `onauth`, which has to answer within the `timeout`.
+
+    A callback that raises is logged, and the client goes on. After `close`, or when it has ended by itself, whatever
+    would send raises ClosedError.
 
     Args:
         url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that gives, each time a connection is
@@ -69,15 +77,23 @@ class SmqClient:
         self._hello: tuple[int, str] = (0, "")
         self._connections = 0
         self._flushes: set[AsyncResult[bool]] = set()
+        self._answers = Requests()
         self._last_job: Callable[[], Any] | None = None
-        self._stopping = Signal()
-        self._settled = Signal()
-        self._greenlet = gevent.spawn(self._run)
+        self._undelivered = 0
+        self._parting_text = b""
+        self._deadline: gevent.Greenlet[..., Any] | None = None
+        self._stopping, self._settled, self._over = Signal(), Signal(), Signal()
+        self._asking = Signal()  # onclose is asked: it comes after the callback that runs now
+        self._eager = Signal()  # a callback waits for the broker, or the client ends: reading must go on
+        self._greenlet = gevent.Greenlet(self._run)
+        self._greenlet.rawlink(self._ended)  # not at the end of _run: who is killed early never runs
+        self._greenlet.start()
 
     # ---- names
 
     def _create(self, topic: Name, onack: Callable[[bool, Any, int], Any] | None = None) -> None:
         """Have the broker number `topic`; `onack(accepted, topic, tid)` tells."""
+        self._check_alive()
         key = topic_key(topic)
         done = self._onack(onack, topic)
         if isinstance(key, int):
@@ -90,6 +106,7 @@ class SmqClient:
 
     def createsub(self, subtopic: str | bytes, onack: Callable[[bool, Any, int], Any] | None = None) -> None:
         """Have the broker number `subtopic`; `onack(accepted, subtopic, stid)` tells."""
+        self._check_alive()
         key = subtopic_key(subtopic)
         if not isinstance(key, bytes):
             raise ArgumentError(f"subtopic must be a name, not {subtopic!r}")
@@ -124,11 +141,11 @@ class SmqClient:
 
     # ---- messages
 
-    def publish(self, data: object, topic: Name, subtopic: Name | None = None) -> bool:
+    def publish(self, data: Payload, topic: Name, subtopic: Name | None = None) -> bool:
         """Send a message.
 
         Args:
-            data: bytes; str is sent as UTF-8, anything else as JSON. At most 65520 bytes.
+            data: see `smqrt.message.payload`: bytes, text, or what becomes JSON. At most 65520 bytes.
             topic: a name, an id, an ETID, or `"self"`.
             subtopic: a name or id.
 
@@ -137,12 +154,35 @@ class SmqClient:
 
         Raises:
             ArgumentError: the message is too large, or a name is none.
+            ClosedError: the client was closed, or has ended.
         """
-        return self._session.publish(make_payload(data), topic_key(topic), subtopic_key(subtopic))
+        self._check_alive()
+        return self._session.publish(payload(data), topic_key(topic), subtopic_key(subtopic))
 
     def pubjson(self, value: object, topic: Name, subtopic: Name | None = None) -> bool:
         """Send `value` as JSON, str included. See `publish`."""
-        return self.publish(json.dumps(value, separators=(",", ":")), topic, subtopic)
+        return self.publish(json_bytes(value), topic, subtopic)
+
+    def request(self, etid: int, data: Payload, timeout_s: float = 5.0) -> Message:
+        """Send `data` to the client `etid` (1: the server) and wait for the answer, which it gives with `reply`.
+
+        Returns:
+            The answer.
+
+        Raises:
+            NoAnswer: none came within `timeout_s` seconds, or the connection was lost meanwhile.
+            ArgumentError, ClosedError: as `publish`.
+        """
+
+        def send(number: int) -> None:
+            if not self.publish(data, etid, number):
+                raise NoAnswer(f"the request to {etid} was not sent: the send queue is full")
+
+        if self._is_in_the_way:
+            raise NoAnswer("the connection is lost, and onclose waits for this callback")
+        with self._waiting_inside():
+            answer, number = self._answers.ask(etid, send, timeout_s)
+        return Message(answer, etid, self._session.etid, number, etid, self.publish)
 
     @property
     def backlog_bytes(self) -> int:
@@ -163,22 +203,58 @@ class SmqClient:
         Returns:
             False when time ran out, the connection was lost meanwhile, or the client has ended.
         """
+        if self.closed or self._is_in_the_way:
+            return False
         answer: AsyncResult[bool] = AsyncResult()
+
+        def drained() -> None:
+            self._confirm(lambda: answer.set(True))
+
         self._flushes.add(answer)
-        self._session.when_drained(lambda: self._ping(answer))
-        if self.closed:
-            self._fail_flushes()
-        answer.wait(timeout)
+        with self._waiting_inside():
+            self._session.when_drained(drained)
+            answer.wait(timeout)
         self._flushes.discard(answer)
+        self._session.forget_drained(drained)
         return bool(answer.value)
 
-    def _ping(self, answer: AsyncResult[bool]) -> None:
-        if self._link is not None:
-            self._link.protocol.ping(answer)
+    def _confirm(self, then: Callable[[], object]) -> None:
+        """Have `then()` called when the broker has handled what was sent so far: it answers in order."""
+        session, sent = self._session, self._session.sent
 
-    def _fail_flushes(self) -> None:
+        def confirmed() -> None:
+            session.confirmed = sent
+            then()
+
+        if self._link is not None:
+            self._link.protocol.ping(confirmed)
+
+    def _fail_waiting(self, why: str) -> None:
+        self._answers.give_up(why)
         while self._flushes:
             self._flushes.pop().set(False)
+
+    @property
+    def _is_in_the_way(self) -> bool:
+        """Whether onclose, which decides about the next connection, waits for the callback that asks."""
+        return self._asking.is_set() and self._callbacks.is_current
+
+    @contextmanager
+    def _waiting_inside(self) -> Iterator[None]:
+        """Around the waiting of a callback: reading goes on, though callbacks behind it pile up."""
+        if not self._callbacks.is_current:
+            yield
+            return
+        self._eager.set()
+        try:
+            yield
+        finally:
+            if not self._stopping.is_set():
+                self._eager.clear()
+
+    def _check_alive(self) -> None:
+        if self._stopping.is_set():
+            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
 
     # ---- subscriptions
 
@@ -201,6 +277,7 @@ class SmqClient:
         """
         if isinstance(subtopic, Mapping):
             subtopic, settings = None, subtopic
+        self._check_alive()
         chosen = Settings.make(settings, more)
         key, subkey = topic_key(topic), subtopic_key(subtopic)
         names = (topic,) if subtopic is None else (topic, subtopic)
@@ -212,6 +289,18 @@ class SmqClient:
 
         self._session.subscribe(key, subkey, message_handler(chosen, self._general), done)
 
+    def on(self, topic: Name, subtopic: Name | None = None) -> Callable[[F], F]:
+        """Decorator: subscribe the function, which gets each message as a `smqrt.message.Message`. See `subscribe`."""
+
+        def subscribed(fn: F) -> F:
+            def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> None:
+                fn(Message(data, ptid, tid, subtid, topic, self.publish))
+
+            self.subscribe(topic, subtopic, onmsg=onmsg)
+            return fn
+
+        return subscribed
+
     def unsubscribe(self, topic: Name) -> None:
         """End a subscription and forget its handlers; an unknown topic is let be."""
         self._session.unsubscribe(topic_key(topic))
@@ -222,6 +311,7 @@ class SmqClient:
         Args:
             onchange: `f(subscribers, topic)`; for an ETID once, with 0, when its client goes away.
         """
+        self._check_alive()
         self._session.observe(topic_key(topic), lambda count: self._callbacks.post(onchange, count, topic))
 
     def unobserve(self, topic: Name) -> None:
@@ -238,37 +328,87 @@ class SmqClient:
     @property
     def closed(self) -> bool:
         """Whether the client has ended for good."""
-        return bool(self._greenlet.ready()) or (self._stopping.is_set() and self._link is None)
+        return bool(self._over.is_set())
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected."""
-        self._settled.wait(timeout)
+        """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected.
+
+        Called from a callback it does not wait for an `onclose` that is due: that comes after this callback.
+        """
+        settled = [self._settled, self._asking] if self._callbacks.is_current else [self._settled]
+        gevent.wait(settled, timeout, count=1)
         return self.connected
 
     def disconnect(self, text: str | bytes = "") -> None:
-        """End the connection after what was published, and do not come back. `onclose` is not called."""
-        self._stopping.set()
-        if self._link is None:
+        """End after what was published, and do not come back. Returns at once; `onclose` is not called.
+
+        What waits is sent first, if need be over a connection that is made for it, within the option `timeout`. What
+        the broker does not have by then is lost, and logged; `close` tells.
+
+        Args:
+            text: for the broker, why.
+        """
+        if self._stopping.is_set():
             return
-        if not self.connected:
-            self._link.abort()
-            return
-        farewell = self._link.farewell
-        self._link.abort_after(self._options.timeout)
-        self._session.when_drained(lambda: farewell(to_bytes(text)))
+        self._parting_text = to_bytes(text)
+        self._deadline = gevent.spawn_later(self._options.timeout, self._greenlet.kill, block=False)
+        self._part()
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """`disconnect` and wait for the end, at most `timeout` seconds; then the socket is closed at once."""
-        self.disconnect()
-        self._greenlet.join(timeout)
-        if self._link is not None:
-            self._link.abort()
+        """`disconnect`, and wait until the broker has everything and the connection has ended.
+
+        Called from a callback of this client, which could not end meanwhile, it does not wait.
+
+        Args:
+            timeout: seconds for all of it, connecting included; None waits as long as it takes.
+
+        Raises:
+            DeliveryError: the client has ended, and messages did not reach the broker, or nobody knows whether they
+                did. Only the first call tells.
+        """
+        self._part()
+        if self._callbacks.is_current:
+            return
+        if not self._over.wait(timeout):
+            self._greenlet.kill(block=False)
+            self._over.wait()
+        count, self._undelivered = self._undelivered, 0
+        if count:
+            raise DeliveryError(self._undelivered_text(count))
 
     def __enter__(self) -> SmqClient:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except DeliveryError:
+            if kind is None:  # otherwise what the block raised is the news; this is in the log
+                raise
+
+    def _part(self) -> None:
+        """Begin to end: with a connection after what waits, without one when there is nothing to send."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._eager.set()
+        if self.connected:
+            self._session.when_drained(self._say_goodbye)
+        elif self._link is not None and not self._session.has_held:
+            self._greenlet.kill(block=False)
+
+    def _say_goodbye(self) -> None:
+        link, session = self._link, self._session
+        assert link is not None
+        if session.confirmed < session.sent:
+            self._confirm(lambda: link.farewell(self._parting_text))
+        else:
+            link.farewell(self._parting_text)
+
+    def _undelivered_text(self, count: int) -> str:
+        messages = "a message" if count == 1 else f"{count} messages"
+        why = f": {self.end}" if self.end else ""
+        return f"the client ended before the broker had {messages}{why}"
 
     def on_end(self, fn: Callable[[], Any]) -> None:
         """Have `fn()` called when the client has ended for good, after every other callback."""
@@ -277,42 +417,86 @@ class SmqClient:
     # ---- the greenlet behind it
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            end = self._one_connection()
-            delay_s = None if self._stopping.is_set() else self._delay_after(end)
-            if delay_s is None:
-                break
-            self._stopping.wait(delay_s)
+        while not self._stopping.is_set() or self._session.has_held:
+            try:
+                delay_s = self._delay_after(self._one_connection())
+                if delay_s is None:
+                    return
+                self._wait_before_the_next(delay_s)
+            except gevent.Timeout:
+                log.exception("a Timeout that a function of the application left behind")
+
+    def _ended(self, _: object) -> None:
+        """The greenlet is over, whatever ended it."""
+        self._stopping.set()
         self._session.abandon()
         self._settled.set()
-        self._fail_flushes()
+        self._fail_waiting("the client has ended")
+        self._undelivered = self._session.in_doubt
+        if self._undelivered:
+            log.warning("%s", self._undelivered_text(self._undelivered))
+        if self._deadline is not None:
+            self._deadline.kill(block=False)
         if self._last_job is not None:
             self._callbacks.post(self._last_job)
         self._callbacks.finish()
+        self._over.set()
 
     def _one_connection(self) -> ConnectionEnd:
         link = self._link = Link(self._endpoint, self._options, self._opener)
+        end = ConnectionEnd("closed", "there was no time for more")
         try:
             link.connect()
-            end = link.run(self._handle, self._callbacks.wait_for_room)
+            end = link.run(self._handle, self._wait_for_room)
         except ConnectionEnd as failure:
             end = failure
-        self._link, self.end = None, end
-        if self._session.etid:
-            self._session.lost()
-            self._settled.clear()
-            self._fail_flushes()
+        except Exception as error:
+            log.exception("the connection failed")
+            end = ConnectionEnd("failed", f"{type(error).__name__}: {error}")
+        finally:
+            self._link, self.end = None, end
+            if self._session.etid:
+                self._session.lost()
+                self._settled.clear()
+                self._fail_waiting(f"the connection is lost: {end}")
         return end
 
     def _delay_after(self, end: ConnectionEnd) -> float | None:
         """Seconds until the next attempt, None to stay away. The application decides if it wants to."""
         log.info("%s", end)
-        answer = self._callbacks.ask(self.onclose, end.word, end.can_reconnect) if self.onclose else None
-        if answer is None:
+        answer = self._ask_onclose(end)
+        if self._stopping.is_set() and not self._session.has_held:
+            return None
+        if answer is None or self._stopping.is_set():
             answer = self._options.reconnect and end.can_reconnect
         if isinstance(answer, bool):
             return self._backoff.next_s() if answer else None
-        return float(answer)
+        return answer
+
+    def _ask_onclose(self, end: ConnectionEnd) -> bool | float | None:
+        if self.onclose is None or self._stopping.is_set():
+            return None
+        self._asking.set()
+        self._fail_waiting(f"the connection is lost: {end}")
+        answer = self._callbacks.ask_later(self.onclose, end.word, end.can_reconnect)
+        gevent.wait([answer, self._stopping], count=1)
+        self._asking.clear()
+        return delay_of(answer.value)
+
+    def _wait_before_the_next(self, delay_s: float) -> None:
+        if self._stopping.is_set():
+            gevent.sleep(delay_s)  # what waits has no better chance at once; `close` sets an end to it
+        else:
+            self._stopping.wait(delay_s)
+
+    def _wait_for_room(self) -> None:
+        """Let the application catch up, unless it waits for what comes next itself."""
+        if self._callbacks.has_room:
+            return
+        gevent.wait([self._callbacks.room, self._eager], count=1)
+        if self._callbacks.waiting >= _MOST_JOBS:
+            self._fail_waiting("the application is too far behind")
+            self._callbacks.wait_for_room()
 
     def _handle(self, event: Event) -> None:
         _HANDLERS[type(event)](self, event)
@@ -322,18 +506,8 @@ class SmqClient:
         link = self._link
         assert link is not None
         info = link.local_address if self._options.info is None else self._options.info
-        link.protocol.connect(to_bytes(self._options.uid), self._credentials(event), to_bytes(info))
-
-    def _credentials(self, event: Init) -> bytes:
-        try:
-            credentials = to_bytes((self.onauth and self.onauth(event.seed, event.address)) or b"")
-        except Exception as error:
-            log.exception("onauth failed")
-            raise ConnectionEnd("onauth", f"onauth failed: {error}", can_reconnect=False) from None
-        if len(credentials) > MAX_CREDENTIALS_BYTES:
-            message = f"onauth returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent"
-            raise ConnectionEnd("onauth", message, can_reconnect=False)
-        return credentials
+        credentials = credentials_of(self.onauth, event, self._options.timeout)
+        link.protocol.connect(to_bytes(self._options.uid), credentials, to_bytes(info))
 
     def _on_accepted(self, event: Accepted) -> None:
         assert self._link is not None
@@ -342,20 +516,25 @@ class SmqClient:
         self._connections += 1
         self._session.open(self._link.protocol, event.etid, self._announce)
         self._settled.set()
+        if self._stopping.is_set():
+            self._session.when_drained(self._say_goodbye)
 
     def _announce(self) -> None:
         callback = self.onconnect
         if self._connections > 1:
             callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
-        if callback is not None:
+        if callback is not None and not self._stopping.is_set():
             self._callbacks.post(callback, self._session.etid, *self._hello)
 
     def _on_ack(self, event: Ack) -> None:
         self._session.acked(event)
 
-    def _on_message(self, event: Message) -> None:
-        handler: Handler = self._session.route(event.tid, event.subtid) or self._general
-        self._callbacks.post(handler, *event)
+    def _on_message(self, event: Published) -> None:
+        data, ptid, tid, subtid = event
+        if subtid and tid == self._session.etid and self._answers.take(data, ptid, subtid):
+            return
+        handler: Handler = self._session.route(tid, subtid) or self._general
+        self._callbacks.post(handler, data, ptid, tid, subtid)
 
     def _general(self, data: bytes, ptid: int, tid: int, subtid: int) -> None:
         if self.onmsg is not None:
@@ -366,16 +545,15 @@ class SmqClient:
             observer(event.subscribers)
 
     def _on_pong(self, event: Pong) -> None:
-        if isinstance(event.token, AsyncResult):
-            self._flushes.discard(event.token)
-            event.token.set(True)
+        if callable(event.token):
+            event.token()
 
 
 _HANDLERS: dict[type[Event], Callable[[SmqClient, Any], None]] = {
     Init: SmqClient._on_init,
     Accepted: SmqClient._on_accepted,
     Ack: SmqClient._on_ack,
-    Message: SmqClient._on_message,
+    Published: SmqClient._on_message,
     Change: SmqClient._on_change,
     Pong: SmqClient._on_pong,
 }

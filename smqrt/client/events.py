@@ -28,7 +28,7 @@ class Ack(NamedTuple):
     name: bytes
 
 
-class Message(NamedTuple):
+class Published(NamedTuple):
     """A published message."""
 
     data: bytes
@@ -56,4 +56,4 @@ class Ended(NamedTuple):
     end: ConnectionEnd
 
 
-Event = Init | Accepted | Ack | Message | Change | Pong | Ended
+Event = Init | Accepted | Ack | Published | Change | Pong | Ended

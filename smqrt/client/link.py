@@ -55,9 +55,12 @@ class Link:
             ConnectionEnd: it could not be made in time.
         """
         with self._as_connection_end():
-            self._stream = self._opener()
+            stream = self._opener()
+        if not isinstance(stream, Stream):
+            raise ConnectionEnd("failed", f"{self._name}: its function gave {type(stream).__name__}, not a Stream")
+        self._stream = stream
         if self._closed:
-            self._stream.close()
+            stream.close()
 
     @property
     def local_address(self) -> str:

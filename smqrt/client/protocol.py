@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from smqrt.client.ending import ConnectionEnd, disconnected, protocol_error, refused
-from smqrt.client.events import Accepted, Ack, Change, Ended, Event, Init, Message, Pong
+from smqrt.client.events import Accepted, Ack, Change, Ended, Event, Init, Pong, Published
 from smqrt.client.framing import Framing, RawFraming, WebSocketFraming
 from smqrt.client.handshake import Handshake
 from smqrt.client.url import Endpoint
@@ -179,7 +179,7 @@ class Protocol:
 
     def _publish(self, packet: bytes) -> Event:
         tid, ptid, stid = _PUBLISH.unpack_from(packet, 1)
-        return Message(packet[13:], ptid, tid, stid)
+        return Published(packet[13:], ptid, tid, stid)
 
     def _change(self, packet: bytes) -> Event:
         return Change(*_CHANGE.unpack_from(packet, 1))

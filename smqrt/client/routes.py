@@ -16,6 +16,7 @@ Done = Callable[[int], None]
 """Receives the number the broker gave, 0 when it denied."""
 
 _CATCH_ALL = 0
+_MISSING = object()
 
 
 class Routes:
@@ -31,6 +32,7 @@ class Routes:
         self._subnumber = subnumber
         self._handlers: dict[Topic, dict[Subtopic, Handler | None]] = {}
         self._bound: dict[int, dict[int, Handler]] = {}
+        self._topics_of: dict[bytes, dict[Topic, None]] = {}
 
     def __contains__(self, topic: Topic) -> bool:
         return topic in self._handlers
@@ -49,22 +51,31 @@ class Routes:
     def add(self, topic: Topic, subtopic: Subtopic, handler: Handler | None) -> None:
         """Register a handler; None leaves the messages to the client's general one. The last registration wins."""
         self._handlers.setdefault(topic, {})[subtopic or None] = handler
-        self.bind(topic)
+        if isinstance(subtopic, bytes):
+            self._topics_of.setdefault(subtopic, {})[topic] = None
+        self._bind_one(topic, subtopic or None, handler)
 
     def remove(self, topic: Topic, subtopic: Subtopic) -> None:
         """Take back one handler; the topic goes with its last."""
         handlers = self._handlers.get(topic, {})
-        handlers.pop(subtopic or None, None)
-        if handlers:
-            self.bind(topic)
-        else:
+        if handlers.pop(subtopic or None, _MISSING) is not _MISSING:
+            self._bind_one(topic, subtopic, None)
+            self._forget_use(topic, subtopic)
+        if not handlers:
             self._handlers.pop(topic, None)
 
     def remove_all(self, topic: Topic, tid: int | None) -> None:
         """Take back every handler of a topic."""
-        self._handlers.pop(topic, None)
+        for subtopic in self._handlers.pop(topic, {}):
+            self._forget_use(topic, subtopic)
         if tid is not None:
             self._bound.pop(tid, None)
+
+    def _forget_use(self, topic: Topic, subtopic: Subtopic) -> None:
+        if isinstance(subtopic, bytes) and (topics := self._topics_of.get(subtopic)) is not None:
+            topics.pop(topic, None)
+            if not topics:
+                del self._topics_of[subtopic]
 
     def bind(self, topic: Topic) -> None:
         """Use the numbers known by now for the handlers of `topic`."""
@@ -77,10 +88,21 @@ class Routes:
         }
 
     def bind_subtopic(self, name: bytes) -> None:
-        """A sub-topic got its number: bind the topics that use it."""
-        for topic, handlers in self._handlers.items():
+        """A sub-topic got its number: bind the handlers that use it."""
+        for topic in self._topics_of.get(name, ()):
+            handlers = self._handlers.get(topic, {})
             if name in handlers:
-                self.bind(topic)
+                self._bind_one(topic, name, handlers[name])
+
+    def _bind_one(self, topic: Topic, subtopic: Subtopic, handler: Handler | None) -> None:
+        tid, stid = self._number(topic), self._subnumber(subtopic)
+        if tid is None or stid is None:
+            return
+        bound = self._bound.setdefault(tid, {})
+        if handler is None:
+            bound.pop(stid, None)
+        else:
+            bound[stid] = handler
 
     def bind_local(self) -> None:
         """Bind what needs no answer of the broker: ids, and one's own ETID."""

@@ -1,11 +1,13 @@
 """What outlives a connection: subscriptions, observers, known names, and messages that wait for a number. Pure state.
 
-A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers one client's requests strictly in order, so
-requests are kept in a row and answers take them from its front. After a lost connection the row is rebuilt: first what
-had been reached (Create, Createsub, Subscribe), then what was still open, so every acknowledgement comes exactly once,
-in order.
+A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers one client's requests strictly in order.
+After a lost connection they are rebuilt: first what had been reached (Create, Createsub, Subscribe), then what was
+still open, so every acknowledgement comes exactly once, in order; with 0 when the client ends before it. An answer that
+nobody asked for is let be.
 
 Messages leave in the order of the publish calls, also when the first of them waits for its topic's number.
+
+No packet costs more than its own size, however much is open or held: the broker decides which packets come.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 from smqrt.client.events import Ack, Change
 from smqrt.client.names import NameTable
+from smqrt.client.open_requests import OpenRequests, Request
 from smqrt.client.protocol import Protocol
 from smqrt.client.routes import SELF, Done, Handler, Routes, Subtopic, Topic
 from smqrt.wire import smq
@@ -31,17 +34,15 @@ _LOCAL = 0
 """A request about one's own ETID: done as soon as there is one."""
 
 
-class _Request(NamedTuple):
-    kind: int
-    name: bytes
-    done: Done | None
-    restores: bool = False
-
-
 class _Held(NamedTuple):
     payload: bytes
     topic: Topic
     subtopic: Subtopic
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of the queue: an empty message is not for nothing."""
+        return len(self.payload) + smq.PUBLISH_HEADER_BYTES
 
 
 class Session:
@@ -54,37 +55,43 @@ class Session:
     Attributes:
         etid: one's own ETID, 0 while not connected.
         dropped: messages that were not sent: no room, topic refused by the broker, or connection lost.
+        sent: messages sent on this connection.
+        confirmed: how many of them the broker has for certain.
+        in_doubt: messages of the last connection that were not sent, or not confirmed; 0 while one stands.
     """
 
     def __init__(self, queue_bytes: int, clean_start: bool = False) -> None:
         self.etid = 0
         self.dropped = 0
+        self.sent = self.confirmed = self.in_doubt = 0
         self.topics = NameTable()
         self.subtopics = NameTable()
         self._queue_bytes = queue_bytes
         self._clean_start = clean_start
         self._protocol: Protocol | None = None
-        self._requests: deque[_Request] = deque()
+        self._requests = OpenRequests()
         self._asked: set[tuple[int, bytes]] = set()
         self._restored: Callable[[], None] | None = None
         self._routes = Routes(self._number, self._subnumber)
         self._observers: dict[Topic, Callable[[int], None]] = {}
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
-        self._drained: list[Callable[[], object]] = []
+        self._refused: set[tuple[int, bytes]] = set()
+        self._drained: deque[Callable[[], object]] = deque()
 
     # ---- connections come and go
 
     def open(self, protocol: Protocol, etid: int, restored: Callable[[], None]) -> None:
         """A connection stands: ask again for everything; `restored` comes when all is as it was."""
         self._protocol, self.etid, self._restored = protocol, etid, restored
-        waiting, self._requests = self._requests, deque()
+        self.sent = self.confirmed = self.in_doubt = 0
+        self._routes.bind_local()
+        waiting, self._requests = self._requests, OpenRequests()
         for request in waiting:
             self._issue(request)
         for topic in self._observers:
             if isinstance(topic, int):
                 self._send_number(Type.OBSERVE, topic)
-        self._routes.bind_local()
         self._progress()
 
     def lost(self) -> None:
@@ -92,6 +99,7 @@ class Session:
         if self._protocol is not None:
             self.dropped += self._protocol.unsent_publishes()
         self._protocol, self.etid, self._restored = None, 0, None
+        self.in_doubt = self.sent - self.confirmed
         self._routes.unbind()
         if self._clean_start:
             self._forget_everything()
@@ -99,10 +107,19 @@ class Session:
             self._plan_to_restore()
 
     def abandon(self) -> None:
-        """No connection will come any more: what still waits is dropped, and counted."""
+        """No connection will come any more: what still waits is dropped, and counted; what is asked is denied."""
+        self._drop_all_held()
+        unanswered, self._requests = self._requests, OpenRequests()
+        for request in unanswered:
+            if request.done:
+                request.done(0)
+
+    def _drop_all_held(self) -> None:
         self.dropped += len(self._held)
+        self.in_doubt += len(self._held)
         self._held.clear()
         self._held_bytes = 0
+        self._refused.clear()
 
     def _plan_to_restore(self) -> None:
         still_open = [request for request in self._requests if not request.restores]
@@ -115,18 +132,21 @@ class Session:
         plan += [(request.kind, request.name) for request in self._requests if request.restores]
         open_keys = {(request.kind, request.name) for request in still_open}
         restoring = [
-            _Request(kind, name, None, True) for kind, name in dict.fromkeys(plan) if (kind, name) not in open_keys
+            Request(kind, name, None, True) for kind, name in dict.fromkeys(plan) if (kind, name) not in open_keys
         ]
-        self._requests = deque((*restoring, *still_open))
+        self._requests = OpenRequests()
+        for request in (*restoring, *still_open):
+            self._requests.add(request)
         self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
 
     def _forget_everything(self) -> None:
-        self.abandon()
+        self._drop_all_held()
         self.topics.take_all()
         self.subtopics.take_all()
         self._routes = Routes(self._number, self._subnumber)
-        for container in (self._requests, self._asked, self._observers):
-            container.clear()
+        self._requests = OpenRequests()
+        self._asked.clear()
+        self._observers.clear()
 
     # ---- names
 
@@ -225,7 +245,8 @@ class Session:
 
     def publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
         """Send a message, or hold it until its names have numbers. False: no room, it is dropped and counted."""
-        if self.waiting_bytes + len(payload) > self._queue_bytes:
+        held = _Held(payload, topic, subtopic)
+        if self.waiting_bytes + held.size_bytes > self._queue_bytes:
             self.dropped += 1
             return False
         if not self._held and self._protocol is not None and self._send_publish(payload, topic, subtopic):
@@ -234,9 +255,14 @@ class Session:
             self._ask(Type.CREATE, topic)
         if isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None:
             self._ask(Type.CREATESUB, subtopic)
-        self._held.append(_Held(payload, topic, subtopic))
-        self._held_bytes += len(payload)
+        self._held.append(held)
+        self._held_bytes += held.size_bytes
         return True
+
+    @property
+    def has_held(self) -> bool:
+        """Whether messages wait for a connection, or for numbers."""
+        return bool(self._held)
 
     @property
     def waiting_bytes(self) -> int:
@@ -248,81 +274,91 @@ class Session:
         self._drained.append(fn)
         self._progress()
 
+    def forget_drained(self, fn: Callable[[], object]) -> None:
+        """Nobody waits for `fn` any more."""
+        if fn in self._drained:
+            self._drained.remove(fn)
+
     def _send_publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
         tid, stid = self._number(topic), self._subnumber(subtopic)
         if self._protocol is None or tid is None or stid is None:
             return False
         self._protocol.send(smq.publish_frame(tid, self.etid, stid, payload))
+        self.sent += 1
         return True
 
     def _progress(self) -> None:
-        while self._held and self._send_publish(*self._held[0]):
-            self._held_bytes -= len(self._held.popleft().payload)
+        while self._held and (self._is_refused(self._held[0]) or self._send_publish(*self._held[0])):
+            self._held_bytes -= self._held.popleft().size_bytes
+        if not self._held:
+            self._refused.clear()
         while self._drained and self.etid and not self._held and not self._requests:
-            self._drained.pop(0)()
-        if (restored := self._restored) and not (self._requests and self._requests[0].restores):
+            self._drained.popleft()()
+        if (restored := self._restored) and not self._requests.restoring:
             self._restored = None
             restored()
 
-    def _drop_held(self, name: bytes, *, is_subtopic: bool) -> None:
-        kept = [held for held in self._held if name != (held.subtopic if is_subtopic else held.topic)]
-        self.dropped += len(self._held) - len(kept)
-        self._held = deque(kept)
-        self._held_bytes = sum(len(held.payload) for held in kept)
+    def _is_refused(self, held: _Held) -> bool:
+        """Whether the broker does not want this message, which is dropped, then."""
+        refused = self._refused
+        if not refused or ((Type.CREATE, held.topic) not in refused and (Type.CREATESUB, held.subtopic) not in refused):
+            return False
+        self.dropped += 1
+        return True
 
     # ---- requests and answers
 
     def acked(self, ack: Ack) -> None:
         """Take the broker's answer to Subscribe, Create or Createsub."""
         kind = _REQUEST_OF_ACK[ack.kind]
+        request = self._requests.take(kind, ack.name)
+        if request is None:
+            return
         self._asked.discard((kind, ack.name))
-        request = self._take_request(kind, ack.name)
         if ack.number:
             self._learn(kind, ack.name, ack.number)
         else:
             self._denied(kind, ack.name)
-        if request and request.done:
+        if request.done:
             request.done(ack.number)
         self._progress()
 
     def _learn(self, kind: Type, name: bytes, number: int) -> None:
         if kind == Type.CREATESUB:
+            self._refused.discard((kind, name))
             self.subtopics.add(name, number)
             self._routes.bind_subtopic(name)
-        elif self.topics.add(name, number) and name in self._observers:
-            self._send_number(Type.OBSERVE, number)
-        if kind == Type.SUBSCRIBE and name in self._routes:
+            return
+        self._refused.discard((Type.CREATE, name))
+        if self.topics.add(name, number):
             self._routes.bind(name)
-        elif kind == Type.SUBSCRIBE:
+            if name in self._observers:
+                self._send_number(Type.OBSERVE, number)
+        if kind == Type.SUBSCRIBE and name not in self._routes:
             self._send_number(Type.UNSUBSCRIBE, number)
 
     def _denied(self, kind: Type, name: bytes) -> None:
-        if kind != Type.SUBSCRIBE:
-            self._drop_held(name, is_subtopic=kind == Type.CREATESUB)
-        elif any(held.topic == name for held in self._held):
+        if not self._held:
+            return
+        if kind == Type.SUBSCRIBE:  # a message may wait for the number that this would have brought
             self._ask(Type.CREATE, name)
-
-    def _take_request(self, kind: Type, name: bytes) -> _Request | None:
-        for index, request in enumerate(self._requests):
-            if request.kind == kind and request.name == name:
-                del self._requests[index]
-                return request
-        return None
+        else:
+            self._refused.add((kind, name))
 
     def _ask(self, kind: Type, name: bytes) -> None:
         if (kind, name) not in self._asked:
             self._asked.add((kind, name))
+            self._refused.discard((kind, name))
             self._request(kind, name, None)
 
     def _request(self, kind: int, name: bytes, done: Done | None) -> None:
-        self._issue(_Request(kind, name, done))
+        self._issue(Request(kind, name, done))
 
-    def _issue(self, request: _Request) -> None:
+    def _issue(self, request: Request) -> None:
         if request.kind == _LOCAL and self._protocol is not None and request.done:
-            self._routes.bind_local()
             request.done(0)
             return
-        self._requests.append(request)
+        self._requests.add(request)
         if request.kind != _LOCAL and self._protocol is not None:
             self._protocol.send_packet(smq.with_name(request.kind, request.name))
 

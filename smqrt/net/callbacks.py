@@ -38,14 +38,43 @@ class Callbacks:
             self._room.clear()
         if not self._wake.is_set():
             self._wake.set()
-            if self._greenlet is None:
-                self._greenlet = gevent.spawn(self._run)
+        if self._greenlet is None:
+            self._greenlet = gevent.spawn(self._run)
 
     def ask(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Run `fn(*args)` in its turn and wait for its answer; None when it failed, which is logged."""
+        return self.ask_later(fn, *args).get()
+
+    def ask_later(self, fn: Callable[..., Any], *args: Any) -> AsyncResult[Any]:
+        """Run `fn(*args)` in its turn; its answer, None when it failed, will be in what is returned now."""
         answer: AsyncResult[Any] = AsyncResult()
-        self.post(lambda: answer.set(self._guarded(fn, args)))
-        return answer.get()
+
+        def job() -> None:
+            try:
+                answer.set(fn(*args))
+            except (Exception, gevent.Timeout):
+                self._log.exception("a callback failed")
+            finally:
+                if not answer.ready():
+                    answer.set(None)
+
+        self.post(job)
+        return answer
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a callback is asking, which had better not wait for another one."""
+        return self._greenlet is not None and gevent.getcurrent() is self._greenlet
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for their turn."""
+        return len(self._jobs)
+
+    @property
+    def room(self) -> Event:
+        """Set while the application keeps up."""
+        return self._room
 
     @property
     def has_room(self) -> bool:
@@ -61,26 +90,32 @@ class Callbacks:
         self.post(_stop)
 
     def _run(self) -> None:
+        is_over = False
+        try:
+            while not is_over:
+                try:
+                    is_over = self._work()
+                except (Exception, gevent.Timeout):  # a Timeout may come later than the callback that left it behind
+                    self._log.exception("a callback failed")
+        finally:
+            self._greenlet = None
+            if not is_over and self._jobs:  # a callback ended its greenlet: the others have a right to theirs
+                self._greenlet = gevent.spawn(self._run)
+
+    def _work(self) -> bool:
+        """Do what comes, until a job fails, or the last one is done: true."""
         jobs, turn = self._jobs, Turn()
         while True:
             self._wake.wait()
             while jobs:
                 fn, args = jobs.popleft()
-                if fn is _stop:
-                    self._greenlet = None
-                    return
-                self._guarded(fn, args)
                 if len(jobs) < ROOM_JOBS // 2 and not self._room.is_set():
                     self._room.set()
+                if fn is _stop:
+                    return True
+                fn(*args)
                 turn.breathe()
             self._wake.clear()
-
-    def _guarded(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        try:
-            return fn(*args)
-        except Exception:
-            self._log.exception("a callback failed")
-            return None
 
 
 def _stop() -> None:

@@ -107,7 +107,7 @@ def test_only_one_subtopic(url):
         (("pub", "ftp://x/", "t", "x"), 2, "must look like http://host:port/path"),
         (("pub", "{url}", "t", "x", "--uid", "short"), 2, "must have 6 to 255 bytes"),
         (("pub", "{url}", "t", "x", "--id"), 2, "'t' must be a number with --id"),
-        (("pub", "{url}", "t", "x" * 65521), 1, "a message holds at most 65520"),
+        (("pub", "{url}", "t", "x" * 65521), 1, "a message carries at most 65520"),
         (("bench", "http://127.0.0.1:1/"), 1, "connection refused"),
         (("pub", "{url}", "t", "x", "--qos", "1"), 2, "--qos is for MQTT brokers only"),
         (("pub", "{url}", "t", "x", "--retain"), 2, "--retain is for MQTT brokers only"),

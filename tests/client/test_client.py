@@ -13,7 +13,7 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from smqrt.client import ConnectionEnd, SMQClient, SmqClient
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, NoAnswer
 
 
 @pytest.fixture(params=["raw", "websocket"])
@@ -349,3 +349,68 @@ def test_it_works_with_and_without_monkey_patching(broker, patched):
 
 def test_ends_are_exceptions_with_words():
     assert isinstance(ConnectionEnd("pong", "no answer"), Exception)
+
+
+def test_on_gives_messages_that_can_be_replied_to(url, make_client):
+    replies, texts = Queue(), Queue()
+    lamp, asker = make_client(url), make_client(url)
+
+    @lamp.on("lamp", "set")
+    def set_lamp(message):
+        texts.put((message.text, message.data, message.json, message.etid, message.topic))
+        message.reply({"now": message.json})
+
+    @asker.on("self")
+    def answered(message):
+        replies.put((message.json, message.subtid))
+
+    assert callable(set_lamp)
+    assert lamp.flush(5)
+    asker.publish({"on": True}, "lamp", "set")
+    expected = ('{"on":true}', b'{"on":true}', {"on": True})
+    assert texts.get(timeout=5) == (*expected, asker.gettid(), "lamp")
+    assert replies.get(timeout=5) == ({"now": {"on": True}}, asker.subtopic2tid("set"))
+
+
+def test_request_finds_its_answer_among_many(url, make_client):
+    server, asker = make_client(url), make_client(url)
+    general = Queue()
+    asker.subscribe("self", onmsg=collect(general))
+
+    @server.on("self")
+    def double(message):
+        gevent.spawn_later(0.01 * (5 - message.json), message.reply, 2 * message.json)
+
+    assert server.wait_connected(5)
+    asked = [gevent.spawn(asker.request, server.gettid(), n) for n in range(5)]
+    assert [job.get(timeout=5).json for job in asked] == [0, 2, 4, 6, 8]
+    assert general.empty()
+
+
+def test_request_may_be_asked_in_a_callback(url, make_client):
+    server, asker, answers = make_client(url), make_client(url), Queue()
+    server.on("self")(lambda message: message.reply(message.text + "!"))
+    assert server.wait_connected(5)
+    asker.on("start")(lambda message: answers.put(asker.request(server.gettid(), message.text).text))
+    asker.publish("hello", "start")
+    assert answers.get(timeout=5) == "hello!"
+
+
+def test_request_without_an_answer(broker, url, make_client):
+    client = make_client(url)
+    with pytest.raises(NoAnswer, match="no answer from 1 in 0.05 s"):
+        client.request(1, "x", 0.05)
+    job = gevent.spawn(client.request, 1, "x", 5)
+    gevent.sleep(0.05)
+    broker.close()
+    with pytest.raises(NoAnswer, match="connection is lost"):
+        job.get(timeout=2)
+
+
+def test_what_is_no_number_is_null(url, make_client):
+    received = Queue()
+    client = make_client(url)
+    client.subscribe("t", onmsg=collect(received))
+    client.publish({"a": [float("nan"), float("inf"), 1.5]}, "t")
+    client.pubjson(float("nan"), "t")
+    assert [received.get(timeout=5)[0] for _ in range(2)] == [b'{"a":[null,null,1.5]}', b"null"]

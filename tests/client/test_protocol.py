@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.client.events import Accepted, Ack, Change, Ended, Init, Message, Pong
+from smqrt.client.events import Accepted, Ack, Change, Ended, Init, Pong, Published
 from smqrt.client.protocol import Protocol, State
 from smqrt.client.url import parse_url
 from smqrt.wire import smq, websocket
@@ -64,7 +64,7 @@ def test_every_packet_of_a_broker_becomes_an_event(url):
     assert events == [
         Ack(Type.SUBACK, 5, b"name"),
         Ack(Type.CREATEACK, 0, b"denied"),
-        Message(b"payload", 20, 10, 30),
+        Published(b"payload", 20, 10, 30),
         Change(5, 2),
         Pong("token"),
     ]
@@ -156,7 +156,7 @@ def test_a_websocket_ping_is_answered_with_its_payload():
 def test_a_fragmented_websocket_message_is_joined():
     protocol, _ = opened("ws://host/")
     assert protocol.receive(b"\x02" + bytes((4,)) + PUBLISH[:4]) == []
-    assert protocol.receive(b"\x80" + bytes((len(PUBLISH) - 4,)) + PUBLISH[4:]) == [Message(b"payload", 20, 10, 30)]
+    assert protocol.receive(b"\x80" + bytes((len(PUBLISH) - 4,)) + PUBLISH[4:]) == [Published(b"payload", 20, 10, 30)]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import gevent
 import pytest
 from gevent.queue import Queue
 
+from smqrt.errors import DeliveryError
 from smqrt.wire import smq
 from tests.scripted_broker import ScriptedBroker
 
@@ -82,7 +83,7 @@ def test_onclose_decides(make_client):
 def test_no_reconnect_when_told_so(make_client):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         client = make_client(broker.url, reconnect=False)
-        client._greenlet.join(5)
+        client._over.wait(5)
         assert client.closed
         assert client.wait_connected(1) is False
         assert broker.connections == 1
@@ -245,7 +246,8 @@ def test_a_broker_that_does_not_read_fills_the_queue_and_no_more(make_client):
                 gevent.sleep(0)
         assert client.dropped == 1000 - accepted > 0
         assert client._session.waiting_bytes <= 1 << 20
-        client.close(0.1)
+        with pytest.raises(DeliveryError, match="messages"):
+            client.close(0.1)
 
 
 def test_disconnect_while_waiting_to_reconnect_and_while_connecting(make_client):

@@ -341,7 +341,7 @@ def test_held_messages_count_against_the_queue():
     session = new_session(queue_bytes=100)
     assert session.publish(bytes(60), b"a", None)
     assert not session.publish(bytes(60), b"a", None)
-    assert session.waiting_bytes == 60
+    assert session.waiting_bytes == 75
 
 
 def test_drained_waits_for_numbers_and_for_a_connection():
