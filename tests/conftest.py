@@ -61,6 +61,20 @@ def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("smqrt-*.whl"))
 
 
+def install_wheel(python: str, wheel: Path, folder: Path, install_s: float = 300) -> str:
+    """Makes a virtual environment with nothing but the wheel and what it asks for; returns its Python."""
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True, timeout=install_s)
+    installed = str(folder / "venv/bin/python")
+    subprocess.run([installed, "-m", "pip", "install", "-q", str(wheel)], check=True, timeout=install_s)
+    return installed
+
+
+@pytest.fixture(scope="session")
+def clean_python(wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment without any extra."""
+    return install_wheel(sys.executable, wheel_path, tmp_path_factory.mktemp("clean"))
+
+
 class Served:
     """A running `smqrt serve`.
 

@@ -60,12 +60,16 @@ class Terminal:
     """Runs the commands of a page in a folder of its own, on ports of its own.
 
     A command that serves or listens goes on until the page ends; it is enough that the shown lines come.
+
+    Args:
+        folder: where they run.
+        python: of the environment whose commands they are.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
         self.ports = {str(shown): str(free_port()) for shown in (9357, 9358, 9359, 9443)}
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
         self.env = os.environ | {"PATH": path, "SMQRT_PORT": self.ports["9357"], "PYTHONUNBUFFERED": "1"}
         self.env["XDG_CACHE_HOME"] = str(folder / "cache")
         self.running: list[tuple[str, subprocess.Popen[str]]] = []
@@ -143,31 +147,46 @@ def fits(wanted: str, line: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, wanted.split("…"))), line) is not None
 
 
-def write_files(page: Path, terminal: Terminal) -> None:
-    """Writes the blocks that say in their first line which file they are."""
-    for _, text in BLOCK.findall(terminal.translated(page.read_text("utf-8"))):
-        if found := FILE.match(text.partition("\n")[0]):
-            path = terminal.folder / found[1]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a" if found[2] else "w", encoding="utf-8") as file:
-                file.write(text)
+def write_file(text: str, terminal: Terminal) -> None:
+    """Writes a block that says in its first line which file it is."""
+    if found := FILE.match(text.partition("\n")[0]):
+        path = terminal.folder / found[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if found[2] else "w", encoding="utf-8") as file:
+            file.write(terminal.translated(text))
+
+
+def run_commands(text: str, terminal: Terminal) -> None:
+    """Runs a block of commands and compares what they print."""
+    for part in text.split("$ ")[1:]:
+        command, *expected = part.rstrip("\n").split("\n")
+        terminal.run(command, expected)
 
 
 def with_commands() -> list[Path]:
     return [page for page in PAGES if next(blocks(page, "console"), None)]
 
 
+def environment(page: Path, request: pytest.FixtureRequest) -> str:
+    """The Python for a page: one with nothing but smqrt itself, when the page does not say what else to install."""
+    named = "pip install" in page.read_text("utf-8")
+    return sys.executable if named else str(request.getfixturevalue("clean_python"))
+
+
 @pytest.mark.servers
+@pytest.mark.timeout(400)  # the first one makes the environment
 @pytest.mark.parametrize("page", with_commands(), ids=name)
-def test_the_commands_of_a_page_do_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_a_page_read_from_top_to_bottom_does_what_it_shows(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     (tmp_path / "app_preload").symlink_to(REPOSITORY / "app_preload")
-    terminal = Terminal(tmp_path)
+    terminal = Terminal(tmp_path, environment(page, request))
     try:
-        write_files(page, terminal)
-        for block in blocks(page, "console"):
-            for part in block.split("$ ")[1:]:
-                command, *expected = part.rstrip("\n").split("\n")
-                terminal.run(command, expected)
+        for kind, text in BLOCK.findall(page.read_text("utf-8")):
+            if kind == "console":
+                run_commands(text, terminal)
+            else:
+                write_file(text, terminal)
     finally:
         terminal.close()
 

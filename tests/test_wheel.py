@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.conftest import REPOSITORY, Served
+from tests.conftest import REPOSITORY, Served, install_wheel
 
 INSTALL_S = 300
 START_S = 60
@@ -53,10 +53,9 @@ class Installed(Served):
 @pytest.fixture(scope="module", params=pythons(), ids=lambda path: Path(path).name)
 def installed(request: pytest.FixtureRequest, wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """The demonstration applications, served by the wheel; nothing of this tree is on the path."""
-    folder = tmp_path_factory.mktemp("clean")
-    subprocess.run([request.param, "-m", "venv", folder / "venv"], check=True, timeout=INSTALL_S)
-    python = str(folder / "venv/bin/python")
-    subprocess.run([python, "-m", "pip", "install", "-q", str(wheel_path)], check=True, timeout=INSTALL_S)
+    folder = tmp_path_factory.mktemp("demonstrations")
+    own = request.param == sys.executable
+    python = request.getfixturevalue("clean_python") if own else install_wheel(request.param, wheel_path, folder)
     shutil.copytree(REPOSITORY / "app_preload", folder / "app_preload", ignore=shutil.ignore_patterns(".journal"))
     served = Installed(python, folder)
     yield served
