@@ -379,3 +379,32 @@ def test_help_names_the_pages_when_there_is_none_of_that_name() -> None:
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
     assert "quick-start" in answer.stderr
+
+
+# ---- pieces of Lua
+
+ELSEWHERE = re.compile(r"example|localhost\"|onpub\b")
+"""What names a host or a function that only the reader has: such a piece is compiled, not run."""
+
+
+def pieces(page: Path) -> list[str]:
+    return [text for text in blocks(page, "lua") if not FILE.match(text.partition("\n")[0])]
+
+
+PIECES = [page for page in PAGES if page.name != "hub-api.md" and pieces(page)]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("page", PIECES, ids=name)
+def test_pieces_of_lua_run(page: Path, tmp_path: Path, serve: Any) -> None:
+    """Each in a page of its own."""
+    for number, piece in enumerate(pieces(page)):
+        compiled = f"<?lsp assert(load([==[{piece}]==])) print 'it ran' ?>"
+        runs = f"<?lsp local function piece()\n{piece}\nend piece() print 'it ran' ?>"
+        (tmp_path / f"{number}.lsp").write_text(compiled if ELSEWHERE.search(piece) else runs)
+    served = serve(tmp_path)
+    for file in tmp_path.glob("*.lsp"):
+        file.write_text(file.read_text().replace("9357", str(served.port)))
+        with urlopen(f"{served.url}/{file.name}") as answer:
+            assert answer.read().decode().endswith("it ran\n"), file.read_text()
+    assert "traceback" not in served.output
