@@ -1,4 +1,7 @@
-"""Forms with files (multipart/form-data, RFC 7578), read as they arrive: sans-I/O, bounded memory."""
+"""Forms with files (multipart/form-data, RFC 7578), read as they arrive: sans-I/O, bounded memory.
+
+The parser is the package `multipart`; here are the limits, and events that tell fields from files.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import multipart
+from multipart import MultipartSegment, PushMultipartParser, parse_options_header
+
 from smqrt.errors import SmqrtError
 
-MAX_HEAD_BYTES = 8192  # of one part
+MAX_HEAD_LINE_BYTES = 8192  # of one part
+MAX_HEAD_LINES = 8  # browsers send two
 MAX_VALUE_BYTES = 1 << 20  # of a field that is no file; it is kept whole
+MAX_VALUES_BYTES = 4 << 20  # of all fields together: pages keep them
 MAX_PARTS = 1000
-
-_BOUNDARY = re.compile(r'\bboundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
-_PARAMETER = re.compile(r';\s*(name|filename)=(?:"((?:\\["\\]|[^"])*)"|([^\s;"]+))', re.IGNORECASE)
+_MAX_BOUNDARY_BYTES = 70  # RFC 2046 §5.1.1
 
 
 class MultipartError(SmqrtError):
@@ -41,10 +47,11 @@ Event = Field | File | bytes
 
 def boundary_of(content_type: str) -> bytes | None:
     """Return the boundary that a Content-Type field announces, None when it is not multipart/form-data."""
-    match = _BOUNDARY.search(content_type)
-    if match is None or content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+    kind, options = parse_options_header(content_type)
+    boundary: str = options.get("boundary", "")
+    if kind != "multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY_BYTES:
         return None
-    return (match[1] or match[2]).encode("latin-1")
+    return boundary.encode("latin-1")
 
 
 def read_form(pieces: Iterable[bytes], boundary: bytes) -> Iterator[Event]:
@@ -54,92 +61,73 @@ def read_form(pieces: Iterable[bytes], boundary: bytes) -> Iterator[Event]:
     Gives each `Field`, and for each file a `File` followed by its content as `bytes`.
     Raises MultipartError when the body breaks the rules or a limit.
     """
-    yield from _Form(pieces, boundary).events()
+    form = _Form(boundary)
+    for piece in pieces:
+        yield from form.feed(piece)
+    yield from form.feed(b"")
 
 
 class _Form:
-    def __init__(self, pieces: Iterable[bytes], boundary: bytes) -> None:
-        self._pieces = iter(pieces)
-        self._mark = b"\r\n--" + boundary
-        self._data = b"\r\n"  # the first mark may stand at the very beginning
+    """A form under way: the field whose value is being collected, and how many bytes of values there were."""
 
-    def events(self) -> Iterator[Event]:
-        for _ in self._until_mark():
-            pass  # what stands before the first part is nobody's
-        for _ in range(MAX_PARTS):
-            if self._at_end():
-                return
-            yield from self._part(_headers(self._head()))
-        raise MultipartError(f"more than {MAX_PARTS} parts")
+    def __init__(self, boundary: bytes) -> None:
+        self._parser = PushMultipartParser(
+            boundary,
+            max_header_size=MAX_HEAD_LINE_BYTES,
+            max_header_count=MAX_HEAD_LINES,
+            max_segment_count=MAX_PARTS,
+            header_charset="latin-1",  # any byte; `_text` makes UTF-8 of it
+        )
+        self._field: str | None = None
+        self._value = bytearray()
+        self._values_bytes = 0
 
-    def _part(self, headers: dict[str, str]) -> Iterator[Event]:
-        names = {key.lower(): quoted or plain for key, quoted, plain in _PARAMETER.findall(_disposition(headers))}
-        name = _unquoted(names.get("name", ""))
-        if "filename" not in names:
-            yield Field(name, self._value(name))
+    def feed(self, piece: bytes) -> Iterator[Event]:
+        """Gives the events of a piece; an empty one is the end of the body."""
+        try:
+            for event in self._parser.parse(piece):
+                if isinstance(event, MultipartSegment):
+                    yield from self._begin(event)
+                elif event is None:
+                    yield from self._end()
+                else:
+                    yield from self._content(event)
+        except multipart.MultipartError as error:
+            raise MultipartError(_WORDS.get(str(error), f"the form is malformed: {error}")) from None
+
+    def _begin(self, part: MultipartSegment) -> Iterator[Event]:
+        name = _text(part.name or "")
+        if part.filename is None:
+            self._field = name
             return
-        filename = re.split(r"[/\\]", _unquoted(names["filename"]))[-1]
-        kind = headers.get("content-type", "application/octet-stream")
-        yield File(name, filename, kind, headers.get("content-transfer-encoding", "binary"))
-        yield from self._until_mark()
+        filename = re.split(r"[/\\]", _text(part.filename))[-1]
+        kind, encoding = part.header("Content-Type"), part.header("Content-Transfer-Encoding")
+        yield File(name, filename, _text(kind or "application/octet-stream"), _text(encoding or "binary"))
 
-    def _value(self, name: str) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        for piece in self._until_mark():
-            size += len(piece)
-            if size > MAX_VALUE_BYTES:
-                raise MultipartError(f"field {name!r} is longer than {MAX_VALUE_BYTES} bytes")
-            parts.append(piece)
-        return b"".join(parts)
+    def _content(self, data: bytes) -> Iterator[Event]:
+        if self._field is None:
+            yield data
+            return
+        self._value += data
+        self._values_bytes += len(data)
+        if len(self._value) > MAX_VALUE_BYTES:
+            raise MultipartError(f"field {self._field!r} is longer than {MAX_VALUE_BYTES} bytes")
+        if self._values_bytes > MAX_VALUES_BYTES:
+            raise MultipartError(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
 
-    def _until_mark(self) -> Iterator[bytes]:
-        mark, kept = self._mark, len(self._mark) - 1
-        while (at := self._data.find(mark)) < 0:
-            if len(self._data) > kept:
-                piece, self._data = self._data[:-kept], self._data[-kept:]
-                yield piece
-            self._more()
-        if at:
-            yield self._data[:at]
-        self._data = self._data[at + len(mark) :]
-
-    def _at_end(self) -> bool:
-        while len(self._data) < 2:
-            self._more()
-        return self._data.startswith(b"--")
-
-    def _head(self) -> bytes:
-        """The header lines of a part; what follows the mark on its own line is blanks."""
-        while (at := self._data.find(b"\r\n\r\n")) < 0:
-            if len(self._data) > MAX_HEAD_BYTES:
-                raise MultipartError(f"the head of a part is longer than {MAX_HEAD_BYTES} bytes")
-            self._more()
-        head, self._data = self._data[:at], self._data[at + 4 :]
-        if head.partition(b"\r\n")[0].strip():
-            raise MultipartError("something follows a boundary on its line")
-        return head
-
-    def _more(self) -> None:
-        piece = next(self._pieces, b"")
-        if not piece:
-            raise MultipartError("the form ends in the middle of a part")
-        self._data += piece
+    def _end(self) -> Iterator[Event]:
+        if self._field is not None:
+            yield Field(self._field, bytes(self._value))
+            self._field, self._value = None, bytearray()
 
 
-def _headers(head: bytes) -> dict[str, str]:
-    lines = head.decode("utf-8", "surrogateescape").split("\r\n")
-    fields = (line.partition(":") for line in lines if ":" in line)
-    return {name.strip().lower(): value.strip() for name, _, value in fields}
+_WORDS = {  # what the parser says: what we say
+    "Unexpected end of multipart stream (parser closed)": "the form ends in the middle of a part",
+    "Maximum segment count exceeded": f"the form has more than {MAX_PARTS} parts",
+    "Maximum segment header count exceeded": f"the head of a part has more than {MAX_HEAD_LINES} lines",
+    "Maximum segment header length exceeded": f"a line in the head of a part is longer than {MAX_HEAD_LINE_BYTES} bytes",
+}
 
 
-def _disposition(headers: dict[str, str]) -> str:
-    value = headers.get("content-disposition", "")
-    if not value.lower().startswith("form-data"):
-        raise MultipartError("a part has no Content-Disposition: form-data")
-    return value
-
-
-def _unquoted(text: str) -> str:
-    """Undo what browsers do to quotes and line ends in names."""
-    return re.sub(r'\\(["\\])', r"\1", text).replace("%22", '"').replace("%0D%0A", "\r\n")
+def _text(text: str) -> str:
+    return text.encode("latin-1").decode("utf-8", "surrogateescape")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from time import perf_counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +15,7 @@ FORM = (
     b"preamble\r\n--XX\r\n"
     b'Content-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     b'--XX\r\nContent-Disposition: form-data; name="empty"\r\n\r\n\r\n'
-    b'--XX  \r\nContent-Disposition: form-data; name="f"; filename="C:\\dir\\x%22.txt"\r\n'
+    b'--XX\r\nContent-Disposition: form-data; name="f"; filename="C:\\dir\\x%22.txt"\r\n'
     b"Content-Type: text/plain\r\n\r\n"
     b"line\r\n--X not yet\r\n--\r\n"
     b"\r\n--XX\r\ncontent-disposition: form-data; filename=n.bin; name=g\r\n\r\n\r\n"
@@ -30,6 +33,8 @@ def joined(pieces: list[bytes], boundary: bytes = b"XX") -> list[object]:
             events.append(event)
     return events
 
+
+PART = b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n"
 
 WANTED = [
     Field("a", b"1"),
@@ -71,11 +76,14 @@ def test_any_content_comes_out_as_it_was(content, size):
         (b"--XX", "ends in the middle"),
         (b"--XX\r\n", "ends in the middle"),
         (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n", "ends in the middle"),
-        (b"--XX\r\nContent-Type: x\r\n\r\n1\r\n--XX--", "no Content-Disposition"),
-        (b"--XXY\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XX--", "follows a boundary"),
-        (b"--XX\r\nA: " + b"x" * 9000, "the head of a part is longer"),
-        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n" + b"x" * 1100000, "field 'a' is longer"),
-        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" * 1001 + b"--XX--", "more than 1000 parts"),
+        (b"--XX\r\nContent-Type: x\r\n\r\n1\r\n--XX--", "Missing Content-Disposition"),
+        (b"--XXY\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XX--", "byte after first boundary"),
+        (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XXYY", "bytes after boundary"),
+        (b"--XX\r\nA: " + b"x" * 9000, "a line in the head of a part is longer"),
+        (b"--XX\r\n" + b"A: b\r\n" * 9, "the head of a part has more than 8 lines"),
+        (PART + b"x" * 1100000, "field 'a' is longer"),
+        ((PART + b"x" * 1000000 + b"\r\n") * 5, "fields of the form have more than 4194304 bytes"),
+        ((PART + b"\r\n") * 1001 + b"--XX--", "more than 1000 parts"),
     ],
 )
 def test_broken_forms_are_named(form, error):
@@ -95,3 +103,27 @@ def test_broken_forms_are_named(form, error):
 )
 def test_boundaries(content_type, boundary):
     assert boundary_of(content_type) == boundary
+
+
+def seconds_of(parameter: bytes) -> float:
+    """How long a part takes whose Content-Disposition has this behind `form-data`."""
+    form = b"--XX\r\nContent-Disposition: form-data" + parameter + b"\r\n\r\n\r\n--XX--"
+    began = perf_counter()
+    with suppress(MultipartError):
+        joined([form])
+    return perf_counter() - began
+
+
+@pytest.mark.parametrize("unit", [b"\\", b'\\"', b'; a="', b"; a=\"\\", b";", b" ", b"; a ", b"=", b'"', b"a;"])
+@pytest.mark.parametrize("begin", [b'; filename="', b"; name", b"; a=", b""])
+def test_no_parameter_takes_long(begin, unit):
+    """60 backslashes once took longer than the age of the universe."""
+    assert min(seconds_of(begin + unit * (8000 // len(unit))) for _ in range(3)) < 0.005
+
+
+@pytest.mark.parametrize("unit", [b"\\", b'\\"', b'; boundary="', b"; boundary", b";", b" "])
+def test_no_content_type_takes_long(unit):
+    value = "multipart/form-data" + (unit * (16384 // len(unit))).decode()
+    began = perf_counter()
+    boundary_of(value)
+    assert perf_counter() - began < 0.005
