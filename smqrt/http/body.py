@@ -9,15 +9,19 @@ from typing import Protocol
 from smqrt.http.status import BadRequest, HttpError
 
 _SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})")
+_CRLF = b"\r\n"
 _MAX_SIZE_LINE = 32  # digits and zeros; longer ones are an attack or extensions, which we refuse
 
 
 class ChunkedDecoder:
-    """Decodes a chunked body strictly: no extensions, no trailers, CRLF only."""
+    """Decodes a chunked body strictly: no extensions, no trailers, CRLF only.
+
+    Looks at each byte once, however small the chunks are: between two calls it keeps no more than a size line.
+    """
 
     def __init__(self) -> None:
         self.complete = False
-        self._input = bytearray()
+        self._kept = b""  # a size line that is not complete, or what arrived behind the end
         self._missing = 0  # bytes of the present chunk still to come, its CRLF included
 
     def feed(self, data: bytes) -> bytes:
@@ -26,66 +30,64 @@ class ChunkedDecoder:
         Raises:
             BadRequest: when they are not what a chunked body looks like.
         """
-        self._input += data
-        payload = bytearray()
-        while not self.complete and self._input and self._step(payload):
-            pass
-        return bytes(payload)
+        data, self._kept = self._kept + data, b""
+        payload: list[bytes] = []
+        at, last = 0, -1
+        while at != last and not self.complete:
+            last = at
+            at = self._take_data(data, at, payload) if self._missing else self._take_size(data, at)
+        self._kept = data[at:]
+        return b"".join(payload)
 
     @property
     def rest(self) -> bytes:
         """What arrived behind the end of the body."""
-        return bytes(self._input)
+        return self._kept
 
-    def _step(self, payload: bytearray) -> bool:
-        return self._take_data(payload) if self._missing else self._take_size()
-
-    def _take_data(self, payload: bytearray) -> bool:
-        data = self._input
-        if self._missing > 2:
-            piece = data[: self._missing - 2]
-            payload += piece
-            del data[: len(piece)]
+    def _take_data(self, data: bytes, at: int, payload: list[bytes]) -> int:
+        size = self._missing - 2
+        if size > 0:
+            piece = data[at : at + size]
+            payload.append(piece)
+            at += len(piece)
             self._missing -= len(piece)
-        if self._missing > 2 or not data:
-            return False
-        expected = b"\r\n"[-self._missing :]
-        if not expected.startswith(data[: self._missing]):
-            raise BadRequest("a chunk is longer than its size says")
-        taken = min(len(data), self._missing)
-        del data[:taken]
-        self._missing -= taken
-        return True
+        end = data[at : at + 2]
+        if self._missing <= 2 and end:
+            if not _CRLF.startswith(end):
+                raise BadRequest("a chunk is longer than its size says")
+            if len(end) == 2:
+                self._missing = 0
+                return at + 2
+        return at
 
-    def _take_size(self) -> bool:
-        line, end, _ = self._input.partition(b"\r\n")
-        if not end:
-            self._check_unfinished(bytes(line))
-            return False
-        match = _SIZE_LINE.fullmatch(line)
-        if match is None or len(line) > _MAX_SIZE_LINE:
+    def _take_size(self, data: bytes, at: int) -> int:
+        end = data.find(_CRLF, at, at + _MAX_SIZE_LINE + 2)
+        if end < 0:
+            _check_unfinished(data[at : at + _MAX_SIZE_LINE + 2])
+            return at
+        match = _SIZE_LINE.fullmatch(data, at, end)
+        if match is None:
             raise BadRequest("malformed chunk size")
         size = int(match[1], 16)
         if size == 0:
-            return self._take_end(len(line) + 2)
-        del self._input[: len(line) + 2]
+            return self._take_end(data, at, end + 2)
         self._missing = size + 2
-        return True
+        return end + 2
 
-    def _check_unfinished(self, line: bytes) -> None:
-        digits = line.removesuffix(b"\r")
-        if len(line) > _MAX_SIZE_LINE or (digits and _SIZE_LINE.fullmatch(digits) is None):
-            raise BadRequest("malformed chunk size")
-
-    def _take_end(self, offset: int) -> bool:
-        tail = bytes(self._input[offset : offset + 2])
-        if not b"\r\n".startswith(tail):
+    def _take_end(self, data: bytes, at: int, behind: int) -> int:
+        tail = data[behind : behind + 2]
+        if not _CRLF.startswith(tail):
             raise BadRequest("trailers are not accepted")
         if len(tail) < 2:
-            return False
-        del self._input[: offset + 2]
+            return at
         self.complete = True
-        return True
+        return behind + 2
+
+
+def _check_unfinished(line: bytes) -> None:
+    digits = line.removesuffix(b"\r")
+    if len(line) > _MAX_SIZE_LINE or (digits and _SIZE_LINE.fullmatch(digits) is None):
+        raise BadRequest("malformed chunk size")
 
 
 class Source(Protocol):
