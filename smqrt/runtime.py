@@ -18,6 +18,7 @@ from gevent.event import Event
 
 from smqrt import reload
 from smqrt.http.access import Access
+from smqrt.http.limits import Limits
 from smqrt.http.listing import Listing
 from smqrt.http.made import server_io
 from smqrt.http.private import Private
@@ -94,7 +95,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self.root = Root()
-        self.http = HttpServer(self.root)
+        self.http = HttpServer(self.root, Limits(bodies_bytes=settings.bodies_mib << 20))
         self.applications: list[Application] = []
         self._report = report
         self._stopping = Event()
@@ -150,6 +151,7 @@ class Server:
             root=self.root,
             ios=ios,
             private=private,
+            sessions_per_address=self.settings.sessions_per_address,
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),

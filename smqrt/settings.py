@@ -55,6 +55,14 @@ class Settings:
     reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
     pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
     commit_mib: int = _setting(4, "The most that a pipeline may commit at once over HTTP, in MiB.")
+    bodies_mib: int = _setting(
+        128, "Memory for bodies of requests that are read as a whole, of all requests together, in MiB; beyond, 503."
+    )
+    sessions_per_address: int = _setting(
+        1000,
+        "HTTP sessions of one IP address; beyond, the one it used least recently ends. "
+        "More when all clients come through one proxy.",
+    )
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
     lua_loop_s: float = _setting(
         10.0, "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes."
@@ -64,6 +72,9 @@ class Settings:
         """Raises StartError for a limit that is none."""
         if not self.lua_loop_s >= 0:
             raise StartError(f"lua_loop_s is {self.lua_loop_s:g}; give a number of seconds, or 0 for no limit.")
+        for name in ("bodies_mib", "sessions_per_address"):
+            if getattr(self, name) < 1:
+                raise StartError(f"{name} is {getattr(self, name)}; give a number of at least 1.")
 
 
 def table() -> tuple[Field[Any], ...]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from time import monotonic
 from typing import Protocol
 
+from smqrt.http.limits import BodyMemory, Limits
 from smqrt.http.status import BadRequest, HttpError
+from smqrt.net.turn import Turn
 
 _SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})")
 _CRLF = b"\r\n"
+_PIECE_BYTES = 65536
+_DECODED_BYTES = 16384  # at a time: 2,700 chunks of one byte, 4 ms
 _MAX_SIZE_LINE = 32  # digits and zeros; longer ones are an attack or extensions, which we refuse
 
 
@@ -95,8 +100,8 @@ class Source(Protocol):
 
     data: bytes
 
-    def receive(self) -> bytes:
-        """Wait for more bytes and give them."""
+    def receive(self, within_s: float) -> bytes:
+        """Wait for more bytes, for so many seconds at most, and give them."""
 
     def send_continue(self) -> None:
         """Tell the client to go on with the body."""
@@ -105,33 +110,46 @@ class Source(Protocol):
 class Body:
     """Reads one request's body from its connection and leaves what follows there.
 
+    Whoever takes its pieces gives way to others between them, also when all of them are there.
+
     Args:
         source: the connection; its `data` begins with the body.
         length: in bytes, None when the body is chunked.
         expects_continue: the client waits for a go.
+        limits: how slow the client may be.
+        memory: where a body that is read as a whole is counted.
     """
 
-    def __init__(self, source: Source, length: int | None, expects_continue: bool) -> None:
+    def __init__(
+        self, source: Source, length: int | None, expects_continue: bool, limits: Limits, memory: BodyMemory
+    ) -> None:
         self._source = source
         self._left = length
         self._decoder = ChunkedDecoder() if length is None else None
         self._owes_continue = expects_continue
+        self._limits = limits
+        self._memory = memory
+        self._held_bytes = 0
+        self._patience_s = limits.body_grace_s
         self.length = length
         self.complete = length == 0
 
-    def pieces(self) -> Iterator[bytes]:
-        """Iterate over the body as it arrives; blocks the greenlet.
+    def pieces(self, size_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
+        """Iterate over the body as it arrives, in pieces of up to `size_bytes`; blocks the greenlet.
 
         Raises:
             BadRequest: the body is malformed.
             HttpError: 408 when it takes too long to come.
         """
+        turn = Turn()
         while not self.complete:
             if not self._source.data:
                 self._wait()
-            piece = self._take()
-            if piece:
-                yield piece
+            data = self._take()
+            for start in range(0, len(data), size_bytes):
+                yield data[start : start + size_bytes]
+                turn.breathe()
+            turn.breathe()
 
     def skip_buffered(self) -> bool:
         """Throw away what has arrived, without waiting; tell whether that was the whole rest."""
@@ -140,27 +158,37 @@ class Body:
         return self.complete
 
     def whole(self, limit_bytes: int) -> bytes:
-        """Give the whole body; blocks the greenlet.
+        """Give the whole body; blocks the greenlet. It counts as held until `forget`.
 
         Raises:
-            HttpError: 413 when it is longer than `limit_bytes`; and as `pieces`.
+            HttpError: 413 when it is longer than `limit_bytes`, 503 when there is no room for it; and as `pieces`.
         """
         if self._left is not None and self._left > limit_bytes:
             raise too_large(limit_bytes)
         parts: list[bytes] = []
-        size = 0
         for piece in self.pieces():
-            size += len(piece)
-            if size > limit_bytes:
+            self._memory.take(len(piece))
+            self._held_bytes += len(piece)
+            if self._held_bytes > limit_bytes:
                 raise too_large(limit_bytes)
             parts.append(piece)
         return b"".join(parts)
+
+    def forget(self) -> None:
+        """Count it no longer as held, and read no more of it."""
+        self.complete = True
+        self._memory.give_back(self._held_bytes)
+        self._held_bytes = 0
 
     def _wait(self) -> None:
         if self._owes_continue:
             self._owes_continue = False
             self._source.send_continue()
-        self._source.data = self._source.receive()
+        began_s = monotonic()
+        self._source.data = data = self._source.receive(min(self._limits.body_idle_s, self._patience_s))
+        self._patience_s += len(data) / self._limits.body_rate_bytes_s - (monotonic() - began_s)
+        if self._patience_s <= 0:
+            raise HttpError(408, "the body came too slowly", close=True)
 
     def _take(self) -> bytes:
         self._owes_continue = False  # the client did not wait
@@ -169,11 +197,10 @@ class Body:
         return self._take_counted(self._left or 0)
 
     def _take_chunked(self, decoder: ChunkedDecoder) -> bytes:
-        data, self._source.data = self._source.data, b""
+        data, rest = self._source.data[:_DECODED_BYTES], self._source.data[_DECODED_BYTES:]
         payload = decoder.feed(data)
-        if decoder.complete:
-            self._source.data = decoder.rest
-            self.complete = True
+        self.complete = decoder.complete
+        self._source.data = decoder.rest + rest if self.complete else rest
         return payload
 
     def _take_counted(self, left: int) -> bytes:

@@ -35,6 +35,7 @@ log = logging.getLogger("smqrt")
 REQUESTS_PER_TURN = 64  # of a pipeline
 _READ, _WRITE = 1, 2
 _END = b"\r\n\r\n"
+_LOOKED_AT_BYTES = 16384  # of a body that came with its head
 _LINGER_S = 2.0  # how long a client may take to read our last words
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
 _view = memoryview(_buffer)
@@ -144,8 +145,8 @@ class HttpConnection:
         self._checked = len(data)
 
     def _begin(self, request: Request) -> None:
-        if request.content_length is None:
-            ChunkedDecoder().feed(self.data)  # nobody shall act on a request that is seen to be malformed
+        if request.content_length is None:  # nobody shall act on a request that is seen to be malformed
+            ChunkedDecoder().feed(self.data[:_LOOKED_AT_BYTES])
         self._busy = request
         self.deadline_s = NEVER
         workers.start(self._exchange, request)
@@ -177,6 +178,7 @@ class HttpConnection:
             self.close()
             raise
         finally:
+            request.forget_body()
             request.env.clear()  # tells the layers above that it is over, now and not when garbage is collected
         if self._busy is not request:
             return  # detached
@@ -241,8 +243,8 @@ class HttpConnection:
         except BadRequest:
             return False
 
-    def receive(self) -> bytes:
-        """Wait for more of a body.
+    def receive(self, within_s: float) -> bytes:
+        """Wait for more of a body, for `within_s` seconds at most.
 
         Raises:
             BadRequest: the client ended the stream.
@@ -252,11 +254,7 @@ class HttpConnection:
             try:
                 size = self._live_transport().recv_into(_buffer)
             except BlockingIOError:
-                self._wait(
-                    self._watcher,
-                    self.server.limits.body_idle_s,
-                    HttpError(408, "the body came too slowly", close=True),
-                )
+                self._wait(self._watcher, within_s, HttpError(408, "the body came too slowly", close=True))
                 continue
             except OSError as error:
                 raise ClientGoneError(str(error)) from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 from smqrt.http.body import Body
 from smqrt.http.dates import date_line
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers
-from smqrt.http.status import BadRequest, HttpError, error_page, reason
+from smqrt.http.parameters import as_text, parse_parameters
+from smqrt.http.status import HttpError, error_page, reason
+from smqrt.net.turn import Turn
 
 if TYPE_CHECKING:
     from smqrt.http.access import Access
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from smqrt.net.origins import Origins
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
-MAX_PARAMS = 1000
 _URLENCODED = "application/x-www-form-urlencoded"
 _OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -106,21 +106,25 @@ class Request(Head):
             limit_bytes: instead of the server's limit.
 
         Raises:
-            HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed.
+            HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed, 503 when the bodies
+                of all requests together are over theirs.
         """
-        return self._reader().whole(self._connection.server.limits.body_bytes if limit_bytes is None else limit_bytes)
+        limits = self._connection.server.limits
+        return self._reader().whole(limits.body_bytes if limit_bytes is None else limit_bytes)
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
         """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
-        for piece in self._reader().pieces():
-            for start in range(0, len(piece), size_bytes):
-                yield piece[start : start + size_bytes]
+        return self._reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
         """Give the parameters of the query, then those of a urlencoded body, which is read for it. Raises as `body`."""
-        pairs = _parse_pairs(self.query)
+        return [(as_text(name), as_text(value)) for name, value in self.raw_params()]
+
+    def raw_params(self) -> list[tuple[bytes, bytes]]:
+        """Give the parameters as `params` does, as bytes. Raises as `body`."""
+        pairs = parse_parameters(self.query.encode("ascii"))
         if self.has_body and (self.get("content-type") or "").partition(";")[0].strip().lower() == _URLENCODED:
-            pairs += _parse_pairs(self.body().decode("utf-8", "surrogateescape"))
+            pairs += parse_parameters(self.body(), Turn().breathe)
         return pairs
 
     @property
@@ -160,19 +164,16 @@ class Request(Head):
         """
         return self.content_length == 0 or self._reader().skip_buffered()
 
+    def forget_body(self) -> None:
+        """Called when the request is over: a body that was read as a whole counts no more."""
+        if self._body is not None:
+            self._body.forget()
+
     def _reader(self) -> Body:
         if self._body is None:
-            self._body = Body(self._connection, self.content_length, self.expects_continue)
+            source, server = self._connection, self._connection.server
+            self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)
         return self._body
-
-
-def _parse_pairs(text: str) -> list[tuple[str, str]]:
-    if not text:
-        return []
-    try:
-        return parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=MAX_PARAMS)
-    except ValueError:
-        raise BadRequest(f"more than {MAX_PARAMS} parameters", status=413) from None
 
 
 class Response:

@@ -125,7 +125,7 @@ _WORDS = {  # what the parser says: what we say
     "Unexpected end of multipart stream (parser closed)": "the form ends in the middle of a part",
     "Maximum segment count exceeded": f"the form has more than {MAX_PARTS} parts",
     "Maximum segment header count exceeded": f"the head of a part has more than {MAX_HEAD_LINES} lines",
-    "Maximum segment header length exceeded": f"a line in the head of a part is longer than {MAX_HEAD_LINE_BYTES} bytes",
+    "Maximum segment header length exceeded": f"the head of a part has a line of over {MAX_HEAD_LINE_BYTES} bytes",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
@@ -10,31 +9,9 @@ import gevent
 
 from smqrt.http.access import Access
 from smqrt.http.connection import HttpConnection
+from smqrt.http.limits import BodyMemory, Limits
 from smqrt.http.message import Request
 from smqrt.net.deadlines import Deadlines
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a client may take (design: reliability §5). Times in seconds, sizes in bytes.
-
-    Attributes:
-        first_byte_s: from accepting to the first byte.
-        header_s: from the first byte of a head to its last.
-        body_idle_s: between two pieces of a body.
-        keep_alive_s: between two requests.
-        send_idle_s: between two moments in which the client takes some of a response.
-        head_bytes: request line and header fields.
-        body_bytes: a body that is read as a whole (`Request.body`).
-    """
-
-    first_byte_s: float = 5.0
-    header_s: float = 10.0
-    body_idle_s: float = 10.0
-    keep_alive_s: float = 60.0
-    send_idle_s: float = 30.0
-    head_bytes: int = 16384
-    body_bytes: int = 4 << 20
 
 
 class Dispatcher(Protocol):
@@ -57,6 +34,7 @@ class HttpServer:
         self.root = root
         self.access = access or Access()
         self.limits = limits or Limits()
+        self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
         self._connections: set[HttpConnection] = set()
         shortest = min(

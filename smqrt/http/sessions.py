@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from smqrt.net.refusals import Refusals
+
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
 MAX_SESSIONS = 10_000  # a page that makes one for each visitor must not fill the memory: the least recently used goes
+MAX_PER_ADDRESS = 1000  # nor may one visitor drive out the sessions of all others
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +51,21 @@ class Sessions:
 
     Args:
         now: gives the time in seconds.
-        on_end: called with each session that ended, by `terminate` or by time.
+        on_end: called with each session that ended, by `terminate`, by time, or to make room.
+        per_address: how many one IP address may have; beyond, the one it used least recently ends.
+
+    Attributes:
+        displaced: those that ended to make room.
     """
 
-    def __init__(self, now: Callable[[], float], on_end: Callable[[Session], None]) -> None:
+    def __init__(
+        self, now: Callable[[], float], on_end: Callable[[Session], None], per_address: int = MAX_PER_ADDRESS
+    ) -> None:
+        self.displaced = Refusals()
         self._now = now
         self._on_end = on_end
+        self._per_address = per_address
+        self._by_peer: dict[str, dict[str, Session]] = {}
         self._next_number = itertools.count(1).__next__
         self._by_id: dict[str, Session] = {}
         self._by_number: dict[int, Session] = {}
@@ -63,12 +75,19 @@ class Sessions:
 
     def create(self, peer: str) -> Session:
         """Make a session for the client with this IP address."""
-        while len(self._by_id) >= MAX_SESSIONS:
-            self.terminate(next(iter(self._by_id.values())))
+        if len(self._by_peer.get(peer, ())) >= self._per_address:
+            self._displace(self._by_peer[peer], f"{peer} has more than {self._per_address} sessions")
+        if len(self._by_id) >= MAX_SESSIONS:
+            self._displace(self._by_id, f"there are more than {MAX_SESSIONS} sessions")
         now_s = self._now()
         session = Session(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
-        self._by_id[session.id] = self._by_number[session.number] = session
+        self._by_number[session.number] = session
+        self._by_id[session.id] = self._by_peer.setdefault(peer, {})[session.id] = session
         return session
+
+    def _displace(self, sessions: dict[str, Session], why: str) -> None:
+        self.displaced.add(f"{why}: the least recently used ends")
+        self.terminate(next(iter(sessions.values())))
 
     def find(self, session_id: str) -> Session | None:
         """Give the session with this id and note that it was used; None when there is none (any more)."""
@@ -91,20 +110,28 @@ class Sessions:
         session.accessed_s = self._now()
         if self._by_id.pop(session.id, None) is not None:
             self._by_id[session.id] = session
+            of_peer = self._by_peer[session.peer]
+            of_peer[session.id] = of_peer.pop(session.id)
 
     def terminate(self, session: Session) -> bool:
         """End a session; tell whether it was there."""
         if self._by_id.pop(session.id, None) is None:
             return False
         del self._by_number[session.number]
+        of_peer = self._by_peer[session.peer]
+        del of_peer[session.id]
+        if not of_peer:
+            del self._by_peer[session.peer]
         self._on_end(session)
         return True
 
-    def expire(self) -> None:
-        """End what was unused for too long."""
+    def expire(self, breathe: Callable[[], object] = bool) -> None:
+        """End what was unused for too long; `breathe` is called after each."""
         now_s = self._now()
         for session in [session for session in self._by_id.values() if session.expired(now_s)]:
-            self.terminate(session)
+            if session.expired(now_s):  # it may have been used meanwhile
+                self.terminate(session)
+                breathe()
 
     def _alive(self, session: Session | None) -> Session | None:
         if session is not None and session.expired(self._now()):

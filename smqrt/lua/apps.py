@@ -210,7 +210,7 @@ class Applications:
         cookies.install(vm, self.exchanges)
         multipart.install(vm, self.exchanges)
         deferred.install(vm, self.exchanges)
-        self.sessions = sessions.install(vm, self.exchanges).sessions
+        self.sessions = sessions.install(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         self.exit_functions = mako.install(vm, services)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smqrt.http.private import Private
+from smqrt.http.sessions import MAX_PER_ADDRESS
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Services:
     root: the root of the virtual directories (`smqrt.http.tree.Root`), None outside a server.
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
+    sessions_per_address: how many HTTP sessions one IP address may have.
     argv: all words of the command line, in order.
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
@@ -33,6 +35,7 @@ class Services:
     root: Any = None
     ios: dict[str, Any] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
+    sessions_per_address: int = MAX_PER_ADDRESS
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ Standard input takes "begin" and "end", a line each; after "end" it prints the l
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -67,7 +68,7 @@ class HealthyClient:
 def main() -> None:
     """Serve the commands on standard input until it ends."""
     client, worst_ms, running = HealthyClient(int(sys.argv[1])), 0.0, False
-    commands = open(0, "rb", buffering=0)  # a buffer would hide a second command from select
+    commands = os.fdopen(0, "rb", buffering=0)  # a buffer would hide a second command from select
     print("ready", flush=True)
     while True:
         if select.select([commands], [], [], EVERY_S if running else None)[0]:

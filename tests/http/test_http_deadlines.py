@@ -128,3 +128,50 @@ def test_two_hundred_slow_ones_cost_the_others_nothing(bench: Any) -> None:
         wire.close()
     gevent.sleep(0.05)
     assert len(bench.server) == 1
+
+
+def test_a_body_that_drips(start: Any) -> None:
+    """Every pause is short, and yet it is over in the end: a body has a deadline that grows with what came."""
+    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
+    bench.handle(lambda request, relpath: request.response.write(request.body()))
+    for head in (b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
+        wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\n" + head)
+        begin = monotonic()
+
+        def drip(wire: Any = wire) -> None:
+            while True:
+                wire.send(b"1\r\nx\r\n")
+                gevent.sleep(0.02)
+
+        sender = gevent.spawn(drip)
+        assert wire.answer().status == 408
+        assert 0.25 < monotonic() - begin < 2.0
+        sender.kill()
+
+
+def test_a_body_at_the_least_speed(start: Any) -> None:
+    """Who sends as fast as is asked for may take any time."""
+    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
+    bench.handle(lambda request, relpath: request.response.write(b"%d" % len(request.body())))
+    wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 1500\r\n\r\n")
+    for _ in range(15):
+        wire.send(b"x" * 100)
+        gevent.sleep(0.04)
+    assert wire.answer().body == b"1500"
+
+
+def test_a_slow_page_costs_the_client_nothing(start: Any) -> None:
+    """Only what the server waits for the client counts."""
+    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.2, body_rate_bytes_s=1000.0))
+
+    def read_slowly(request: Request, relpath: str) -> None:
+        pieces = request.chunks()
+        next(pieces)
+        gevent.sleep(0.4)
+        request.response.write(b"%d" % sum(map(len, pieces)))
+
+    bench.handle(read_slowly)
+    wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 200\r\n\r\n" + b"x" * 100)
+    gevent.sleep(0.3)
+    wire.send(b"x" * 100)
+    assert wire.answer().body == b"100"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from time import perf_counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.http.multipart import Field, File, MultipartError, boundary_of, read_form
+from tests.http.cpu import seconds
 
 FORM = (
     b"preamble\r\n--XX\r\n"
@@ -79,7 +77,7 @@ def test_any_content_comes_out_as_it_was(content, size):
         (b"--XX\r\nContent-Type: x\r\n\r\n1\r\n--XX--", "Missing Content-Disposition"),
         (b"--XXY\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XX--", "byte after first boundary"),
         (b"--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--XXYY", "bytes after boundary"),
-        (b"--XX\r\nA: " + b"x" * 9000, "a line in the head of a part is longer"),
+        (b"--XX\r\nA: " + b"x" * 9000, "the head of a part has a line of over"),
         (b"--XX\r\n" + b"A: b\r\n" * 9, "the head of a part has more than 8 lines"),
         (PART + b"x" * 1100000, "field 'a' is longer"),
         ((PART + b"x" * 1000000 + b"\r\n") * 5, "fields of the form have more than 4194304 bytes"),
@@ -105,25 +103,15 @@ def test_boundaries(content_type, boundary):
     assert boundary_of(content_type) == boundary
 
 
-def seconds_of(parameter: bytes) -> float:
-    """How long a part takes whose Content-Disposition has this behind `form-data`."""
-    form = b"--XX\r\nContent-Disposition: form-data" + parameter + b"\r\n\r\n\r\n--XX--"
-    began = perf_counter()
-    with suppress(MultipartError):
-        joined([form])
-    return perf_counter() - began
-
-
-@pytest.mark.parametrize("unit", [b"\\", b'\\"', b'; a="', b"; a=\"\\", b";", b" ", b"; a ", b"=", b'"', b"a;"])
+@pytest.mark.parametrize("unit", [b"\\", b'\\"', b'; a="', b'; a="\\', b";", b" ", b"; a ", b"=", b'"', b"a;"])
 @pytest.mark.parametrize("begin", [b'; filename="', b"; name", b"; a=", b""])
 def test_no_parameter_takes_long(begin, unit):
     """60 backslashes once took longer than the age of the universe."""
-    assert min(seconds_of(begin + unit * (8000 // len(unit))) for _ in range(3)) < 0.005
+    head = b"--XX\r\nContent-Disposition: form-data" + begin + unit * (8000 // len(unit))
+    assert seconds(lambda: joined([head + b"\r\n\r\n\r\n--XX--"])) < 0.005
 
 
 @pytest.mark.parametrize("unit", [b"\\", b'\\"', b'; boundary="', b"; boundary", b";", b" "])
 def test_no_content_type_takes_long(unit):
     value = "multipart/form-data" + (unit * (16384 // len(unit))).decode()
-    began = perf_counter()
-    boundary_of(value)
-    assert perf_counter() - began < 0.005
+    assert seconds(lambda: boundary_of(value)) < 0.005

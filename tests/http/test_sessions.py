@@ -76,3 +76,39 @@ def test_the_cookie_is_closed_to_scripts(sessions):
     session = sessions.create("a")
     assert cookie_field(session, False) == f"smqrt_session={session.id}; Path=/; HttpOnly; SameSite=Lax"
     assert cookie_field(session, True).endswith("; Secure")
+
+
+def test_an_address_drives_out_only_its_own(clock, ended):
+    sessions = Sessions(clock, ended.append, per_address=3)
+    other = sessions.create("b")
+    first, second, third = (sessions.create("a") for _ in range(3))
+    sessions.find(first.id)
+    sessions.create("a")
+    assert ended == [second]
+    sessions.create("a")
+    assert ended == [second, third]
+    assert sessions.displaced.count == 2
+    assert sessions.find(other.id) is other
+
+
+def test_what_ended_makes_room(clock, ended):
+    sessions = Sessions(clock, ended.append, per_address=2)
+    one, two = sessions.create("a"), sessions.create("a")
+    sessions.terminate(one)
+    sessions.create("a")
+    assert ended == [one]
+    assert sessions.find(two.id) is two
+
+
+def test_others_have_their_turn_while_many_end(clock, ended):
+    sessions, breaths = Sessions(clock, ended.append), []
+    kept = [sessions.create("a") for _ in range(100)][-1]
+    clock.now_s += module.MAX_INACTIVE_S + 1
+
+    def use_one() -> None:
+        breaths.append(1)
+        kept.accessed_s = clock.now_s
+
+    sessions.expire(use_one)
+    assert len(breaths) == 99
+    assert sessions.by_number(kept.number) is kept

@@ -38,7 +38,7 @@ class RequestHalf:
         """Names and values in turn, of the query and a urlencoded body; False when the body is refused."""
         exchange = self._exchange(handle)
         try:
-            return tuple(utf8(text) for pair in exchange.request.params() for text in pair)
+            return tuple(text for pair in exchange.request.raw_params() for text in pair)
         except HttpError as error:
             exchange.refusal = error
             return False

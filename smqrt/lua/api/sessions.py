@@ -11,7 +11,10 @@ from smqrt.lua.api.cookies import cookie_of
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import from_utf8, utf8
 from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net import workers
+from smqrt.net.turn import Turn
 
 EXPIRE_EVERY_S = 5.0
 _KEY = "session"  # in Request.env
@@ -20,12 +23,12 @@ _KEY = "session"  # in Request.env
 class SessionsHalf:
     """The functions of one server; Lua knows a session by its number."""
 
-    def __init__(self, vm: Vm, exchanges: Exchanges) -> None:
+    def __init__(self, vm: Vm, services: Services, exchanges: Exchanges) -> None:
         self._vm = vm
         self._exchanges = exchanges
         self._ended = 0
-        self.sessions = Sessions(time, self._on_end)
-        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
+        self.sessions = Sessions(time, self._on_end, services.sessions_per_address)
+        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, ref=False)
         self._watching = False
 
     def attach(self, ended: int) -> None:
@@ -103,13 +106,19 @@ class SessionsHalf:
     def _watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._timer.start(self._expire)
+            self._again()
+
+    def _again(self) -> None:
+        self._timer.start(workers.start, self._expire)
 
     def _expire(self) -> None:
-        self.sessions.expire()
-        if not self.sessions:
-            self._watching = False
-            self._timer.stop()
+        """In a worker: the function of an application is started for each session that ends, and that takes time."""
+        try:
+            self.sessions.expire(Turn().breathe)
+        finally:
+            self._watching = bool(self.sessions)
+            if self._watching:
+                self._again()
 
     def _on_end(self, session: Session) -> None:
         self._vm.start(self._ended, session.number)
@@ -118,8 +127,8 @@ class SessionsHalf:
 _DIRECT = "session by_id exists numbers id created accessed max_inactive peername uses hold terminate attach"
 
 
-def install(vm: Vm, exchanges: Exchanges) -> SessionsHalf:
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsHalf:
     """Give Lua the sessions; return what keeps them."""
-    half = SessionsHalf(vm, exchanges)
+    half = SessionsHalf(vm, services, exchanges)
     vm.namespace("ba.sessions", {name: getattr(half, name) for name in _DIRECT.split()})
     return half
