@@ -30,6 +30,8 @@ log = logging.getLogger("smqrt.journal")
 
 RETRY_S = 0.5
 RETENTION_S = 60.0
+SLOW_S = 10.0
+"""A disk that takes longer to keep what was written is told about."""
 SEAL_S = 600.0
 """A segment is sealed after so long, however short it is: only sealed ones are compacted."""
 opened: dict[str, JournalWriter] = {}
@@ -50,7 +52,6 @@ class JournalWriter:
     Attributes:
         settings: as given.
         path: the journal's folder.
-        owner: the folder of the application that the hub belongs to.
     """
 
     def __init__(self, settings: JournalSettings, broker: Broker) -> None:
@@ -61,22 +62,31 @@ class JournalWriter:
         self._wal = self.path / "wal" / settings.node
         self._wal.mkdir(parents=True, exist_ok=True)
         self._lock = segment.lock(self._wal)
-        recovered = recovery.recover(self._wal)
-        if recovered.removed_bytes:
-            log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
-        self._seq = recovered.next_seq
-        self._txns = recovered.txns
-        self._segment = self._begin()
-        self.owner = place.application_folder()
+        try:
+            self._recover()
+        except BaseException:
+            os.close(self._lock)  # so that another try is not refused because of this one
+            raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
-        self._unsynced = self._syncing = False
+        self._unsynced = self._is_slow = self._retiring = False
+        self._syncing_since_s: float | None = None
         self._disk = ThreadPool(1)  # one thing after the other, and nothing of it in the loop
         self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
         broker.hub.record(self._recorder)
         self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._tidy)]
         self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
         opened[settings.name] = self
+
+    def _recover(self) -> None:
+        recovered = recovery.recover(self._wal)
+        if recovered.removed_bytes:
+            log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
+        self._seq, self._txns = recovered.next_seq, recovered.txns
+        try:
+            self._segment = self._begin()
+        except OSError as error:
+            raise JournalError(f"{self._wal} can't be written: {error.strerror}; make room on the disk.") from None
 
     def _begin(self) -> segment.SegmentFile:
         begun = segment.SegmentFile.open(self._wal, self._seq, self.settings.node, self.settings.name)
@@ -141,16 +151,27 @@ class JournalWriter:
         self._disk.spawn(_finish, sealed, dict(self._txns))
 
     def _sync(self) -> None:
-        if self._unsynced and not self._syncing:
-            self._unsynced, self._syncing = False, True
-            self._disk.spawn(self._segment.sync).rawlink(self._synced)
+        if self._syncing_since_s is not None:
+            self._watch_sync(time.monotonic() - self._syncing_since_s)
+        elif self._unsynced:
+            self._unsynced, self._syncing_since_s = False, time.monotonic()
+            self._disk.spawn(_error_of, self._segment.sync).rawlink(self._synced)
+
+    def _watch_sync(self, waited_s: float) -> None:
+        if waited_s > SLOW_S and not self._is_slow:
+            self._is_slow = True
+            log.error(
+                "the journal %s: the disk has kept nothing for %.0f s; is it broken, or busy?", self.path, waited_s
+            )
 
     def _synced(self, result: Any) -> None:
-        self._syncing = False
+        if self._is_slow:
+            log.warning("the journal %s: the disk keeps it again", self.path)
+        self._syncing_since_s, self._is_slow = None, False
         self._counts["syncs"] += 1
-        if result.exception:
+        if result.value is not None:
             self._unsynced = True
-            log.error("the journal %s can't be synced: %s", self.path, result.exception)
+            log.error("the journal %s can't be synced: %s", self.path, result.value)
 
     def _tidy(self) -> None:
         if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq:
@@ -158,7 +179,14 @@ class JournalWriter:
         self._retire()
 
     def _retire(self) -> None:
-        self._disk.spawn(_remove_expired, self.path, self.settings)
+        if not self._retiring:  # else the disk takes longer than the time between two
+            self._retiring = True
+            self._disk.spawn(_error_of, _remove_expired, self.path, self.settings).rawlink(self._retired)
+
+    def _retired(self, result: Any) -> None:
+        self._retiring = False
+        if result.value is not None:
+            log.error("the journal %s: old parts can't be removed: %s", self.path, result.value)
 
     # ---- what pipelines write
 
@@ -259,14 +287,20 @@ def _finish(sealed: segment.SegmentFile, txns: dict[str, int]) -> None:
     sealed.close()
 
 
-def _remove_expired(path: Path, settings: JournalSettings) -> None:
+def _error_of(job: Callable[..., object], *args: Any) -> Exception | None:
+    """Does a job; what it raises is returned, since gevent would print it with its whole stack."""
     try:
-        files = retention.expired(path, settings, time.time_ns() // 1000)
-        freed = retention.remove(path, files) if files else 0
-        if freed:
-            log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
-    except (OSError, JournalError) as error:
-        log.error("the journal %s: old parts can't be removed: %s", path, error)
+        job(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+def _remove_expired(path: Path, settings: JournalSettings) -> None:
+    files = retention.expired(path, settings, time.time_ns() // 1000)
+    freed = retention.remove(path, files) if files else 0
+    if freed:
+        log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
 
 
 def record(broker: Broker, value: Any) -> JournalWriter | None:

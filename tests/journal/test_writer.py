@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, index, writer
+from smqrt.journal import arrow, committed, index, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.net import turn
@@ -366,3 +369,59 @@ def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:
     sender.publish(tid, b"2")
     receiver.expect(publish(tid, sender.etid, b"2"))
     assert [row.payload for row in written(site)] == [b"1"]
+
+
+# ---- what happens in threads
+
+
+def test_a_folder_that_could_not_be_used_is_let_go(tmp_path: Path) -> None:
+    snapshot = tmp_path / "wal" / "n1" / committed.FILE
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_text("no")
+    with pytest.raises(JournalError, match=r"txn\.json is damaged"):
+        hub.create(journal=str(tmp_path))
+    snapshot.unlink()
+    assert hub.create(journal=str(tmp_path)).journal.stats()["rows"] == 0
+
+
+def test_a_disk_that_keeps_nothing_for_long_is_told_about(
+    record: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked, go = threading.Event(), threading.Event()
+
+    def slow(fd: int) -> None:
+        blocked.set()
+        assert go.wait(20)
+
+    monkeypatch.setattr(writer, "SLOW_S", 0.05)
+    site = record({"sync": "10ms"})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", slow)
+        site.smq.publish("x", "t")
+        wait_until(blocked.is_set, "the disk is busy")
+        wait_until(lambda: "is the disk broken, or busy?" in caplog.text, "a line")
+        gevent.sleep(0.1)
+        assert caplog.text.count("is the disk broken, or busy?") == 1
+        go.set()
+        wait_until(lambda: "the disk keeps it again" in caplog.text, "all is well")
+    assert len(rows(site)) == 1
+
+
+def test_what_fails_in_a_thread_is_one_line(
+    record: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(writer, "RETENTION_S", 0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", broken)
+        site = record({"sync": "10ms"})
+        site.smq.publish("x", "t")
+        wait_until(lambda: "can't be synced: [Errno 5] Input/output error" in caplog.text, "a line")
+    readers = site.smq.journal.path / "readers"
+    readers.mkdir()
+    (readers / "q.json").write_text("no")
+    wait_until(lambda: "old parts can't be removed" in caplog.text, "a line")
+    (readers / "q.json").unlink()
+    assert "Traceback" not in caplog.text + capfd.readouterr().err

@@ -98,8 +98,11 @@ def test_also_when_something_else_refers_to_the_hub(hubs: AppServer, come: Calla
     device.expect_end()
 
 
-@pytest.mark.parametrize("language", ["Python", "Lua"])
-def test_in_a_zip_file(hubs: AppServer, come: Callable[..., Device], language: str) -> None:
+@pytest.mark.parametrize("language", ["Python", "Lua", "Python, journal", "Lua, journal"])
+def test_in_a_zip_file(
+    hubs: AppServer, come: Callable[..., Device], language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hubs.folder)  # where the journal of an application without a folder goes
     path = hubs.folder / "app.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for file, text in APPS[language].items():
