@@ -23,7 +23,7 @@ MOST_TOPICS = 64
 """A file of more topics than this doesn't list them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
     """A Parquet file.
 
@@ -61,6 +61,10 @@ class Manifest:
     files: list[DataFile] = field(default_factory=list)
 
 
+_known: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
+_MOST_KNOWN = 8
+
+
 def parse(values: Any) -> Manifest:
     """Returns the manifest out of its JSON value.
 
@@ -95,11 +99,34 @@ def load(journal: Path) -> Manifest:
     """
     path = journal / FILE
     try:
-        return parse(json.loads(path.read_bytes()))
+        return _remembered(path)
     except FileNotFoundError:
         return Manifest()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+
+
+def _remembered(path: Path) -> Manifest:
+    """Reads a manifest, unless it is the same file as the last time: it is asked for with every look at a journal, and
+    may list ten thousands of files.
+    """
+    found = path.stat()
+    version = (found.st_ino, found.st_mtime_ns, found.st_size)
+    known = _known.get(path)
+    if known is None or known[0] != version:
+        while len(_known) >= _MOST_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        known = _known[path] = version, parse(json.loads(path.read_bytes()))
+    return Manifest(dict(known[1].nodes), list(known[1].files))
+
+
+def text(journal: Path) -> bytes:
+    """Returns the manifest of a journal as JSON. Raises as `load`."""
+    load(journal)  # it is sound
+    try:
+        return (journal / FILE).read_bytes()
+    except FileNotFoundError:
+        return json.dumps(as_json(Manifest())).encode()
 
 
 def save(journal: Path, manifest: Manifest) -> None:
@@ -124,6 +151,7 @@ def edit(journal: Path) -> Iterator[Manifest]:
     fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        _known.pop(journal / FILE, None)
         manifest = load(journal)
         yield manifest
         save(journal, manifest)

@@ -160,7 +160,7 @@ class JournalService(Directory):
     # ---- reading
 
     def _manifest(self, request: Request, journal: OpenJournal, rest: str) -> None:
-        _give(request, _elsewhere(standing.manifest, journal.path))
+        _send(request, *_elsewhere(_manifest, journal.path))
 
     def _end(self, request: Request, journal: OpenJournal, rest: str) -> None:
         _give(request, {"end": _elsewhere(standing.ends, journal.path)})
@@ -260,7 +260,19 @@ def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str
 
 def _give(request: Request, values: dict[str, Any]) -> None:
     body = json.dumps(values, separators=(",", ":")).encode()
-    tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+    _send(request, body, _tag(body))
+
+
+def _manifest(path: Path) -> tuple[bytes, str]:
+    body = standing.manifest(path)
+    return body, _tag(body)
+
+
+def _tag(body: bytes) -> str:
+    return f'"{blake2b(body, digest_size=12).hexdigest()}"'
+
+
+def _send(request: Request, body: bytes, tag: str) -> None:
     request.response.headers.set("ETag", tag)
     if request.get("if-none-match") == tag:
         request.response.status = 304

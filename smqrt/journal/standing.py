@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 from smqrt.journal import manifest as manifests
 from smqrt.journal.index import INDEX, INDEXED, first_seq, paths
 from smqrt.journal.reader import Journal
 
 
-def manifest(journal: Path) -> dict[str, Any]:
-    """Returns what a reader needs in order to plan: `wal`, `manifest` and `end`, see `segments` and `ends`.
+def manifest(journal: Path) -> bytes:
+    """Returns what a reader needs in order to plan, as JSON: `wal`, `manifest` and `end`, see `segments` and `ends`.
 
     Args:
         journal: its folder.
@@ -21,8 +21,9 @@ def manifest(journal: Path) -> dict[str, Any]:
     """
     end = ends(journal)  # first: what is before it is in the listing
     wal = segments(journal)  # before the manifest: what is compacted meanwhile is then in both, never in neither
-    compacted = manifests.as_json(manifests.load(journal))
-    return {"version": manifests.VERSION, "wal": wal, "manifest": compacted, "end": end}
+    compacted = manifests.text(journal)  # as it is: it may be long
+    rest = json.dumps({"version": manifests.VERSION, "wal": wal, "end": end}, separators=(",", ":")).encode()
+    return b'%b,"manifest":%b}' % (rest[:-1], compacted)
 
 
 def segments(journal: Path) -> dict[str, list[dict[str, int]]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
+from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.service import BODY_BYTES
 from tests.hostile.conftest import Attack, Besieged
 
@@ -29,6 +32,13 @@ class Stranger:
         head += f"Authorization: Bearer {self.token if token is None else token}\r\nContent-Length: {len(body)}\r\n\r\n"
         answer = self.server.exchange(head.encode() + body, attack)
         return answer.partition(b"\r\n")[0].decode() + " " + answer.partition(b"\r\n\r\n")[2].decode()
+
+    def get(self, what: str, attack: Attack) -> dict[str, Any]:
+        """Returns the JSON of an answer."""
+        head = f"GET /rtl/journal/app/{what} HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\nConnection: close\r\n"
+        answer = self.server.exchange(f"{head}Authorization: Bearer {self.token}\r\n\r\n".encode(), attack)
+        found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+        return found
 
     def commit(self, body: bytes, attack: Attack) -> str:
         self.batch += 1
@@ -79,3 +89,22 @@ def test_wrong_tokens(stranger: Stranger) -> None:
     with stranger.server.attack("journal: wrong tokens, with bodies") as attack:
         for _ in range(100):
             assert "401" in stranger.post("commit?query=q&batch=1", bytes(1000), attack, token="x" * 43)
+
+
+def test_a_long_manifest_that_is_asked_for_again_and_again(tmp_path: Path, besiege: Callable[..., Besieged]) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / ".preload.py").write_text(APPLICATION)
+    (app / ".journal").mkdir()
+    path = "data/date=2026-11-21/hour={:02}/n0-{:020}-{:020}.parquet"
+    files = [
+        DataFile(path.format(number % 24, number, number), "n0", number, number, 1, number, number, 1000, ("t",) * 20)
+        for number in range(10_000)
+    ]
+    manifest.save(app / ".journal", Manifest({"n0": 10_000}, files))
+    stranger = Stranger(besiege(app), app / ".journal")
+    with stranger.server.attack("journal: a manifest of 10,000 files, 30 times", grows_bytes=128 << 20) as attack:
+        for _ in range(10):
+            assert stranger.get("end", attack)["end"]["n0"] == 10_000
+            assert len(stranger.get("manifest", attack)["manifest"]["files"]) == 10_000
+            assert stranger.get("stats", attack)
