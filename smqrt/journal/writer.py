@@ -160,9 +160,7 @@ class JournalWriter:
     def _watch_sync(self, waited_s: float) -> None:
         if waited_s > SLOW_S and not self._is_slow:
             self._is_slow = True
-            log.error(
-                "the journal %s: the disk has kept nothing for %.0f s; is it broken, or busy?", self.path, waited_s
-            )
+            log.error("the journal %s: no sync for %.0f s; is the disk broken, or busy?", self.path, waited_s)
 
     def _synced(self, result: Any) -> None:
         if self._is_slow:
