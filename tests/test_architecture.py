@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, settings + place, wire, broker, net, message, http + client + mqtt, journal, hub, pyapps, lua, "
-    "reload + supervise, runtime, pipeline, cli"
+    "errors, settings + place + printable, wire, broker, net, message, http + client + mqtt, journal, hub, pyapps, "
+    "lua, reload + supervise, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("writer", "recorder", "outgoing", "service", "announcer")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""
@@ -76,11 +76,14 @@ def test_lupa_has_few_doors(module: Path) -> None:
         assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/lua and the kernels import lupa"
 
 
+ALONE = ("errors", "settings", "printable", "pipeline", "journal", "")
+
+
 def test_the_journal_core_and_pipelines_stand_alone(module: Path) -> None:
     if place(module) != "pipeline" and (place(module) != "journal" or module.stem in IN_THE_HUB):
         return
     for line, name in imported(module):
-        allowed = layer(name) in ("errors", "settings", "pipeline", "journal", "") or not name.startswith("smqrt.")
+        allowed = layer(name) in ALONE or not name.startswith("smqrt.")
         assert allowed, f"{module}:{line} imports {name}: pipelines and the journal core know no hub"
         not_here = ("gevent", "greenlet") if module in KERNELS else ("gevent", "greenlet", "lupa")
         assert name.split(".")[0] not in not_here, f"{module}:{line}: no {name} here"

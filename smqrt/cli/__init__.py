@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 
@@ -9,6 +10,7 @@ import click
 
 from smqrt import __version__
 from smqrt.errors import SmqrtError
+from smqrt.printable import PrintableFormatter, printable
 
 _COMMANDS = {
     "serve": ("smqrt.cli.serve", "serve", "Run applications."),
@@ -43,7 +45,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except SmqrtError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error), lines=True)) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,4 +63,6 @@ def main() -> None:
         from gevent import monkey
 
         monkey.patch_all()
+    if logging.lastResort:  # what prints warnings and errors while nobody has set up logging
+        logging.lastResort.setFormatter(PrintableFormatter())
     cli(prog_name="smqrt")

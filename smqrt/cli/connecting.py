@@ -16,6 +16,7 @@ import gevent
 
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
+from smqrt.printable import printable
 
 PAGES = ("smq.lsp", "smq")
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
@@ -27,6 +28,10 @@ class Failure(click.ClickException):
     """One sentence for the terminal, and the exit code for scripts."""
 
     exit_code = 1
+
+    def format_message(self) -> str:
+        """See `click.ClickException.format_message`; the broker's own words are in it."""
+        return printable(self.message, lines=True)
 
 
 class Refused(Failure):

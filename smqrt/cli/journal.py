@@ -15,6 +15,7 @@ import click
 from smqrt.cli.connecting import connection_options
 from smqrt.cli.output import counted, json_line, payload_fields, progress, reader_left, write_line
 from smqrt.errors import ArgumentError, JournalError, SmqrtError
+from smqrt.printable import printable
 
 if TYPE_CHECKING:
     from smqrt.journal.compact import Done, Options
@@ -191,7 +192,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None) -> None:
         write_line(json_line(found.as_fields()))
         return
     for line in _as_lines(found, others):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def _as_lines(found: Figures, others: int) -> Iterator[str]:
@@ -246,7 +247,7 @@ def verify(path: Path, repair: bool) -> None:
         click.echo(f"{verifying.repair(place, report):,} bytes of a torn end were cut off")
         report = verifying.verify(place)
     for fault in report.faults:
-        click.echo(str(fault), err=True)
+        click.echo(printable(str(fault)), err=True)
     messages = _many(report.rows, "message")
     click.echo(f"{_many(report.segments, 'segment')} with {messages} in {_many(report.batches, 'batch')}")
     click.echo(f"{_many(report.files, 'compacted file')} with {_many(report.file_rows, 'message')}")
@@ -395,7 +396,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
     if found.ddl is None:
         kind = f"{found.kind} values" if found.json else "no JSON"
         raise JournalError(f"the {found.rows:,} newest payloads of {words[-1]!r} are {kind}, not JSON objects: no DDL")
-    click.echo(found.ddl)
+    click.echo(printable(found.ddl))
     click.echo(f"fits {found.fitting:,} of {found.rows:,} payloads ({found.fitting / found.rows:.1%})", err=True)
 
 
@@ -448,4 +449,4 @@ def replay(
         played = play(counted(rows, advance), publish, wait, factor, prefix, pipelines, longest_bytes)
     click.echo(f"{_many(played.published, 'message')} published")
     for reason, count in played.skipped.items():
-        click.echo(f"{count:,} left out: {reason}", err=True)
+        click.echo(f"{count:,} left out: {printable(reason)}", err=True)

@@ -14,6 +14,7 @@ from gevent.queue import Queue
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, credentials_of
 from smqrt.errors import ArgumentError
 from smqrt.mqtt import Delivery, End, MqttClient
+from smqrt.printable import printable
 
 _BACKLOG = 1000
 _RETRY_S = 1.0
@@ -90,7 +91,7 @@ def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any
         return True
     end = End(kind, code, status)
     if end.can_reconnect:
-        click.echo(f"{end}; trying again", err=True)
+        click.echo(f"{printable(str(end))}; trying again", err=True)
         return _RETRY_S
     messages.put(_failure(end))
     return False

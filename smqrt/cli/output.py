@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from smqrt import printable
+
 Item = TypeVar("Item")
 
 
@@ -39,8 +41,8 @@ def now() -> str:
 
 
 def json_line(fields: dict[str, Any]) -> bytes:
-    """Returns one JSON object as a line, without its end."""
-    return json.dumps(fields, ensure_ascii=False, default=repr).encode("utf-8", "backslashreplace")
+    """Returns one JSON object as a line, without its end, that is safe to print."""
+    return printable.json_line(fields).encode()
 
 
 def write_line(line: bytes) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smqrt.pipeline.status import Status
+from smqrt.printable import printable
 
 _STYLES = {
     "running": "green",
@@ -40,7 +41,8 @@ def table(statuses: Sequence[Status], width: int = 200) -> Table:
     for status, cells in zip(statuses, rows, strict=True):
         shown.add_row(*(_cell(status, column, cells[column]) for column in chosen))
     failed = [status for status in statuses if status.error]
-    shown.caption = Text("\n".join(f"{status.name}: {status.error}" for status in failed), "red") if failed else None
+    errors = "\n".join(f"{status.name}: {printable(status.error, lines=True)}" for status in failed)
+    shown.caption = Text(errors, "red") if failed else None
     shown.caption_justify = "left"
     return shown
 
@@ -66,7 +68,7 @@ def line(status: Status) -> str:
     parts += [f"kept {kept}"] if kept else []
     parts += [f"watermark {watermark}"] if watermark else []
     parts += [f"left out {left_out}"] if left_out else []
-    return ", ".join(parts) + (f": {status.error}" if status.error else "")
+    return ", ".join(parts) + (f": {printable(status.error, lines=True)}" if status.error else "")
 
 
 def _cells(status: Status) -> list[str]:
@@ -96,7 +98,7 @@ def _watermark(status: Status) -> str:
     try:
         moment = datetime.fromisoformat(status.watermark)
     except ValueError:
-        return status.watermark
+        return printable(status.watermark)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     text = moment.strftime("%Y-%m-%d %H:%M:%S")
     return text.removeprefix(today + " ") + " UTC"

@@ -20,12 +20,16 @@ from smqrt.cli.connecting import Failure, Refused, TimeRanOut, connection_option
 from smqrt.cli.output import json_line, now, payload_fields, reader_left, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.printable import printable
 
 _READ_BYTES = 65536
 _INTERRUPTED = 130
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+_raw = click.option("--raw", is_flag=True, help="Print messages as they came, also what steers a terminal.")
 
 
 def _mqtt_options(command: _Command) -> _Command:
@@ -158,8 +162,11 @@ def _lines_of_stdin() -> Iterator[bytes]:
 @click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: a topic's id or a client's ETID.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object: who answered, and the message.")
+@_raw
 @connection_options
-def request(url: str, topic: str, data: str, is_id: bool, timeout: float, as_json: bool, **connection: Any) -> None:
+def request(
+    url: str, topic: str, data: str, is_id: bool, timeout: float, as_json: bool, raw: bool, **connection: Any
+) -> None:
     """Send DATA to TOPIC of the SMQ broker at URL, and print the first answer.
 
     The answer is what somebody sends to this client with the same sub-topic id: the `reply` of messages does that.
@@ -180,7 +187,7 @@ def request(url: str, topic: str, data: str, is_id: bool, timeout: float, as_jso
             raise Refused(f"the broker refused {topic!r}")
         with gevent.Timeout(timeout, TimeRanOut(f"no answer to {topic!r} within {timeout:g} seconds")):
             answer = _next(answers)
-        write_line(_as_json(client, topic, *answer) if as_json else answer[0])
+        write_line(_as_json(client, topic, *answer) if as_json else _as_text(topic, answer[0], raw, verbose=False))
 
 
 # ---- sub
@@ -190,6 +197,7 @@ def request(url: str, topic: str, data: str, is_id: bool, timeout: float, as_jso
 @click.argument("url")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: topic, subtopic, ids, and the message.")
+@_raw
 @click.option("--verbose", "-v", is_flag=True, help="Put the topic before each message.")
 @click.option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @click.option("--subtopic", help="Only messages of this sub-topic.")
@@ -225,6 +233,7 @@ def _sub(
     url: str,
     topics: tuple[str, ...],
     as_json: bool,
+    raw: bool,
     verbose: bool,
     count: int | None,
     subtopic: str | None,
@@ -242,7 +251,7 @@ def _sub(
         with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
             while count is None or printed < count:
                 topic, *message = _next(messages)
-                write_line(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], verbose))
+                write_line(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], raw, verbose))
                 printed += 1
             return
     if count is not None:
@@ -250,12 +259,13 @@ def _sub(
 
 
 def _sub_mqtt(
-    url: str, topics: tuple[str, ...], as_json: bool, verbose: bool, subtopic: str | None, **options: Any
+    url: str, topics: tuple[str, ...], as_json: bool, raw: bool, verbose: bool, subtopic: str | None, **options: Any
 ) -> None:
     _refuse("SMQ", subtopic=subtopic)
 
     def show(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> None:
-        write_line(_mqtt_as_json(topic, payload, properties, cpt) if as_json else _as_text(topic, payload, verbose))
+        as_text = partial(_as_text, topic, payload, raw, verbose)
+        write_line(_mqtt_as_json(topic, payload, properties, cpt) if as_json else as_text())
 
     over_mqtt.subscribe(url, topics, show, **options)
 
@@ -277,7 +287,7 @@ def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: st
 
 def _lost(client: SmqClient, messages: Queue[Any], word: str | None, can_reconnect: bool) -> bool:
     if can_reconnect:
-        click.echo(f"{client.end}; trying again", err=True)
+        click.echo(f"{printable(str(client.end))}; trying again", err=True)
     else:
         messages.put(failure(client.end))
     return can_reconnect
@@ -290,8 +300,9 @@ def _next(messages: Queue[Any]) -> Any:
     return message
 
 
-def _as_text(topic: str, data: bytes, verbose: bool) -> bytes:
-    return topic.encode() + b" " + data if verbose else data
+def _as_text(topic: str, data: bytes, raw: bool, verbose: bool) -> bytes:
+    shown = data if raw else printable(data).encode()
+    return (topic if raw else printable(topic)).encode() + b" " + shown if verbose else shown
 
 
 def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, subtid: int) -> bytes:

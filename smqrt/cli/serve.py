@@ -15,6 +15,7 @@ import click
 from smqrt.cli.discover import discover
 from smqrt.errors import PipelineError, StartError
 from smqrt.net.selfsigned import self_signed_pair
+from smqrt.printable import printable
 from smqrt.runtime import Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
 
@@ -86,7 +87,7 @@ def serve(words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], *
     """
     settings = _with_certificate(Settings(**values))
     specs = discover(apps, mounts, Path.cwd())
-    server = Server(settings, words, click.echo, _pipeline_command() if settings.pipelines else None)
+    server = Server(settings, words, _report, _pipeline_command() if settings.pipelines else None)
     raw = _UntilReaderLeaves(server.ask_to_stop)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
     sys.exit(server.run(specs))
@@ -106,6 +107,10 @@ class _UntilReaderLeaves(io.FileIO):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             self._stop()
             return len(data)
+
+
+def _report(line: str) -> None:
+    click.echo(printable(line))
 
 
 def _pipeline_command() -> list[str] | None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, index, manifest, recovery, segment
+from smqrt.journal.files import FILE_MODE
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
 from smqrt.journal.settings import CompactSettings, JournalSettings
@@ -130,7 +131,7 @@ def rows_to_compact(journal: Path, options: Options = Options()) -> int:
 def _lock(journal: Path) -> int:
     """Make this process the only one that compacts, until the descriptor is closed or the process ends."""
     try:
-        fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise JournalError(f"{journal} can't be compacted: {error.strerror}; is it the folder of a journal?") from None
     try:

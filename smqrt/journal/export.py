@@ -11,6 +11,7 @@ from typing import Any
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import tables
+from smqrt.journal.files import touch
 from smqrt.journal.inspect import as_fields, in_order
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.record import COLUMNS
@@ -51,6 +52,7 @@ def export(
         raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the ending says what is written")
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
+        touch(beside)
         rows = write(journal, start, end, beside, topics, on_rows)
         os.replace(beside, to)
     except ImportError:

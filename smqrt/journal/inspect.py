@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from smqrt.journal.moment import iso
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.record import Flag, Row
+from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096
 _POLL_S = 0.2
@@ -83,7 +83,7 @@ def as_line(recorded: Recorded) -> str:
     row = recorded.row
     where = row.topic if row.topic is not None else f"(to {row.tid})"
     where = f"{where} ({row.subtopic})" if row.subtopic else where
-    parts = [iso(row.ts_us), where, row.uid or "-", _visible(row.payload)]
+    parts = [iso(row.ts_us), printable(where), printable(row.uid or "-"), _visible(row.payload)]
     return "  ".join(parts + [f"[{word}]" for word in words(row.flags)])
 
 
@@ -92,7 +92,7 @@ def _visible(payload: bytes) -> str:
         text = payload.decode()
     except UnicodeDecodeError:
         return f"0x{payload.hex()}"
-    return text if text.isprintable() else json.dumps(text, ensure_ascii=False)
+    return text if text == printable(text) else json_line(text)
 
 
 def as_fields(recorded: Recorded) -> dict[str, Any]:

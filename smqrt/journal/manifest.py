@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import JournalError
+from smqrt.journal.files import FILE_MODE, touch
 
 FILE = "manifest.json"
 VERSION = 1
@@ -148,7 +149,7 @@ def edit(journal: Path) -> Iterator[Manifest]:
     Raises:
         JournalError: as `load` and `save`.
     """
-    fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         _known.pop(journal / FILE, None)
@@ -167,6 +168,7 @@ def write_json(path: Path, value: Any) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        touch(beside)
         with beside.open("w", encoding="utf-8") as file:
             json.dump(value, file)
             file.flush()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import tables
 from smqrt.journal.ddl import Array, Struct, Type
+from smqrt.journal.files import make_folder, touch
 from smqrt.journal.manifest import MOST_TOPICS, DataFile
 from smqrt.journal.moment import iso
 from smqrt.journal.record import COLUMNS
@@ -61,7 +62,8 @@ class HourFile:
         self.hour = hour
         self._journal, self._node, self._first, self._typed = journal, node, first, typed
         self._path = journal / folder_of(hour) / f".{node}-{first:020d}.tmp"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
+        touch(self._path)
         self._schema = tables.schema().append(typed.field) if typed else tables.schema()
         self._writer: Any = parquet.ParquetWriter(self._path, self._schema, **_options(typed))
         self._waiting: list[Any] = []

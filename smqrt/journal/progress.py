@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal.files import make_folder, touch
 
 _SHOWN = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -79,7 +80,8 @@ def save(journal: Path, values: dict[str, Any]) -> None:
     path = folder / f"{values['query']}.json"
     beside = folder / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
+        touch(beside)
         beside.write_text(json.dumps(values) + "\n", "utf-8")
         os.replace(beside, path)
     except OSError as error:

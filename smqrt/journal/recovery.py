@@ -10,6 +10,7 @@ from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest
+from smqrt.journal.files import touch
 from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, Entry
 
 DAMAGED = ".damaged"
@@ -165,6 +166,7 @@ def _keep_beside(*files: Path) -> None:
     for path in files:
         beside = path.with_name(path.name + DAMAGED)
         beside.unlink(missing_ok=True)
+        touch(beside)
         beside.write_bytes(path.read_bytes())
 
 
@@ -177,6 +179,7 @@ def _truncate(path: Path, size: int) -> None:
 
 def _rewrite(path: Path, entries: Iterable[Entry]) -> None:
     beside = path.with_suffix(".new")
+    touch(beside)
     with beside.open("wb") as file:
         file.writelines(INDEX.pack(*entry) for entry in entries)
         file.flush()

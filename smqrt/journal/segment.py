@@ -15,6 +15,7 @@ from pathlib import Path
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow
+from smqrt.journal.files import FILE_MODE, make_folder
 from smqrt.journal.index import (
     DATA,
     HAS_TXN,
@@ -67,8 +68,8 @@ def lock(folder: Path) -> int:
         JournalError: another process writes there, or the folder can't be used.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_folder(folder)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise JournalError(f"{folder} can't be used: {error.strerror}; choose another `journal.path`.") from None
     try:
@@ -128,7 +129,7 @@ class SegmentFile:
         Raises:
             OSError: it can't be made, for instance because the disk is full.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / (name(next_seq) + DATA)
         for old in (path.with_suffix(INDEXED), path):
             old.unlink(missing_ok=True)
@@ -213,7 +214,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
 
 
 def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:

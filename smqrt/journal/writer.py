@@ -21,6 +21,7 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, retention, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
+from smqrt.journal.files import make_folder
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
@@ -60,7 +61,7 @@ class JournalWriter:
         self.settings, self.path = settings, Path(settings.path)
         self._broker = broker
         self._wal = self.path / "wal" / settings.node
-        self._wal.mkdir(parents=True, exist_ok=True)
+        make_folder(self._wal)
         self._lock = segment.lock(self._wal)
         try:
             self._recover()

@@ -58,6 +58,17 @@ def app(tmp_path: Path) -> Path:
 # ---- tail
 
 
+def test_a_stranger_steers_no_terminal(app: Path) -> None:
+    evil = "\x1b[2J\x9b31m\u202e\n"
+    odd = row(2002, NOON_US + 2_000_000_002, "a" + evil, evil.encode(), subtopic=evil, uid=evil)
+    write(app / ".journal", [odd])
+    for words in (("tail", app), ("tail", app, "--json"), ("stats", app, "--top", "99")):
+        shown = done(*words)
+        assert "2J" in shown
+        assert all(line.isprintable() for line in shown.splitlines()), shown
+        assert not set(shown) & set("\x1b\x9b\u202e\x85")
+
+
 def test_tail(app: Path) -> None:
     lines = done("tail", app, "-n", "2").splitlines()
     assert lines[0] == "2026-11-20T12:33:20.000000Z  (to 4711)  sensor  0xff  [direct]"

@@ -63,6 +63,18 @@ def test_lines_of_the_standard_input_arrive_whole_and_in_order(url):
     assert (out == lines + b"no newline\n", code) == (True, 0)
 
 
+EVIL = "\x1b]0;owned\x07\x9b31m\u202e".encode() + b"\xff"
+
+
+def test_a_stranger_steers_no_terminal(url):
+    subscriber, raw = Subscriber(url, "e", "-v", "--count", "1"), Subscriber(url, "e", "--raw", "--count", "1")
+    as_json = Subscriber(url, "e", "--json", "--count", "1")
+    assert smqrt("pub", url, "e", stdin=EVIL).returncode == 0
+    assert subscriber.end()[0] == rb"e \x1b]0;owned\x07\x9b31m\u202e\xff" + b"\n"
+    assert raw.end()[0] == EVIL + b"\n"
+    assert as_json.end()[0].isascii()
+
+
 def test_json_lines(url):
     subscriber = Subscriber(url, "j", "--json", "--count", "3")
     for data in (b'{"a": 1}', b"text", b"\xff"):
@@ -142,7 +154,7 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
 
 def test_a_file_is_one_message(url, tmp_path):
     (tmp_path / "picture").write_bytes(bytes(range(256)))
-    subscriber = Subscriber(url, "f", "--count", "1")
+    subscriber = Subscriber(url, "f", "--raw", "--count", "1")
     assert smqrt("pub", url, "f", "--file", str(tmp_path / "picture")).returncode == 0
     assert subscriber.end() == (bytes(range(256)) + b"\n", "", 0)
 

@@ -7,6 +7,7 @@ import sys
 
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.printable import PrintableFormatter
 
 SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
 
@@ -15,7 +16,9 @@ def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`. Messages go to `services.log`, to stderr when nobody set up logging."""
     log = services.log
     if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
+        handler = logging.StreamHandler()
+        handler.setFormatter(PrintableFormatter())
+        log.addHandler(handler)
         log.setLevel(logging.INFO)
 
     def trace(priority: int, text: bytes) -> None:

@@ -1,0 +1,29 @@
+"""Files and folders for the eyes of the server's user only: payloads may be secrets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it that are missing; what is there keeps its mode.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+    path.mkdir(exist_ok=True)  # raises when it is a file
+
+
+def touch(path: Path) -> None:
+    """Makes a file that only its owner can read, for those who open it by name; one that is there stays as it is.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
