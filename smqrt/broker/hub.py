@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from smqrt.broker.hooks import Hooks
+from smqrt.broker.outbox import Outbox, Retired, put_off
 from smqrt.broker.routes import Recorder
 from smqrt.broker.server_client import ServerClient
 from smqrt.broker.session import Session, State
@@ -59,6 +60,7 @@ class Hub:
         self.closed = False
         self._clock = clock
         self._logged: dict[Session | ServerClient, float] = {}
+        self._changed: dict[Topic, None] = {}
 
     # ---- clients come and go
 
@@ -96,6 +98,8 @@ class Hub:
         if state is State.CONNECTED:
             self._remove(session, reason)
         session.outbox.finish(reason)
+        if state is State.CONNECTED:
+            session.outbox.queue = Retired(session.outbox, self.stats)
         self._logged.pop(session, None)
 
     def _remove(self, session: Session, reason: CloseReason) -> None:
@@ -104,24 +108,49 @@ class Hub:
             self.hooks.onclose(session, reason)
         if self.recorder:
             self.recorder.left(session)
-        session.leave()
         del self.sessions[session.etid]
         if self.uids.get(session.uid) is session:
             del self.uids[session.uid]
         topic = session.topic
-        if topic:
-            topic.discard(session.outbox)
-            topic.forget_routes()
-            self.topics.remove(topic)
-            topic.notify()
-            topic.observers = ()
+        assert topic
+        topic.discard(session.outbox)
+        self.topics.remove(topic)
+        put_off(self._leave(session, session.leave(), topic))
 
-    def unsubscribed(self, topic: Topic, outbox: Any) -> None:
-        """Take `outbox` out of `topic` and tell its observers."""
+    def _leave(self, session: Session, steps: Iterator[None], topic: Topic) -> Iterator[None]:
+        """What is left to do for a client that is gone, in portions: it may have held many thousand topics."""
+        yield from steps
+        session.outbox.queue = []
+        self._changed_count(topic)
+        if not topic.observers:
+            self.topics.release(topic)
+
+    def subscribed(self, topic: Topic, outbox: Outbox) -> None:
+        """Let `outbox` receive `topic`; observers are told."""
+        topic.add(outbox)
+        self._changed_count(topic)
+
+    def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:
+        """Take `outbox` out of `topic`; observers are told."""
         topic.discard(outbox)
-        if not topic.subscribers:
-            topic.forget_routes()
-        topic.notify()
+        self._changed_count(topic)
+
+    def _changed_count(self, topic: Topic) -> None:
+        """Have the observers told once per turn, however often the number changes in it."""
+        if topic.observers:
+            if not self._changed:
+                put_off(self._tell())
+            self._changed[topic] = None
+
+    def _tell(self) -> Iterator[None]:
+        changed, self._changed = self._changed, {}
+        for topic in changed:
+            for observer in list(topic.observers):
+                topic.tell(observer)
+                yield
+            if topic.name is None:
+                topic.unobserve_all()
+                self.topics.release(topic)
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
         """End one client (`etid`) or all of them; `text` goes out in a Disconnect packet, without it sockets just
@@ -167,11 +196,11 @@ class Hub:
 
     def observe(self, topic: Topic, observer: Observer) -> None:
         """Tell `observer` of every change of the number of subscribers of `topic`."""
-        topic.observers += (observer,)
+        topic.observe(observer)
 
     def unobserve(self, topic: Topic, observer: Observer) -> None:
         """Take back `observe`."""
-        topic.observers = tuple(one for one in topic.observers if one is not observer)
+        topic.unobserve(observer)
 
     def peers(self) -> Iterator[Session | ServerClient]:
         """Every connected client and the server's own."""

@@ -8,7 +8,12 @@ and counted.
 
 from __future__ import annotations
 
-from smqrt.broker.stats import Drop
+from collections import deque
+from collections.abc import Iterator
+from time import monotonic
+
+from smqrt.broker.chores import Chores
+from smqrt.broker.stats import Drop, Stats
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import Type
 
@@ -18,9 +23,16 @@ CONTROL_BUDGET_BYTES = 256 << 10
 """Control packets are never dropped; a client that lets so much of them wait beyond its budget is disconnected."""
 ROUNDS_PER_TURN = 20
 """How often in one turn messages may cause further messages, before other events are looked at."""
+FLUSHED_AT_ONCE = 64
+"""So many outboxes are flushed before the clock is looked at."""
+FLUSH_S = 0.01
+"""What flushing a backlog may take of one turn."""
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
+backlog: deque[Outbox] = deque()
+"""Outboxes that a turn had no time for. While there are some, publishers that send in bulk are not read."""
+_chores = Chores()
 
 
 class Held:
@@ -136,16 +148,57 @@ class Outbox:
         """Called when control packets alone are more than may wait."""
 
 
+class Retired(list[bytes]):
+    """The queue of a client that is gone, until it is out of every table: it keeps nothing and counts what comes."""
+
+    def __init__(self, outbox: Outbox, stats: Stats) -> None:
+        self._outbox, self._stats = outbox, stats
+
+    def append(self, run: bytes) -> None:
+        """Count the messages of `run` as not delivered."""
+        self._stats.drop(Drop.CLOSED, self._outbox.fitting(run, 0)[1])
+
+
+_wake = Outbox()
+"""Never has anything to send: in `dirty` it says that the next turn has something to do."""
+
+
+def put_off(steps: Iterator[None]) -> None:
+    """Work off `steps` in the next turns, a few milliseconds in each (see `Chores`)."""
+    _chores.add(steps)
+    dirty.append(_wake)
+
+
 def flush_dirty() -> bool:
-    """Flush every outbox that got something in this turn, also what handlers of the server's client write meanwhile;
-    true when they wrote so often that something is left for the next turn.
+    """End a turn: work off a portion of what was put off, then flush every outbox that got something, also what
+    handlers of the server's client write meanwhile; true when something is left for the next turn.
     """
+    if _chores:
+        _chores.work()
     for _ in range(ROUNDS_PER_TURN):
         if not dirty:
-            return False
+            break
         turn = dirty[:]
         dirty.clear()
+        if len(turn) > FLUSHED_AT_ONCE:
+            backlog.extend(turn[FLUSHED_AT_ONCE:])
+            del turn[FLUSHED_AT_ONCE:]
         for outbox in turn:
             if outbox.queue and not outbox.blocked:
                 outbox.flush()
+    if backlog:
+        _flush_backlog()
+    if _chores or backlog:
+        dirty.append(_wake)
     return bool(dirty)
+
+
+def _flush_backlog() -> None:
+    until_s = monotonic() + FLUSH_S
+    while backlog:
+        for _ in range(min(len(backlog), FLUSHED_AT_ONCE)):
+            outbox = backlog.popleft()
+            if outbox.queue and not outbox.blocked:
+                outbox.flush()
+        if monotonic() >= until_s:
+            return

@@ -64,6 +64,8 @@ class Recorder(Protocol):
 def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = hub.topics.get(tid)
+    if topic:
+        topic.settle()
     route: Route = topic if topic and topic.subscribers else Unrouted(hub, tid, ptid, peer)
     recorder = hub.recorder
     if recorder is None:

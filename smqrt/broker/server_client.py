@@ -126,8 +126,7 @@ class ServerClient(Outbox):
             self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler, self._overflowed)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
-            topic.add(self)
-            topic.notify()
+            self.hub.subscribed(topic, self)
 
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving `topic` and forget its handlers."""

@@ -11,7 +11,7 @@ strictly in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,6 @@ class Session:
 
     __slots__ = (
         "_fragments",
-        "_fragments_bytes",
         "_observed",
         "etid",
         "extra",
@@ -88,8 +87,7 @@ class Session:
         self.lanes: Any = None
         self.extra: Any = None
         self._observed: set[Topic] | None = None
-        self._fragments: list[bytes] | None = None
-        self._fragments_bytes = 0
+        self._fragments: bytearray | None = None
 
     # ---- packets
 
@@ -194,8 +192,8 @@ class Session:
         if self.topics is None:
             self.topics = {}
         self.topics[topic.id] = topic
-        topic.add(self.outbox)
-        topic.notify()
+        self.hub.subscribed(topic, self.outbox)
+        topic.tell(self)  # the others are told at the end of the turn
         self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
 
     def _create(self, packet: bytes) -> bool:
@@ -230,25 +228,23 @@ class Session:
         if topic is None:
             self.outbox.reply(smq.change(number, 0))
         elif topic is not self.topic:
-            self._add_observed(topic)
+            if self._observed is None:
+                self._observed = set()
+            self._observed.add(topic)
+            topic.observe(self)
             if topic.name is not None:
                 self.changed(topic, topic.subscribers)
-
-    def _add_observed(self, topic: Topic) -> None:
-        if self._observed is None:
-            self._observed = set()
-        if topic not in self._observed:
-            self._observed.add(topic)
-            topic.observers += (self,)
 
     def _unobserve(self, packet: bytes) -> None:
         topic = self.hub.topics.get(smq.u32(packet))
         if topic and self._observed and topic in self._observed:
             self._observed.discard(topic)
-            topic.observers = tuple(one for one in topic.observers if one is not self)
+            topic.unobserve(self)
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """Tell the client how many subscribers an observed topic has."""
+        if self.state is State.CLOSED:
+            return
         self.outbox.reply(smq.change(topic.id, subscribers))
         if topic.name is None and self._observed:
             self._observed.discard(topic)
@@ -298,7 +294,7 @@ class Session:
         self.routes[key] = route
 
     def forget_routes(self) -> None:
-        """Drop the cache, because a destination went away. In place: the data path may be looking at it."""
+        """Drop the cache. In place: the data path may be looking at it."""
         for key in self.routes:
             topic = self.hub.topics.by_key.get(key[1:5])
             if topic and topic.cached:
@@ -306,21 +302,26 @@ class Session:
         self.routes.clear()
         self.lanes = None
 
+    def forget_route(self, destination: bytes) -> None:
+        """Drop the route to a topic key out of the cache."""
+        if self.topic is not None:
+            self.routes.pop(b"\x08" + destination + self.topic.key, None)
+        self.lanes = None
+
     def _pubfrag(self, packet: bytes) -> bool:
         if not self.outbox.takes_fragments:
             raise ProtocolError(CloseReason.FRAGMENT_NOT_ALLOWED, "PubFrag is for raw sockets")
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        parts = self._fragments = self._fragments or []
-        if len(packet) > 13:  # empty ones would not count against the limit
-            parts.append(packet[13:])
-            self._fragments_bytes += len(packet) - 13
-        if self._fragments_bytes > smq.MAX_PAYLOAD_BYTES:
+        if self._fragments is None:
+            self._fragments = bytearray()
+        self._fragments += packet[13:]
+        if len(self._fragments) > smq.MAX_PAYLOAD_BYTES:
             raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, "fragments of more than 65520 bytes")
         if packet[1:5] == b"\0\0\0\0":
             return False
-        self._fragments, self._fragments_bytes = None, 0
-        whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + b"".join(parts))
+        payload, self._fragments = bytes(self._fragments), None
+        whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + payload)
         recorder = self.hub.recorder
         return recorder.record_assembled(self.publish, whole) if recorder else self.publish(whole)
 
@@ -331,15 +332,20 @@ class Session:
 
     # ---- the end
 
-    def leave(self) -> None:
-        """Take the client out of every table; observers of its topics and of its ETID are told."""
+    def leave(self) -> Iterator[None]:
+        """The steps that take the client out of every table, one entry at a time."""
         observed, self._observed = self._observed, None
-        for topic in observed or ():
-            topic.observers = tuple(one for one in topic.observers if one is not self)
         topics, self.topics = self.topics, None
-        for topic in (topics or {}).values():
-            self.hub.unsubscribed(topic, self.outbox)
         self._fragments = None
+        return self._leave(observed or set(), topics or {})
+
+    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+        for topic in observed:
+            topic.unobserve(self)
+            yield
+        for topic in topics.values():
+            self.hub.unsubscribed(topic, self.outbox)
+            yield
         self.forget_routes()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gevent import get_hub
 
-from smqrt.broker.outbox import dirty, flush_dirty
+from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.errors import CloseReason
 from smqrt.net import jit
 from smqrt.wire.kernels import encode_run
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 CHECK_INTERVAL_S = 0.25
 STALLED_AFTER_S = 10.0
 """A client that takes not one byte for so long is disconnected."""
+SHARE_S, LEAST_SHARE_S = 0.008, 0.0005
+TURN_S = 0.02
+"""What connections that receive a lot take of a turn together, save for `LEAST_SHARE_S` each."""
 LINGER_S = 2.0
 """How long a closed connection waits for the client's own close."""
 
@@ -34,6 +37,8 @@ encode = partial(encode_run, kernels)
 _handshakes: dict[RawConnection, float] = {}
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
+gave_way: list[RawConnection] = []
+"""Connections whose last receive was more work than their share of a turn; they go on in the next one."""
 turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
 _watchers: list[Any] = []
@@ -63,8 +68,25 @@ def _flush() -> None:
     """
     for turn_end in turn_ends:
         turn_end()
-    if (dirty and flush_dirty()) or _loop._callbacks:
-        _watchers[_AT_ONCE].start(bool)
+    if (dirty and flush_dirty()) or gave_way or _loop._callbacks:
+        _watchers[_AT_ONCE].start(_next_turn)
+
+
+def _next_turn() -> None:
+    """Let those go on who gave way, once all subscribers have what was sent so far."""
+    if gave_way and not backlog:
+        connections = gave_way[:]
+        gave_way.clear()
+        for connection in connections:
+            connection.go_on()
+
+
+def share_ends_s() -> float:
+    """When (on the clock of `time.time`) a connection that receives a lot gives way: after `SHARE_S`, or sooner when
+    others have taken much of this turn before it.
+    """
+    now = time.time()
+    return min(now + SHARE_S, max(_loop.now() + TURN_S, now + LEAST_SHARE_S))
 
 
 def check_deadlines() -> None:

@@ -14,9 +14,10 @@ local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", run_ends)
 
 local function scan(n, start)
   local at, runs = start, 0
-  while n - at >= 3 do
+  while n - at >= 2 do
     local length = p[at] * 256 + p[at + 1]
     if length < 3 then return runs, at, true end
+    if n - at == 2 then break end
     if p[at + 2] == PUBLISH then
       if length < PUBLISH_HEADER then return runs, at, true end
       if at + length > n then break end

@@ -48,8 +48,9 @@ class _Tls(_Base):
         if not self.closed and not self.paused and self.sock.has_pending:
             self.on_readable()
 
-    def _resume(self) -> None:
-        super()._resume()
+    def go_on(self) -> None:
+        """See `RawConnection.go_on`."""
+        super().go_on()
         self._on_pending()
 
     def _advance(self, sent: int) -> None:

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
-from smqrt.net.connection import MIN_RECEIVE_BYTES, RawConnection, chars, view
+from smqrt.net.connection import RawConnection, chars, view
 from smqrt.wire import smq, websocket
 from smqrt.wire.websocket import Assembler, Frame
 
@@ -17,6 +18,8 @@ unmask = datapath.kernels.unmask
 _CLOSE_CODES = {
     CloseReason.WEBSOCKET_PROTOCOL: websocket.CLOSE_PROTOCOL_ERROR,
     CloseReason.MESSAGE_TOO_LARGE: websocket.CLOSE_TOO_BIG,
+    CloseReason.TOO_MANY_FRAGMENTS: websocket.CLOSE_POLICY,
+    CloseReason.INVALID_TEXT: websocket.CLOSE_INVALID_TEXT,
     CloseReason.SHUTDOWN: websocket.CLOSE_GOING_AWAY,
 }
 
@@ -42,35 +45,37 @@ class WsConnection(RawConnection):
     def feed(self, size: int) -> None:
         """Work off the WebSocket frames in `chars[:size]`."""
         try:
-            while size and not self.closed:
-                size = self._step(size)
+            self._work_off(size)
         except ProtocolError as error:
             self.session.fail(error)
 
-    def _step(self, size: int) -> int:
-        """Route the plain messages at the front, then handle one frame of another kind; gives the bytes that stay in
-        the buffer.
-        """
-        if self.assembler and self.assembler.busy:
-            written = used = 0
-        else:
-            written, used = unmask(size)
+    def _work_off(self, size: int) -> None:
+        """Route the plain messages at the front; from the first frame of another kind on, take frame by frame."""
+        written, used = (0, 0) if self.assembler and self.assembler.busy else unmask(size)
         rest = chars[used:size] if used < size else b""
         if written and not self._route_decoded(written):
             self.carry = rest
-            return 0
-        frame, taken = websocket.parse_client_frame(rest, smq.MAX_PACKET_BYTES) if rest else (None, 0)
-        if frame is None:
-            self.carry = rest
-            return 0
-        self.receive_bytes = MIN_RECEIVE_BYTES  # what follows is moved for each such frame
-        message = self._frame(frame)
-        rest = rest[taken:]
-        if message is not None and not self._route_message(message):
-            self.carry = rest
-            return 0
-        view[: len(rest)] = rest
-        return len(rest)
+            return
+        at = self._frame_by_frame(rest) if rest else 0
+        self.carry = rest[at:]
+
+    def _frame_by_frame(self, data: bytes) -> int:
+        """Handle the frames of `data`; gives how many bytes were worked off."""
+        at, until_s = 0, 0.0
+        while not self.closed:
+            frame, end = websocket.parse_client_frame(data, smq.MAX_PACKET_BYTES, at)
+            if frame is None:
+                break
+            at = end
+            message = self._frame(frame)
+            if message is not None and not self._route_message(message):
+                break
+            if not until_s:
+                until_s = datapath.share_ends_s()
+            elif time() >= until_s and at < len(data):
+                self.give_way()
+                break
+        return at
 
     def _route_message(self, packet: bytes) -> bool:
         if not packet:
@@ -102,16 +107,21 @@ class WsConnection(RawConnection):
         elif frame.opcode == websocket.CLOSE:
             self._closing(frame.payload)
         elif frame.opcode != websocket.PONG:
-            if self.assembler is None:
-                self.assembler = Assembler(smq.MAX_PACKET_BYTES)
-            return self.assembler.add(frame)
+            return self._assembled(frame)
         return None
+
+    def _assembled(self, frame: Frame) -> bytes | None:
+        if frame.fin and frame.opcode != websocket.CONTINUATION and not (self.assembler and self.assembler.busy):
+            return websocket.checked(frame.opcode, frame.payload)
+        if self.assembler is None:
+            self.assembler = Assembler(smq.MAX_PACKET_BYTES)
+        return self.assembler.add(frame)
 
     def _closing(self, payload: bytes) -> None:
         code = websocket.check_close(payload)
         self.put(websocket.close_frame(code) if payload else websocket.encode(websocket.CLOSE, b""))
         self.close_sent = True
-        self.session.hub.disconnect(self.session, CloseReason.CLIENT_DISCONNECT)
+        self.session.hub.disconnect(self.session, CloseReason.WEBSOCKET_CLOSED)
 
     # ---- writing
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import websocket, wsclient
-from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT
+from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, MAX_FRAGMENTS, PING, PONG, TEXT
 
 PIECE_BYTES = 65535
 """A frame up to this size comes whole, a larger one in pieces of at most this size."""
@@ -15,7 +15,6 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 NO_CODE = 1005
 """Stands for the code of a close frame without one."""
-INVALID_TEXT = 1007
 
 _KNOWN = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
@@ -84,7 +83,7 @@ class Conversation:
         "_buffer",
         "_encode",
         "_fragments",
-        "_fragments_bytes",
+        "_fragments_count",
         "_is_client",
         "_is_text",
         "_large",
@@ -103,8 +102,8 @@ class Conversation:
         self._encode = wsclient.encode if is_client else websocket.encode
         self._buffer, self._at = b"", 0
         self._large: _Large | None = None
-        self._fragments: list[bytes] | None = None
-        self._fragments_bytes = 0
+        self._fragments: bytearray | None = None
+        self._fragments_count = 0
         self._is_text = False
 
     # ---- out
@@ -227,7 +226,7 @@ class Conversation:
         if (opcode == CONTINUATION) != (self._fragments is not None):
             raise Violation("a message inside a message" if opcode else "a continuation without a message")
         if self._fragments is None and not first & 0x80:
-            self._fragments, self._fragments_bytes, self._is_text = [], 0, opcode == TEXT
+            self._fragments, self._fragments_count, self._is_text = bytearray(), 0, opcode == TEXT
 
     def _piece(self, large: _Large) -> bytes:
         end = min(len(self._buffer), self._at + min(PIECE_BYTES, large.size - large.done))
@@ -236,13 +235,15 @@ class Conversation:
 
     def _fragment(self, payload: bytes, is_last: bool) -> Message | None:
         assert self._fragments is not None
-        self._fragments.append(payload)
-        self._fragments_bytes += len(payload)
-        if self._fragments_bytes > self.max_message_bytes:
+        self._fragments += payload
+        self._fragments_count += 1
+        if len(self._fragments) > self.max_message_bytes:
             raise _too_big(self.max_message_bytes)
+        if self._fragments_count > MAX_FRAGMENTS:
+            raise Violation(f"a message of more than {MAX_FRAGMENTS} frames", websocket.CLOSE_POLICY)
         if not is_last:
             return None
-        data, self._fragments = b"".join(self._fragments), None
+        data, self._fragments = bytes(self._fragments), None
         return Message(_checked(data) if self._is_text else data, self._is_text)
 
     def _control(self, opcode: int, payload: bytes) -> None:
@@ -273,7 +274,7 @@ def _checked(data: bytes) -> bytes:
 
 
 def _not_utf8() -> Violation:
-    return Violation("a text message that is not UTF-8", INVALID_TEXT)
+    return Violation("a text message that is not UTF-8", websocket.CLOSE_INVALID_TEXT)
 
 
 def _too_big(limit_bytes: int) -> Violation:

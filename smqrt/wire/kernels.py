@@ -117,9 +117,9 @@ class PureKernels:
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """See `Kernels.scan`."""
         data, at, runs, last = self.view, start, 0, b""
-        while size - at >= 3:
+        while size - at >= 2:
             length = data[at] << 8 | data[at + 1]
-            publish = data[at + 2] == Type.PUBLISH
+            publish = size - at > 2 and data[at + 2] == Type.PUBLISH
             if length < 3 or (publish and length < PUBLISH_HEADER_BYTES):
                 return runs, at, True
             if at + length > size:

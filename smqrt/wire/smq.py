@@ -179,7 +179,8 @@ def parse_connect(packet: bytes) -> Connect:
     """Parse a Connect packet, version 1 or 2 (specification: smq.md §1.2).
 
     Raises:
-        ProtocolError: wrong type or version, a uid under 6 bytes, or a length that points beyond the packet.
+        ProtocolError: wrong type or version, a uid under 6 bytes, or a length that points beyond the packet. A packet
+            that ends before the length of the credentials has none, and no info.
     """
     if len(packet) < 2 or packet[0] != Type.CONNECT:
         raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
@@ -196,7 +197,9 @@ def parse_connect(packet: bytes) -> Connect:
 
 
 def _counted(packet: bytes, at: int, what: str) -> tuple[bytes, int]:
-    end = at + 1 + packet[at] if at < len(packet) else at + 1
+    if at >= len(packet):
+        return b"", at
+    end = at + 1 + packet[at]
     if end > len(packet):
         raise ProtocolError(CloseReason.REFUSED, f"the {what} length points beyond the Connect packet")
     return packet[at + 1 : end], end

@@ -17,7 +17,11 @@ from smqrt.errors import CloseReason, ProtocolError
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
-CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, CLOSE_TOO_BIG = 1000, 1001, 1002, 1009
+CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, CLOSE_INVALID_TEXT = 1000, 1001, 1002, 1007
+CLOSE_POLICY, CLOSE_TOO_BIG = 1008, 1009
+
+MAX_FRAGMENTS = 4096
+"""The most frames of one message. The sense of fragments is large messages; 16 MiB in so many are 4 KiB each."""
 
 _KNOWN = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
@@ -81,38 +85,53 @@ def _violation(detail: str) -> ProtocolError:
     return ProtocolError(CloseReason.WEBSOCKET_PROTOCOL, detail)
 
 
-def parse_client_frame(data: bytes, limit_bytes: int) -> tuple[Frame | None, int]:
-    """The first frame of `data` and the bytes it took, or `(None, 0)` when more bytes are needed.
+def checked(opcode: int, message: bytes) -> bytes:
+    """The message, whose first frame has `opcode`.
+
+    Raises:
+        ProtocolError: it is a text that is not UTF-8.
+    """
+    if opcode == TEXT:
+        try:
+            message.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError(CloseReason.INVALID_TEXT, "a text message that is not UTF-8") from None
+    return message
+
+
+def parse_client_frame(data: bytes, limit_bytes: int, at: int = 0) -> tuple[Frame | None, int]:
+    """The frame at `data[at]` and where it ends, or `(None, at)` when more bytes are needed.
 
     Raises:
         ProtocolError: the client broke RFC 6455, or the frame is larger than `limit_bytes`.
     """
-    if len(data) < 2:
-        return None, 0
-    size, start = _payload_size(data)
+    if len(data) - at < 2:
+        return None, at
+    size, start = _payload_size(data, at)
     if size is None:
-        return None, 0
+        return None, at
     if size > limit_bytes:
         raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, f"a frame of {size} bytes; {limit_bytes} are allowed")
     end = start + 4 + size
     if len(data) < end:
-        return None, 0
+        return None, at
     payload = mask(data[start + 4 : end], data[start : start + 4])
-    return Frame(bool(data[0] & 0x80), data[0] & 0x0F, payload), end
+    return Frame(bool(data[at] & 0x80), data[at] & 0x0F, payload), end
 
 
-def _payload_size(data: bytes) -> tuple[int | None, int]:
-    _check_head(data[0], data[1])
-    short = data[1] & 0x7F
+def _payload_size(data: bytes, at: int) -> tuple[int | None, int]:
+    """The size of the payload (None when more bytes are needed), and where the mask starts."""
+    _check_head(data[at], data[at + 1])
+    short, start = data[at + 1] & 0x7F, at + 2
     if short < 126:
-        return short, 2
+        return short, start
     width = 2 if short == 126 else 8
-    if len(data) < 2 + width:
-        return None, 0
-    size = int.from_bytes(data[2 : 2 + width], "big")
+    if len(data) < start + width:
+        return None, start
+    size = int.from_bytes(data[start : start + width], "big")
     if size < 126 or (width == 8 and size < 65536):
         raise _violation("a frame length that is not minimal")
-    return size, 2 + width
+    return size, start + width
 
 
 def _check_head(first: int, second: int) -> None:
@@ -130,36 +149,39 @@ def _check_head(first: int, second: int) -> None:
 class Assembler:
     """Joins the fragments of one message at a time."""
 
-    __slots__ = ("_limit_bytes", "_parts", "_size_bytes")
+    __slots__ = ("_count", "_joined", "_limit_bytes", "_opcode")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._parts: list[bytes] | None = None
-        self._size_bytes = 0
+        self._joined: bytearray | None = None
+        self._opcode = self._count = 0
 
     @property
     def busy(self) -> bool:
         """Whether a message is under way."""
-        return self._parts is not None
+        return self._joined is not None
 
     def add(self, frame: Frame) -> bytes | None:
         """The whole message when `frame` was its last fragment.
 
         Raises:
-            ProtocolError: a continuation without a start, a start inside a message, or a message over the limit.
+            ProtocolError: a continuation without a start, a start inside a message, a message over the limit or of
+                more than `MAX_FRAGMENTS`, or a text that is not UTF-8.
         """
         if (frame.opcode == CONTINUATION) != self.busy:
             raise _violation("a continuation without a message" if not self.busy else "a message inside a message")
-        if self._parts is None:
-            self._parts, self._size_bytes = [], 0
-        self._parts.append(frame.payload)
-        self._size_bytes += len(frame.payload)
-        if self._size_bytes > self._limit_bytes:
+        if self._joined is None:
+            self._joined, self._opcode, self._count = bytearray(), frame.opcode, 0
+        self._joined += frame.payload
+        self._count += 1
+        if len(self._joined) > self._limit_bytes:
             raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, f"a message over {self._limit_bytes} bytes")
+        if self._count > MAX_FRAGMENTS:
+            raise ProtocolError(CloseReason.TOO_MANY_FRAGMENTS, f"a message of more than {MAX_FRAGMENTS} frames")
         if not frame.fin:
             return None
-        message, self._parts = b"".join(self._parts), None
-        return message
+        message, self._joined = bytes(self._joined), None
+        return checked(self._opcode, message)
 
 
 def check_close(payload: bytes) -> int:

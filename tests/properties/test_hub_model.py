@@ -252,7 +252,8 @@ class HubModel(RuleBasedStateMachine):
             topic = self.hub.topics.by_name[name]
             assert topic.id == tid
             assert topic.subscribers == self.count(tid)
-            assert len(set(topic.raw)) == len(topic.raw)
+            topic.settle()
+            assert len(set(topic.raw)) == len(topic.raw) == topic.subscribers
         observed = {(tid, id(one.session)) for one in self.live for tid in one.observes}
         assert observed == {
             (topic.id, id(observer)) for topic in self.hub.topics.by_key.values() for observer in topic.observers
@@ -274,6 +275,7 @@ class HubModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         for one in list(self.live):
             self.hub.disconnect(one.session, CloseReason.PEER_CLOSED)
+        flush_dirty()
         assert not any(topic.observers or topic.cached for topic in self.hub.topics.by_key.values())
         assert [key for key, topic in self.hub.topics.by_key.items() if topic.name is None] == [b"\0\0\0\1"]
 

@@ -1,0 +1,84 @@
+"""Many clients of a hub without sockets: what they do together takes as long as the hub does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from smqrt.broker.hooks import Hooks
+from smqrt.broker.hub import Hub
+from smqrt.broker.outbox import Outbox, flush_dirty
+from smqrt.broker.session import Session
+from smqrt.errors import CloseReason
+from smqrt.wire import smq
+
+
+class Ear(Outbox):
+    """A client's side: keeps the packets that were flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[bytes] = []
+
+    def reply(self, packet: bytes) -> None:
+        self.put(smq.frame(packet))
+
+    def flush(self) -> None:
+        runs, self.queue = self.queue, []
+        self.got += [frame[2:] for run in runs for frame in smq.frames(run)]
+
+    def finish(self, reason: CloseReason) -> None:
+        self.flush()
+
+
+class Crowd:
+    """A hub and a way to get connected clients."""
+
+    def __init__(self, hooks: Hooks | None = None, **options: object) -> None:
+        numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
+        self.hub = Hub(
+            hooks or Hooks(), random_u32=numbers.__next__, encode=bytes, clock=lambda: 0.0, **options  # type: ignore[arg-type]
+        )
+        self._uids = itertools.count(100000)
+
+    def client(self, uid: bytes | None = None) -> Session:
+        session = Session(self.hub, Ear(), 5)
+        session.control(smq.connect(uid or b"%d" % next(self._uids)))
+        return session
+
+    def clients(self, count: int) -> list[Session]:
+        found = [self.client() for _ in range(count)]
+        settle()
+        return found
+
+
+def subscribe(session: Session, name: bytes) -> int:
+    """Subscribe and give the topic's id."""
+    session.control(smq.with_name(smq.Type.SUBSCRIBE, name))
+    return session.hub.topics.by_name[name].id
+
+
+def observe(session: Session, number: int) -> None:
+    session.control(smq.with_id(smq.Type.OBSERVE, number))
+
+
+def heard(session: Session) -> list[bytes]:
+    """What the client got since the last call."""
+    outbox = session.outbox
+    assert isinstance(outbox, Ear)
+    got, outbox.got = outbox.got, []
+    return got
+
+
+def settle() -> int:
+    """End turns until nothing is left to do; gives how many that took."""
+    turns = 1
+    while flush_dirty():
+        turns += 1
+    return turns
+
+
+def turns() -> Iterator[None]:
+    """End turns one by one, as long as something is left."""
+    while flush_dirty():
+        yield
