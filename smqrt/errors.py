@@ -26,12 +26,12 @@ class SmqrtError(Exception):
 
 
 class CloseReason(Enum):
-    """Why a connection ended. The value is what `onclose` receives and what the log shows."""
+    """Why a connection ended. The value is what the log shows, and the last argument of `onclose`."""
 
     CLIENT_DISCONNECT = "disconnect"
-    PEER_CLOSED = "socketclosed"
-    READ_FAILED = "socketreadfailed"
-    WRITE_FAILED = "socketwritefailed"
+    PEER_CLOSED = "connection ended"
+    READ_FAILED = "read failed"
+    WRITE_FAILED = "write failed"
     TAKEN_OVER = "reconnect"
     REFUSED = "refused"
     CONNECT_TIMEOUT = "timeout"
@@ -49,6 +49,24 @@ class CloseReason(Enum):
     SLOW_CONSUMER = "slow consumer"
     HOOK_FAILED = "hook failed"
     SHUTDOWN = "sysshutdown"
+
+    @property
+    def word(self) -> str:
+        """What `onclose` gets as the error: the word of the original, empty for a good-bye and for errors of protocol
+        (specification: smq.md §2.2).
+        """
+        return _WORDS.get(self, "")
+
+
+_WORDS = {
+    CloseReason.WEBSOCKET_CLOSED: "socketclosed",
+    CloseReason.PEER_CLOSED: "socketreadfailed",
+    CloseReason.READ_FAILED: "socketreadfailed",
+    CloseReason.WRITE_FAILED: "socketwritefailed",
+    CloseReason.SLOW_CONSUMER: "socketwritefailed",
+    CloseReason.TAKEN_OVER: "reconnect",
+    CloseReason.SHUTDOWN: "sysshutdown",
+}
 
 
 class ProtocolError(SmqrtError):

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from gevent import get_hub
@@ -65,7 +66,8 @@ def create(**options: Any) -> Smq:
         permittop: `f(topic, issub: bool, peer) -> bool`.
         permitsubtop: `f(subtopic, peer) -> bool`.
         onconnect: `f(etid, info, peer)`.
-        onclose: `f(etid, sock, peer, err)`; `err` is a word, `"reconnect"` after a take-over, 0 when there is none.
+        onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, 0 when there is
+            none; `reason` says it more finely.
         onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed.
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
@@ -222,8 +224,13 @@ def _peer(session: Session | ServerClient) -> Peer:
     return peer
 
 
-def _error(reason: CloseReason) -> str | int:
-    return 0 if reason is CloseReason.CLIENT_DISCONNECT else reason.value
+def _takes_reason(onclose: Callable[..., Any]) -> bool:
+    """Whether the function takes a fifth argument: the original's has four."""
+    try:
+        signature(onclose).bind(*range(5))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -257,6 +264,7 @@ class Smq:
 
     def __init__(self, callbacks: dict[str, Any], options: Options, journal: Any = None) -> None:
         self._callbacks = callbacks
+        self._takes_reason = _takes_reason(callbacks["onclose"])
         self._broker = Broker(self._hooks(callbacks), options)
         try:
             self.journal = writer.record(self._broker, journal)
@@ -316,7 +324,8 @@ class Smq:
 
     def _onclose(self, session: Session, reason: CloseReason) -> None:
         sock = getattr(session.outbox, "sock", None)
-        self._call("onclose", session.etid, sock, _peer(session), _error(reason))
+        finer = (reason.value,) if self._takes_reason else ()
+        self._call("onclose", session.etid, sock, _peer(session), reason.word or 0, *finer)
 
     def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
         return _guarded("onpublish", _filter, self._callbacks["onpublish"], run, _peer(session))

@@ -25,7 +25,7 @@ from smqrt.errors import ArgumentError
 from smqrt.net.namestore import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, publish, wait_until
+from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish, wait_until
 from tests.sites import authority, make_site, patience, site
 
 __all__ = ["authority", "make_site", "patience", "site"]
@@ -458,26 +458,39 @@ def test_a_refused_newcomer_leaves_the_old_session_alone(make_site: Callable[...
     assert not closed
 
 
-ENDINGS: dict[str, tuple[Callable[[Site, Any], Any], Any]] = {
-    "disconnect": (lambda site, device: device.send(wire.disconnect()), 0),
-    "close": (lambda site, device: device.close(), "socketclosed"),
-    "reset": (lambda site, device: device.reset(), "socketreadfailed"),
-    "forged": (lambda site, device: device.send(publish(5, 5, b"")), "corrupt frame"),
-    "unknown packet": (lambda site, device: device.send(b"\xff"), "unknown packet"),
-    "shutdown": (lambda site, device: site.smq.shutdown("bye"), "sysshutdown"),
-    "take-over": (lambda site, device: site.device(b"uid-a1"), "reconnect"),
+ENDINGS: dict[str, tuple[str, Callable[[Site, Any], Any], Any, str]] = {
+    "disconnect": (RAW, lambda site, device: device.send(wire.disconnect()), 0, "disconnect"),
+    "close": (RAW, lambda site, device: device.close(), "socketreadfailed", "connection ended"),
+    "close of a WebSocket": (
+        WS,
+        lambda site, device: device.send_bytes(masked(b"\x03\xe8", 8)),
+        "socketclosed",
+        "websocket closed",
+    ),
+    "end of a WebSocket without a close": (
+        WS,
+        lambda site, device: device.close(),
+        "socketreadfailed",
+        "connection ended",
+    ),
+    "reset": (RAW, lambda site, device: device.reset(), "socketreadfailed", "read failed"),
+    "forged": (RAW, lambda site, device: device.send(publish(5, 5, b"")), 0, "corrupt frame"),
+    "unknown packet": (RAW, lambda site, device: device.send(b"\xff"), 0, "unknown packet"),
+    "no WebSocket": (WS, lambda site, device: device.send_bytes(b"\xff\xff\xff"), 0, "websocket protocol error"),
+    "shutdown": (RAW, lambda site, device: site.smq.shutdown("bye"), "sysshutdown", "sysshutdown"),
+    "take-over": (RAW, lambda site, device: site.device(b"uid-a1"), "reconnect", "reconnect"),
 }
 
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_onclose_tells_why(make_site: Callable[..., Site], name: str) -> None:
-    end, reason = ENDINGS[name]
+    kind, end, word, finer = ENDINGS[name]
     closed = Calls()
     site = make_site(onclose=closed)
-    device = site.device(b"uid-a1")
+    device = site.device(b"uid-a1", kind)
     end(site, device)
-    (etid, sock, peer, err) = closed.come()[0]
-    assert (etid, peer.uid, err) == (device.etid, b"uid-a1", reason)
+    (etid, sock, peer, err, reason) = closed.come()[0]
+    assert (etid, peer.uid, err, reason) == (device.etid, b"uid-a1", word, finer)
     assert sock is peer.sock
 
 

@@ -37,7 +37,11 @@ class Crowd:
     def __init__(self, hooks: Hooks | None = None, **options: object) -> None:
         numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
         self.hub = Hub(
-            hooks or Hooks(), random_u32=numbers.__next__, encode=bytes, clock=lambda: 0.0, **options  # type: ignore[arg-type]
+            hooks or Hooks(),
+            random_u32=numbers.__next__,
+            encode=bytes,
+            clock=lambda: 0.0,
+            **options,  # type: ignore[arg-type]
         )
         self._uids = itertools.count(100000)
 

@@ -100,13 +100,21 @@ def test_websocket_with_fragments_and_text(
     assert conversation(site, WS, packets, cuts, as_frames) == conversation(site, RAW, packets, [])
 
 
+def _is_utf8(packet: bytes) -> bool:
+    try:
+        packet.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _in_frames(packet: bytes, form: str) -> bytes:
     middle = len(packet) // 2
     match form:
         case "plain":
             return masked(packet)
         case "text":
-            return masked(packet, websocket.TEXT)
+            return masked(packet, websocket.TEXT if _is_utf8(packet) else websocket.BINARY)
         case "two":
             return masked(packet[:middle], fin=False) + masked(packet[middle:], websocket.CONTINUATION)
         case _:

@@ -133,8 +133,8 @@ class LuaBroker:
 
     def _onclose(self, session: Session, reason: CloseReason) -> None:
         if "onclose" in self._refs:
-            word = None if reason is CloseReason.CLIENT_DISCONNECT else reason.value.encode()
-            answer = self._ask("onclose", (), session.etid, self._half.handle(session), word)
+            words = reason.word.encode() or None, reason.value.encode()
+            answer = self._ask("onclose", (), session.etid, self._half.handle(session), *words)
             if isinstance(answer, Pending):
                 return answer.then(lambda values, error: self._half.forget(session))
         self._half.forget(session)

@@ -131,9 +131,9 @@ function adapters.onconnect(f)
 end
 
 function adapters.onclose(f)
-  return function(etid, number, word)
+  return function(etid, number, word, reason)
     local peer = peer_of(number)
-    f(etid, peer.sock, peer, word or 0)
+    f(etid, peer.sock, peer, word or 0, reason)
   end
 end
 
