@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from time import monotonic
+from collections.abc import Callable, Iterator
 
 PORTION_S = 0.004
 """What chores may take of one turn."""
@@ -26,19 +25,19 @@ class Chores:
         """Work off `steps` behind what is there already. What it raises is logged and ends it."""
         self._steps.append(steps)
 
-    def work(self) -> None:
-        """Work for `PORTION_S`, or until nothing is left."""
-        until_s = monotonic() + PORTION_S
+    def work(self, clock: Callable[[], float]) -> None:
+        """Work for `PORTION_S` on `clock`, which gives seconds, or until nothing is left."""
+        until_s = clock() + PORTION_S
         while self._steps:
-            if not self._advance(self._steps[0], until_s):
+            if not self._advance(self._steps[0], clock, until_s):
                 return
             self._steps.popleft()
 
-    def _advance(self, steps: Iterator[None], until_s: float) -> bool:
+    def _advance(self, steps: Iterator[None], clock: Callable[[], float], until_s: float) -> bool:
         """Whether `steps` ended in time."""
         try:
             for _ in steps:
-                if monotonic() >= until_s:
+                if clock() >= until_s:
                     return False
         except Exception:
             log.exception("error in work that was put off")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.outbox import Outbox, Retired, put_off

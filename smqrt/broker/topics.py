@@ -44,8 +44,8 @@ class Topic:
     """A destination: a named topic, or the ETID of one client (`name` is None, `owner` is set).
 
     Joining and leaving take the same time however many subscribe: `_members` is the truth, and the tuples that the data
-    path walks through are made from it when the next publisher asks for the way (`settle`). A topic with one subscriber,
-    as every ETID is, has the tuples only, which saves 200 bytes for each client.
+    path walks through are made from it when the next publisher asks for the way (`settle`). A topic with one
+    subscriber, as every ETID is, has the tuples only, which saves 200 bytes for each client.
 
     Attributes:
         raw, ws: the subscribers on raw sockets and on WebSockets; good after `settle`.

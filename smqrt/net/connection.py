@@ -131,7 +131,10 @@ class RawConnection(Outbox):
             self.lost(CloseReason.READ_FAILED)
             return
         if not got:
-            self.lost(CloseReason.PEER_CLOSED)
+            if time() < datapath.share_ends_s():
+                self.lost(CloseReason.PEER_CLOSED)
+            else:  # so many end together that this one is looked at again in the next turn
+                self.give_way()
             return
         if got <= SMALL_READ_BYTES and not held and not self.websocket:
             data = chars[:got]
@@ -185,8 +188,11 @@ class RawConnection(Outbox):
         waits: bool | None = False
         cached = session.routes.get
         runs, used, bad = scan(size, at)
-        until_s = 0.0
+        until_s = datapath.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
         for first in range(0, runs, RUNS_AT_ONCE):
+            if runs > RUNS_AT_ONCE and time() >= until_s:
+                self.give_way()
+                return at
             for end in ends[first : min(first + RUNS_AT_ONCE, runs)].tolist() if runs > 1 else (ends[0],):
                 route = cached(chars[at + 2 : at + 11])
                 if route is None:
@@ -204,11 +210,6 @@ class RawConnection(Outbox):
                 if self.closed:
                     return size
                 at = end
-            if not until_s:
-                until_s = datapath.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
-            elif time() >= until_s and at < used:
-                self.give_way()
-                return at
         if bad:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         if runs > MANY_RUNS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 CHECK_INTERVAL_S = 0.25
 STALLED_AFTER_S = 10.0
 """A client that takes not one byte for so long is disconnected."""
-SHARE_S, LEAST_SHARE_S = 0.008, 0.0005
-TURN_S = 0.02
-"""What connections that receive a lot take of a turn together, save for `LEAST_SHARE_S` each."""
+SHARE_S = 0.006
+TURN_S, LEAST_TURN_S = 0.012, 0.004
+"""What connections that receive a lot take of a turn together; the least is for those who gave way in the last one."""
 LINGER_S = 2.0
 """How long a closed connection waits for the client's own close."""
 
@@ -37,12 +38,13 @@ encode = partial(encode_run, kernels)
 _handshakes: dict[RawConnection, float] = {}
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
-gave_way: list[RawConnection] = []
+gave_way: deque[RawConnection] = deque()
 """Connections whose last receive was more work than their share of a turn; they go on in the next one."""
 turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
 _watchers: list[Any] = []
 _loop: Any = None
+_turn_ends_s = 0.0
 _AT_ONCE = 2
 
 
@@ -68,25 +70,29 @@ def _flush() -> None:
     """
     for turn_end in turn_ends:
         turn_end()
-    if (dirty and flush_dirty()) or gave_way or _loop._callbacks:
+    if (dirty and flush_dirty(time.monotonic)) or gave_way or _loop._callbacks:
         _watchers[_AT_ONCE].start(_next_turn)
 
 
 def _next_turn() -> None:
-    """Let those go on who gave way, once all subscribers have what was sent so far."""
-    if gave_way and not backlog:
-        connections = gave_way[:]
-        gave_way.clear()
-        for connection in connections:
-            connection.go_on()
+    """Let those go on who gave way, one after the other, once all subscribers have what was sent so far."""
+    if backlog:
+        return
+    global _turn_ends_s
+    _turn_ends_s = time.time() + LEAST_TURN_S
+    ends_s = max(_turn_ends_s, _loop.now() + TURN_S)
+    for _ in range(len(gave_way)):
+        gave_way.popleft().go_on()
+        if time.time() >= ends_s:
+            return
 
 
 def share_ends_s() -> float:
-    """When (on the clock of `time.time`) a connection that receives a lot gives way: after `SHARE_S`, or sooner when
-    others have taken much of this turn before it.
+    """When (on the clock of `time.time`) a connection that receives a lot gives way: after `SHARE_S`, or sooner, even
+    at once, when others have taken much of this turn before it.
     """
-    now = time.time()
-    return min(now + SHARE_S, max(_loop.now() + TURN_S, now + LEAST_SHARE_S))
+    ends_s: float = min(time.time() + SHARE_S, max(_turn_ends_s, _loop.now() + TURN_S))
+    return ends_s
 
 
 def check_deadlines() -> None:

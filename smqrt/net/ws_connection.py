@@ -61,19 +61,17 @@ class WsConnection(RawConnection):
 
     def _frame_by_frame(self, data: bytes) -> int:
         """Handle the frames of `data`; gives how many bytes were worked off."""
-        at, until_s = 0, 0.0
+        at, until_s = 0, datapath.share_ends_s()
         while not self.closed:
+            if time() >= until_s and at < len(data):
+                self.give_way()
+                break
             frame, end = websocket.parse_client_frame(data, smq.MAX_PACKET_BYTES, at)
             if frame is None:
                 break
             at = end
             message = self._frame(frame)
             if message is not None and not self._route_message(message):
-                break
-            if not until_s:
-                until_s = datapath.share_ends_s()
-            elif time() >= until_s and at < len(data):
-                self.give_way()
                 break
         return at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 
 from smqrt.broker.hooks import Hooks
@@ -77,12 +78,12 @@ def heard(session: Session) -> list[bytes]:
 def settle() -> int:
     """End turns until nothing is left to do; gives how many that took."""
     turns = 1
-    while flush_dirty():
+    while flush_dirty(time.monotonic):
         turns += 1
     return turns
 
 
 def turns() -> Iterator[None]:
     """End turns one by one, as long as something is left."""
-    while flush_dirty():
+    while flush_dirty(time.monotonic):
         yield

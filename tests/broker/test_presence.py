@@ -21,7 +21,7 @@ def longest_turn() -> float:
     more = True
     while more:
         began = time.process_time()
-        more = flush_dirty()
+        more = flush_dirty(time.monotonic)
         longest = max(longest, time.process_time() - began)
     return longest
 
@@ -173,7 +173,7 @@ def test_who_has_left_gets_nothing_more_and_what_comes_is_counted() -> None:
     (publisher,) = crowd.clients(1)
     crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)  # type: ignore[arg-type]
     heard(session)  # type: ignore[arg-type]
-    assert flush_dirty(), "all of it was done in one turn: this shows nothing"
+    assert flush_dirty(time.monotonic), "all of it was done in one turn: this shows nothing"
     publisher.publish(smq.publish_frame(tid, publisher.etid, 0, b"late") * 3)
     settle()
     assert heard(session) == []  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def test_who_comes_back_meanwhile_starts_anew_and_loses_nothing() -> None:
     uid, etid = session.uid, session.etid  # type: ignore[attr-defined]
     again = crowd.client(uid)
     assert again.etid == etid
-    assert flush_dirty()
+    assert flush_dirty(time.monotonic)
     subscribe(again, b"held-19999")
     subscribe(again, b"held-0")
     settle()
@@ -219,7 +219,7 @@ def test_a_shutdown_in_the_middle_ends_the_others_and_all_is_clean() -> None:
     session, _ = leaver(crowd)
     others = crowd.clients(10)
     crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)  # type: ignore[arg-type]
-    flush_dirty()
+    flush_dirty(time.monotonic)
     crowd.hub.shutdown(b"bye")
     settle()
     assert all(heard(other)[-1] == smq.disconnect(b"bye") for other in others)

@@ -211,7 +211,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
 ) -> None:
     reasons, logged = [], []
     site = make_site(
-        onclose=lambda etid, sock, peer, err: reasons.append((peer.uid, err)),
+        onclose=lambda etid, sock, peer, err, reason: reasons.append((peer.uid, err, reason)),
         log=lambda sock, text: logged.append(text),
     )
     stalled(site, b"lazy-1", kind)
@@ -221,7 +221,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
     assert site.state.uids[b"lazy-1"].outbox.blocked
     began = time.monotonic()
     wait_until(lambda: reasons, "the disconnection")
-    assert reasons == [(b"lazy-1", "slow consumer")]
+    assert reasons == [(b"lazy-1", "socketwritefailed", "slow consumer")]
     assert time.monotonic() - began < 2
     publisher.expect_nothing()
 

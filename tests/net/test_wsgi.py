@@ -181,7 +181,7 @@ def test_the_ledger_of_a_subscriber_that_does_not_read(
 ) -> None:
     monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.3)
     closed: list[Any] = []
-    site = mount(budget=100_000, onclose=lambda etid, sock, peer, err: closed.append((peer.uid, err)))
+    site = mount(budget=100_000, onclose=lambda etid, sock, peer, err, reason: closed.append((peer.uid, reason)))
     lazy = site.open()
     lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
     lazy.start().connect(b"lazy-1")

@@ -1,0 +1,137 @@
+"""SMQ clients that do their worst."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gevent
+import pytest
+
+from smqrt.wire import smq, websocket
+from smqrt.wire.smq import Type
+from tests.device import RAW, WS, Device, masked, publish
+from tests.hostile.conftest import Attack, Besieged
+
+PATH = "/watch/smq"
+
+
+class Stranger(Device):
+    """A connected client whose answers are thrown away meanwhile, so that it never blocks the server's writing."""
+
+    def __init__(self, besieged: Besieged, uid: bytes, kind: str = RAW) -> None:
+        super().__init__(("127.0.0.1", besieged.port), kind)
+        self.start(target=PATH).connect(uid)
+
+    def flood(self, data: bytes, attack: Attack) -> None:
+        """Send all of it while the answers are thrown away; then the end."""
+        swallower = gevent.spawn(self._swallow)
+        self.send_bytes(data)
+        attack.sent(len(data))
+        self.send(smq.disconnect())
+        swallower.join()
+        self.close()
+
+    def _swallow(self) -> None:
+        while self.more():
+            self.stream.data = b""
+
+
+@contextmanager
+def crowd(besieged: Besieged, count: int) -> Iterator[list[Device]]:
+    """Many clients, of which nobody takes care."""
+    found = [Stranger(besieged, b"crowd-%d" % number) for number in range(count)]
+    yield found
+    for device in found:
+        device.close()
+
+
+def names(kind: int, count: int, prefix: bytes) -> bytes:
+    return b"".join(smq.frame(smq.with_name(kind, b"%b%d" % (prefix, number))) for number in range(count))
+
+
+FLOODS = {
+    "pings": (RAW, lambda device: smq.frame(smq.PING) * 300_000),
+    "empty fragments": (RAW, lambda device: smq.frame(publish(0, device.etid, b"", kind=Type.PUBFRAG)) * 60_000),
+    "messages to ever other numbers": (
+        RAW,
+        lambda device: b"".join(smq.frame(publish(number, device.etid, b"")) for number in range(9, 60_000)),
+    ),
+    "names": (RAW, lambda device: names(Type.CREATE, 9_000, b"flood/") * 3),
+    "WebSocket pings": (WS, lambda device: masked(b"", websocket.PING) * 150_000),
+    "WebSocket texts": (WS, lambda device: masked(b"\x06n", websocket.TEXT) * 60_000),
+    "empty WebSocket continuations": (
+        WS,
+        lambda device: (masked(b"\x06", fin=False) + masked(b"", websocket.CONTINUATION, fin=False) * 4000) * 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood(besieged: Besieged, name: str) -> None:
+    kind, flood = FLOODS[name]
+    device = Stranger(besieged, b"flood-1", kind)
+    data = flood(device)
+    with besieged.attack(f"SMQ: {name}") as attack:
+        device.flood(data, attack)
+
+
+def test_twenty_thousand_changes_of_a_topic_that_five_hundred_observe(besieged: Besieged) -> None:
+    with crowd(besieged, 500) as watchers:
+        fickle = Stranger(besieged, b"fickle")
+        tid = fickle.subscribe(b"observed")
+        for watcher in watchers:
+            watcher.send(smq.with_id(Type.OBSERVE, tid)).expect(smq.change(tid, 1))
+        both = smq.frame(smq.with_id(Type.UNSUBSCRIBE, tid)) + smq.frame(smq.with_name(Type.SUBSCRIBE, b"observed"))
+        with besieged.attack("SMQ: 20,000 subscribe and unsubscribe, 500 observers") as attack:
+            fickle.flood(both * 20_000, attack)
+
+
+def test_a_thousand_that_leave_two_thousand_common_topics_together(besieged: Besieged) -> None:
+    subscriptions = names(Type.SUBSCRIBE, 2_000, b"common/")
+    case = "SMQ: 1,000 clients subscribe to 2,000 common topics, and leave together"
+    with crowd(besieged, 1000) as leaving, besieged.attack(case, grows_bytes=1 << 30) as attack:
+        for device in leaving:
+            device.send_bytes(subscriptions)
+            attack.sent(len(subscriptions))
+        for device in leaving:
+            _swallow_acks(device, subscriptions)
+        for device in leaving:
+            device.sock.shutdown(socket.SHUT_RDWR)
+        _wait_until_gone(besieged)
+
+
+def _swallow_acks(device: Device, requests: bytes) -> None:
+    device.sock.settimeout(60)
+    left = len(requests) + requests.count(b"common/") * 5 - len(device.stream.data)
+    while left > 0:
+        left -= len(device.sock.recv(1 << 18))
+
+
+def _wait_for_acks(device: Device, count: int) -> None:
+    for _ in range(count):
+        device.ack()
+
+
+def _wait_until_gone(besieged: Besieged) -> None:
+    device = Stranger(besieged, b"looks-1")
+    tid = device.create(b"common/1999")
+    while True:
+        device.send(smq.with_id(Type.OBSERVE, tid))
+        if int.from_bytes(device.receive()[5:9], "big") == 0:
+            break
+    device.close()
+
+
+def test_a_chunk_over_many_topics_to_a_thousand_subscribers(besieged: Besieged) -> None:
+    with crowd(besieged, 1000) as subscribers:
+        publisher = Stranger(besieged, b"sender-1")
+        tids = [publisher.create(b"fan/%d" % number) for number in range(16)]
+        for device in subscribers:
+            device.send_bytes(names(Type.SUBSCRIBE, 16, b"fan/"))
+        for device in subscribers:
+            _wait_for_acks(device, 16)
+        data = b"".join(smq.frame(publish(tids[number % 16], publisher.etid, b"")) for number in range(16_000))
+        with besieged.attack("SMQ: 256 KB of small messages over 16 topics to 1,000", grows_bytes=400 << 20) as attack:
+            publisher.flood(data, attack)
