@@ -45,7 +45,7 @@ RAW_HEADERS = "SimpleMQ: 1\r\nSendSmqHttpResponse: true\r\n"
 
 def request(headers: str, method: str = "GET", target: str = "/smq", version: str = "1.1") -> bytes:
     """The head of a request."""
-    return f"{method} {target} HTTP/{version}\r\nHost: localhost\r\n{headers}\r\n".encode("latin-1")
+    return f"{method} {target} HTTP/{version}\r\nHost: test\r\n{headers}\r\n".encode("latin-1")
 
 
 def connect_packet(

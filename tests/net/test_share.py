@@ -15,8 +15,8 @@ from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
 from tests.device import RAW, TLS, WS, Device, Site, bounded, masked, publish
 
-TURN_S = 0.05
-"""CPU that no turn may take."""
+TURN_S = 0.1
+"""CPU that no turn may take: 50 ms, and as much for the clients, which are in this process too."""
 
 
 class Turns:
@@ -115,7 +115,7 @@ def test_a_burst_over_many_topics_to_a_thousand_holds_no_turn_and_keeps_the_orde
         gevent.joinall([sender, *got, *rest], raise_error=True)
     assert all(one.value == messages for one in got)
     assert not any(site.smq.drops().values())
-    assert turns.longest_s < 2 * TURN_S, "half of it is the thousand clients' own"
+    assert turns.longest_s < TURN_S
 
 
 def _receive(device: Device, count: int) -> list[bytes]:
