@@ -15,8 +15,6 @@ from smqrt.client.events import Init
 log = logging.getLogger("smqrt.client")
 
 MAX_CREDENTIALS_BYTES = 255
-LONGEST_DELAY_S = 86400.0
-"""However long `onclose` wants to wait: timers of the event loop overflow some way beyond."""
 
 
 def credentials_of(onauth: Callable[..., Any] | None, hello: Init, timeout_s: float) -> bytes:
@@ -65,6 +63,6 @@ def delay_of(decision: object) -> bool | float | None:
     if decision is None or isinstance(decision, bool):
         return decision
     if isinstance(decision, int | float) and not math.isnan(decision):
-        return float(min(max(decision, 0.0), LONGEST_DELAY_S))
+        return max(float(decision), 0.0)
     log.error("onclose returned %r: it may be None, False, True or a number of seconds; taken as None", decision)
     return None

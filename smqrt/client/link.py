@@ -17,8 +17,11 @@ from smqrt.client.protocol import Protocol
 from smqrt.client.url import Endpoint
 from smqrt.errors import StreamError
 from smqrt.net.stream import Stream
+from smqrt.net.turn import Turn
 from smqrt.wire import smq
 
+_READ_BYTES = 16384
+"""What is worked off at once; a broker can put 5,000 packets into it."""
 _FAREWELL_S = 2.0
 """How long the broker may take to close after our Disconnect."""
 
@@ -79,10 +82,12 @@ class Link:
         Returns:
             Why the connection ended.
         """
-        writer = gevent.spawn(self._write)
+        writer, turn = gevent.spawn(self._write), Turn()
         try:
             while True:
-                for event in self.protocol.receive(self._receive()):
+                data = self._receive()
+                turn.breathe()  # there may always be more to read: the writer, and the others, have their turn
+                for event in self.protocol.receive(data):
                     if isinstance(event, Ended):
                         return event.end
                     handle(event)
@@ -101,7 +106,7 @@ class Link:
         while True:
             try:
                 with self._as_connection_end():
-                    data = self._live().read(timeout_s=self._patience_s(pinged))
+                    data = self._live().read(_READ_BYTES, self._patience_s(pinged))
             except ConnectionEnd as end:
                 if end.word != "timeout":
                     raise

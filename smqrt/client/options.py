@@ -75,8 +75,9 @@ class Options:
         if not MIN_UID_BYTES <= len(to_bytes(self.uid)) <= _MAX_UID_BYTES:
             raise ArgumentError(f"uid {self.uid!r} must have {MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes")
         for name in ("timeout", "ping", "pong", "reconnect_delay", "reconnect_delay_max", "queue_bytes"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(f"{name} must be greater than 0, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ArgumentError(f"{name} must be a number greater than 0, not {value!r}")
         for name, value in self.headers.items():
             check_header(name, value)
 

@@ -25,6 +25,9 @@ from smqrt.wire.smq import Type
 
 _TAKE_BYTES = 256 * 1024
 """One system call's worth; what stays queued can still be counted when the connection is lost."""
+_MAX_REPLIES_BYTES = 16 * 1024
+"""Of Pongs, as packets or as WebSocket frames, that wait to be taken. A broker that asks on without reading gets no
+more, which it can't tell from those that it does not read."""
 _ACK = struct.Struct(">BI")
 _PUBLISH = struct.Struct(">III")
 _CHANGE = struct.Struct(">II")
@@ -66,6 +69,7 @@ class Protocol:
         self._frames: deque[bytes] = deque()
         self._out = bytearray(self._handshake.request if self._handshake else b"")
         self._on_output = on_output
+        self._pongs_bytes = 0
         self._pings: deque[object] = deque()
 
     def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
@@ -97,6 +101,7 @@ class Protocol:
             batch.append(frames.popleft())
         self.unsent_bytes -= size
         self._out = bytearray()
+        self._pongs_bytes = 0
         return bytes(out + self._framing.encode(batch))
 
     def unsent_publishes(self) -> int:
@@ -134,7 +139,8 @@ class Protocol:
         return events
 
     def _transport_replies(self, events: list[Event]) -> None:
-        if replies := self._framing.take_replies():
+        replies = self._framing.take_replies()
+        if replies and (self._framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
             self._out += replies
             self._on_output()
         if self._framing.closed and self.state is not State.CLOSED:
@@ -188,7 +194,9 @@ class Protocol:
         return self._close(disconnected(packet[1:].decode("utf-8", "replace")))
 
     def _ping(self, packet: bytes) -> None:
-        self.send_packet(smq.PONG)
+        if self._pongs_bytes < _MAX_REPLIES_BYTES:
+            self._pongs_bytes += len(smq.PONG) + 2
+            self.send_packet(smq.PONG)
 
     def _pong(self, packet: bytes) -> Event:
         return Pong(self._pings.popleft() if self._pings else None)

@@ -44,15 +44,17 @@ class Decoder:
     """The stream of frames from a server.
 
     Attributes:
-        replies: frames to send back (pongs, the answer to a close); the caller takes and clears them.
+        replies: frames to send back (a pong, the answer to a close); the caller takes and clears them. Of several pings
+            that arrive at once the last is answered (RFC 6455 §5.5.3).
         closed: whether the server ended the conversation.
     """
 
-    __slots__ = ("_assembler", "_buffer", "closed", "replies")
+    __slots__ = ("_assembler", "_buffer", "_ping", "closed", "replies")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._assembler = Assembler(MAX_MESSAGE_BYTES)
+        self._ping: bytes | None = None
         self.replies = bytearray()
         self.closed = False
 
@@ -69,6 +71,9 @@ class Decoder:
                 self._control(frame)
             elif (message := self._assembler.add(frame)) is not None:
                 messages.append(message)
+        if self._ping is not None and not self.closed:
+            self.replies += encode(websocket.PONG, self._ping)
+            self._ping = None
         return messages
 
     def _next_frame(self) -> Frame | None:
@@ -93,7 +98,7 @@ class Decoder:
 
     def _control(self, frame: Frame) -> None:
         if frame.opcode == websocket.PING:
-            self.replies += encode(websocket.PONG, frame.payload)
+            self._ping = frame.payload
         elif frame.opcode == websocket.CLOSE:
             self.closed = True
             self.replies += encode(websocket.CLOSE, frame.payload[:2])

@@ -195,3 +195,15 @@ def test_output_on_a_websocket_is_masked_messages():
     protocol.send_packet(smq.PING)
     frame, _ = websocket.parse_client_frame(protocol.take(), 1000)
     assert frame.payload == smq.PING
+
+
+@pytest.mark.parametrize("url", ["http://host/", "ws://host/"])
+def test_pongs_that_nobody_reads_do_not_pile_up(url):
+    """Nothing is taken, as by a broker that only writes."""
+    protocol, _ = opened(url)
+    ping = smq.frame(smq.PING) if url.startswith("http") else websocket.header(websocket.PING, 0)
+    for _ in range(20_000):
+        assert protocol.receive(ping) == []
+    assert 0 < len(protocol.take()) < 64 * 1024
+    protocol.receive(ping)
+    assert protocol.take(), "who reads is answered again"

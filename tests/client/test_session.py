@@ -1,5 +1,7 @@
 """What outlives a connection, against a broker of a few lines: no socket, no time."""
 
+import time
+
 from smqrt.client.events import Ack, Change
 from smqrt.client.protocol import Protocol
 from smqrt.client.routes import SELF
@@ -356,3 +358,72 @@ def test_drained_waits_for_numbers_and_for_a_connection():
     assert drained == [1]
     wire.answer()
     assert drained == [1, 2]
+
+
+def test_an_answer_that_nobody_asked_for_is_let_be():
+    session = new_session()
+    wire = Wire(session)
+    for number_ in range(1000):
+        session.acked(Ack(Type.CREATEACK, 1 + number_, b"%d" % number_))
+        session.acked(Ack(Type.SUBACK, 1 + number_, b"%d" % number_))
+        session.acked(Ack(Type.CREATESUBACK, 1 + number_, b"%d" % number_))
+    assert session.topics.number(b"5") is None
+    assert session.subtopics.number(b"5") is None
+    assert wire.sent() == []
+
+
+def seconds_of(job):
+    begin_s = time.process_time()
+    job()
+    return time.process_time() - begin_s
+
+
+def test_answers_in_any_order_cost_the_same():
+    session, count = new_session(), 20_000
+    Wire(session)
+    names = [b"%d" % n for n in range(count)]
+    for name in names:
+        session.create(name, ignore)
+    answers = [Ack(Type.CREATEACK, 1 + n, name) for n, name in enumerate(reversed(names))]
+    assert seconds_of(lambda: [session.acked(answer) for answer in answers]) < 1
+    assert session.topics.number(b"0") == count
+
+
+def test_refusals_cost_the_same_however_much_is_held():
+    session, count = new_session(queue_bytes=1 << 22), 20_000
+    wire = Wire(session)
+    names = [b"%d" % n for n in range(count)]
+    for name in names:
+        session.publish(b"", name, None)
+    wire.sent()
+    refusals = [Ack(Type.CREATEACK, 0, name) for name in names]
+    assert seconds_of(lambda: [session.acked(refusal) for refusal in refusals]) < 1
+    assert (session.dropped, session.waiting_bytes) == (count, 0)
+
+
+def test_many_subtopics_of_one_topic_cost_no_more_than_their_number():
+    session, count = new_session(), 10_000
+    wire = Wire(session)
+    for n in range(count):
+        session.subscribe(b"t", b"%d" % n, handler, ignore)
+    assert seconds_of(wire.answer) < 2
+    tid = session.topics.number(b"t")
+    assert all(session.route(tid, session.subtopics.number(b"%d" % n)) is handler for n in range(0, count, 999))
+
+
+def test_empty_messages_fill_the_queue_too():
+    session = new_session(queue_bytes=150)
+    assert [session.publish(b"", b"a", None) for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_a_name_that_was_refused_can_be_asked_for_again():
+    session = new_session()
+    wire = Wire(session)
+    session.publish(b"1", b"slow", None)
+    session.publish(b"2", b"a", None)
+    session.acked(Ack(Type.CREATEACK, 0, b"a"))
+    session.publish(b"3", b"a", None)
+    session.acked(Ack(Type.CREATEACK, 5, b"slow"))
+    session.acked(Ack(Type.CREATEACK, 6, b"a"))
+    wire.sent()
+    assert [payload for *_, payload in wire.published()] == [b"1", b"2", b"3"]
