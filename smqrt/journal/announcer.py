@@ -48,7 +48,7 @@ class Announcer:
         self._url = url
         self._told: dict[Path, str] = {}
         self._held: dict[Path, int] = {}
-        self._waiting: set[Path] = set()
+        self._said: dict[Path, str] = {}
         self._turn = BoundedSemaphore()
         self._looking: gevent.Greenlet[..., None] | None = None
 
@@ -61,17 +61,17 @@ class Announcer:
         """Announces what was opened and takes back what was closed since the last look."""
         with self._turn:
             wanted = self._wanted()
-            for path in self._told.keys() - wanted.keys():
+            for path in self._held.keys() - wanted.keys():
                 self._withdraw(path)
             for path, (journal, url) in wanted.items():
-                if self._told.get(path) != url and self._holds(path):
-                    self._announce(journal, url)
+                if self._told.get(path) != url:
+                    self._try(journal, url)
 
     def stop(self) -> None:
         """Takes everything back."""
         if self._looking is not None:
             self._looking.kill()
-        for path in list(self._told):
+        for path in list(self._held):
             self._withdraw(path)
 
     def _look(self) -> None:
@@ -86,33 +86,31 @@ class Announcer:
             wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
         return wanted
 
+    def _try(self, journal: Announced, url: str) -> None:
+        try:
+            if self._holds(journal.path):
+                journal.learn()
+                hubfile.announce(journal.path, url)
+                self._told[journal.path] = url
+        except JournalError as error:
+            self._say(journal.path, logging.ERROR, str(error))
+
     def _holds(self, path: Path) -> bool:
         """Whether no other process announces the folder; from now on none does."""
-        if path not in self._held and (fd := _hold(path)) is not None:
+        if path not in self._held and (fd := hubfile.hold(path)) is not None:
             self._held[path] = fd
-            self._waiting.discard(path)
-        if path not in self._held and path not in self._waiting:
-            self._waiting.add(path)
-            log.info("%s: pipelines go to another hub of this folder; to this one when that is gone", path)
+        if path not in self._held:
+            self._say(path, logging.INFO, f"{path}: pipelines go to another hub of this folder, while that is there")
         return path in self._held
 
-    def _announce(self, journal: Announced, url: str) -> None:
-        self._told[journal.path] = url
-        try:
-            journal.learn()
-            hubfile.announce(journal.path, url)
-        except JournalError as error:
-            log.error("%s", error)
+    def _say(self, path: Path, level: int, sentence: str) -> None:
+        """Logs what is tried again every second, once."""
+        if self._said.get(path) != sentence:
+            self._said[path] = sentence
+            log.log(level, "%s", sentence)
 
     def _withdraw(self, path: Path) -> None:
-        del self._told[path]
+        self._told.pop(path, None)
+        self._said.pop(path, None)
         hubfile.withdraw(path)
         os.close(self._held.pop(path))
-
-
-def _hold(path: Path) -> int | None:
-    try:
-        return hubfile.hold(path)
-    except JournalError as error:
-        log.error("%s", error)
-        return None

@@ -77,7 +77,7 @@ class RunOptions:
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
     """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them after the micro-batch
-    under way; a second one ends the process at once.
+    under way; one more SIGINT ends the process at once.
 
     Args:
         catalog: the pipelines.
@@ -200,13 +200,15 @@ class Runner:
 
 @contextmanager
 def _signals(stopping: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the event; a second one ends the process at once, as nothing is lost by that."""
+    """SIGTERM and SIGINT set the event; one more SIGINT ends the process at once, as nothing is lost by that. One more
+    SIGTERM doesn't: service managers send it to all of a service, and `smqrt serve` to its pipelines besides.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: Any) -> None:
-        if stopping.is_set():
+        if stopping.is_set() and number == signal.SIGINT:
             os._exit(128 + number)
         stopping.set()
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from smqrt import hub
-from smqrt.journal import commit, committed, manifest
+from smqrt.journal import commit, committed, hubfile, manifest, writer
+from smqrt.journal.announcer import Announcer
 from smqrt.journal.commit import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
@@ -153,9 +154,6 @@ def create(tmp_path: Path) -> Iterator[Create]:
 
 
 def test_two_of_one_process(create: Create, tmp_path: Path) -> None:
-    from smqrt.journal import writer
-    from smqrt.journal.announcer import Announcer
-
     def url() -> str:
         return str(json.loads((tmp_path / "hub.json").read_text())["url"])
 
@@ -170,3 +168,24 @@ def test_two_of_one_process(create: Create, tmp_path: Path) -> None:
     assert not second.commit("q", 0, [(b"t", None, b"x")])
     announcer.stop()
     assert not (tmp_path / "hub.json").exists()
+
+
+def test_what_keeps_a_hub_from_being_announced_is_told_once(
+    create: Create, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create("n1")
+    announcer = Announcer(writer.opened, "http://127.0.0.1:1")
+    other = tmp_path / "wal" / "n2"
+    other.mkdir()
+    (other / committed.FILE).write_text("no")
+    for _ in range(3):
+        announcer.refresh()
+    assert caplog.text.count("n2/txn.json is damaged") == 1
+    assert not (tmp_path / "hub.json").exists()
+    (other / committed.FILE).unlink()
+    announcer.refresh()
+    assert (tmp_path / "hub.json").exists()
+    announcer.stop()
+    held = hubfile.hold(tmp_path)
+    assert held is not None
+    os.close(held)

@@ -124,7 +124,10 @@ def interrupt(terminal: Terminal) -> None:
 
 
 def terminate(terminal: Terminal) -> None:
+    """Twice, as a service manager and `smqrt serve` do."""
     assert terminal.process
+    terminal.process.terminate()
+    eventually(lambda: "once more" in terminal.printed, "it has taken note", STOP_S)
     terminal.process.terminate()
 
 
