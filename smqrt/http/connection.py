@@ -35,6 +35,7 @@ log = logging.getLogger("smqrt")
 REQUESTS_PER_TURN = 64  # of a pipeline
 _READ, _WRITE = 1, 2
 _END = b"\r\n\r\n"
+_CR = 13
 _LOOKED_AT_BYTES = 16384  # of a body that came with its head
 _LINGER_S = 2.0  # how long a client may take to read our last words
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
@@ -53,7 +54,7 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_busy", "_checked", "_parked", "_lingering", "_waiting", "_watcher", "_writable", "data", "deadline_s",
+        "_busy", "_checked", "_parked", "_lingering", "_skipped", "_waiting", "_watcher", "_writable", "data", "deadline_s",
         "peer", "secure", "server", "transport",
     )  # fmt: skip
 
@@ -67,6 +68,7 @@ class HttpConnection:
         self.data = data  # received and not yet used
         self.deadline_s = monotonic() + server.limits.first_byte_s
         self._busy: Request | None = None
+        self._skipped = False  # an empty line before the head
         self._checked = 0  # length of the beginning of a head that was found good
         self._lingering = False  # only waiting for the client to read our last words
         self._parked = False  # the worker of the busy request has blocked
@@ -127,6 +129,8 @@ class HttpConnection:
 
     def _cut_head(self) -> bytes | None:
         data = self.data
+        if data[0] == _CR and data[:2] == b"\r\n" and not self._skipped:
+            self._skipped, self.data, data = True, data[2:], data[2:]  # RFC 9112 §2.2; one, as some clients send it
         end = data.find(_END, max(self._checked - 3, 0)) + 4
         limit = self.server.limits.head_bytes
         if end > limit or (end < 4 and len(data) > limit):
@@ -134,7 +138,7 @@ class HttpConnection:
         if end < 4:
             self._await_more(data)
             return None
-        self._checked = 0
+        self._checked, self._skipped = 0, False
         self.data = data[end:]
         return data[:end]
 

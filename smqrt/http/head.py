@@ -21,11 +21,13 @@ _HEAD = re.compile(
 )
 _REQUEST_LINE = re.compile(rb"[A-Z][A-Z-]{0,31} (?:/[\x21\x22\x24-\x5b\x5d-\x7e]*|\*) HTTP/1\.[01]\r\n")
 _NEVER_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
-_HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::([0-9]{1,5}))?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
-_SINGLE = ("host", *_FRAMING)  # a second one changes what the message means
+_HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
+_SINGLE = ("host", *_FRAMING, *_HANDSHAKE)  # a second one changes what the message means
+_MAX_PORT = 65535
 
 
 class Head:
@@ -90,6 +92,8 @@ class Head:
         self.content_length = 0
         if not _FRAMING.isdisjoint(self._index):
             self._read_framing()
+        if "sec-websocket-key" in self._index:
+            self._check_handshake()
 
     def adopt(self, other: Head) -> None:
         """Take over what `other` says."""
@@ -137,7 +141,9 @@ class Head:
         if host is None:
             if self.version != "1.0":
                 raise BadRequest("no Host header")
-        elif _HOST.fullmatch(host) is None:
+            return
+        match = _HOST.fullmatch(host)
+        if match is None or int(match[1] or 0) > _MAX_PORT:
             raise BadRequest("malformed Host header")
 
     def _read_framing(self) -> None:
@@ -153,6 +159,13 @@ class Head:
         if expect is not None and expect.lower() != "100-continue":
             raise BadRequest("the only expectation we know is 100-continue", status=417)
         self.expects_continue = expect is not None and self.version == "1.1"
+
+    def _check_handshake(self) -> None:
+        """RFC 6455 §4.1: a GET of HTTP/1.1; a body would be taken for frames."""
+        if self.version == "1.0":
+            raise BadRequest("a WebSocket handshake needs HTTP/1.1")
+        if self.content_length != 0:
+            raise BadRequest("a WebSocket handshake has no body")
 
     def _check_coding(self, coding: str, length: str | None) -> None:
         if length is not None:

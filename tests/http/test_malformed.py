@@ -14,6 +14,12 @@ def post(headers: bytes, body: bytes = b"", version: bytes = b"1.1") -> bytes:
     return b"POST / HTTP/" + version + b"\r\nHost: test\r\n" + headers + b"\r\n" + body
 
 
+def handshake(more: bytes = b"", version: bytes = b"1.1") -> bytes:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" + KEY
+    return b"GET / HTTP/" + version + b"\r\nHost: test\r\n" + upgrade + more + b"\r\n"
+
+
+KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 # name: bytes. Each is one connection's whole input; behind most of them waits a request that must never be seen.
@@ -27,6 +33,8 @@ PROBES: dict[str, bytes] = {
     "Host with user info": b"GET / HTTP/1.1\r\nHost: me@a\r\n\r\n",
     "Host with a blank": b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
     "Host with a long port": b"GET / HTTP/1.1\r\nHost: a:123456\r\n\r\n",
+    "Host with a port that is none": b"GET / HTTP/1.1\r\nHost: a:65536\r\n\r\n",
+    "address with a port that is none": b"GET / HTTP/1.1\r\nHost: [::1]:99999\r\n\r\n",
     # where a body ends
     "length and chunked": post(b"Content-Length: 5\r\n" + CHUNKED, b"0\r\n\r\n" + SMUGGLED),
     "chunked and length": post(CHUNKED + b"Content-Length: 5\r\n", b"0\r\n\r\n" + SMUGGLED),
@@ -73,6 +81,14 @@ PROBES: dict[str, bytes] = {
     "trailer": post(CHUNKED, b"0\r\nX: y\r\n\r\n" + SMUGGLED),
     "trailer that is a length": post(CHUNKED, b"0\r\nContent-Length: 5\r\n\r\n" + SMUGGLED),
     "request as a trailer": post(CHUNKED, b"0\r\n" + SMUGGLED),
+    # WebSocket handshakes
+    "two keys": handshake(KEY),
+    "two equal keys in other letters": handshake(KEY.lower()),
+    "two versions": handshake(b"Sec-WebSocket-Version: 13\r\n"),
+    "a second version": handshake(b"Sec-WebSocket-Version: 8\r\n"),
+    "handshake in 1.0": handshake(version=b"1.0"),
+    "handshake with a length": handshake(b"Content-Length: 5\r\n") + b"\x81\x80abc",
+    "chunked handshake": handshake(CHUNKED) + b"0\r\n\r\n",
     # lines
     "blank before colon": b"GET / HTTP/1.1\r\nHost : test\r\n\r\n",
     "tab before colon": b"GET / HTTP/1.1\r\nHost: test\r\nX\t: y\r\n\r\n",
@@ -96,7 +112,10 @@ PROBES: dict[str, bytes] = {
     "underscore in a name": b"GET / HTTP/1.1\r\nHost: test\r\nContent_Length: 5\r\n\r\n",
     "other letter in a name": "GET / HTTP/1.1\r\nHost: test\r\nÄ: 5\r\n\r\n".encode("latin-1"),
     "slash in a name": b"GET / HTTP/1.1\r\nHost: test\r\nX/Y: 5\r\n\r\n",
-    "empty line first": b"\r\n" + GOOD,
+    "two empty lines first": b"\r\n\r\n" + GOOD,
+    "empty lines without end": b"\r\n" * 5000,
+    "bare LF first": b"\n" + GOOD,
+    "bare CR first": b"\r" + GOOD,
     "blank first": b" " + GOOD,
     # request lines
     "absolute target": b"GET http://test/ HTTP/1.1\r\nHost: test\r\n\r\n",
@@ -224,6 +243,10 @@ def test_a_bad_chunk_that_comes_later(bench: Any, body: bytes) -> None:
     "head",
     [
         b"GET / HTTP/1.1\r\nHost: [::1]:9357\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: test:65535\r\n\r\n",
+        b"\r\n" + GOOD,
+        handshake(),
+        handshake(b"Content-Length: 0\r\n"),
         b"GET / HTTP/1.1\r\nhost:test\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: \t test \t\r\n\r\n",
         b"GET / HTTP/1.0\r\n\r\n",
@@ -242,3 +265,21 @@ def test_good_ones_pass(bench: Any, head: bytes) -> None:
     bench.handle(seen)
     assert bench.connect().send(head).answer().status == 200
     assert len(seen.paths) == 1
+
+
+def test_an_empty_line_before_each_request(bench: Any) -> None:
+    """Old clients end a body with a line end that does not belong to it; it may come in pieces of its own."""
+    import gevent
+
+    seen = Seen()
+    bench.handle(seen)
+    wire = bench.connect()
+    for piece in (b"\r", b"\n", GOOD, b"\r\n" + GOOD + b"\r\n" + GOOD):
+        wire.send(piece)
+        gevent.sleep(0.02)
+    assert [wire.answer().status for _ in range(3)] == [200] * 3
+    assert seen.paths == ["/"] * 3
+    wire.send(b"\r\n")
+    gevent.sleep(0.02)
+    wire.send(b"\r\n" + GOOD)
+    assert wire.answer().status == 400
