@@ -1,4 +1,4 @@
-"""Bodies of requests that are made to cost more than their bytes: forms, chunks, parameters."""
+"""Bodies of requests that are made to cost more than their bytes: forms, chunks, parameters, JSON."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_form_with(besieged: Besieged, name: str, body: bytes) -> None:
     assert besieged.alive
 
 
-@pytest.mark.parametrize("path", ["/lua/body.lsp", "/lua/upload.lsp"])
+@pytest.mark.parametrize("path", ["/lua/body.lsp", "/lua/upload.lsp", "/lua/json.lsp"])
 def test_a_body_in_chunks_of_one_byte(besieged: Besieged, path: str) -> None:
     with besieged.attack(f"1,000,000 chunks of one byte to {path}") as attack:
         assert post_in_chunks(besieged, path, b"x", 1_000_000, attack)
@@ -77,3 +77,26 @@ def test_a_body_at_full_speed(besieged: Besieged) -> None:
 def test_parameters(besieged: Besieged, name: str, body: bytes) -> None:
     with besieged.attack(f"parameters: {name}", grows_bytes=128 << 20) as attack:
         assert besieged.post("/lua/form.lsp", body, URLENCODED, attack)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("1,000,000 lists in each other", b"[" * 1_000_000),
+        ("1,000,000 objects in each other", b'{"a":' * 1_000_000),
+        ("990 lists in each other, again and again", (b"[" * 990 + b"]" * 990) * 500),
+        ("a number of a million digits", b"[" + b"1" * 1_000_000 + b"]"),
+        ("a string of escapes", b'["' + b"\\u00e4" * 150_000 + b'"]'),
+        ("a string of high surrogates", b'["' + b"\\ud83d" * 150_000 + b'"]'),
+        ("a string of low surrogates", b'["' + b"\\udc00" * 150_000 + b'"]'),
+        ("a string of pairs", b'["' + b"\\ud83d\\ude00" * 75_000 + b'"]'),
+        ("a string of backslashes", b'["' + b"\\\\" * 500_000 + b'"]'),
+        ("a million values", b"[" + b"1," * 999_999 + b"1]"),
+        ("400,000 members", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
+        ("comments", b"/**/" * 250_000 + b"[1]"),
+        ("blanks", b" " * 1_000_000 + b"x"),
+    ],
+)
+def test_json(besieged: Besieged, name: str, body: bytes) -> None:
+    with besieged.attack(f"JSON: {name}", grows_bytes=128 << 20) as attack:
+        assert besieged.post("/lua/json.lsp", body, "application/json", attack)

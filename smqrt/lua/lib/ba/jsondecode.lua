@@ -1,18 +1,39 @@
 -- ba.json.decode (spec: bas-api §7).
 --
 -- Beyond JSON it takes comments, a comma behind the last member of an object, and several documents behind each other.
-local core = ...
+local core, py = ...
 
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
 local arg, error, pcall, rawtype, tonumber, unpack = core.arg, error, pcall, core.rawtype, tonumber, table.unpack
-local maxinteger, utf8_char = math.maxinteger, utf8.char
+local concat, isyieldable, maxinteger, utf8_char = table.concat, core.isyieldable, math.maxinteger, utf8.char
 
 local MAX_DEPTH <const> = 1000
 local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"} -- thrown by the parser
 
+local TOKENS_A_TURN <const> = 4096       -- a few ms
+local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes, replaced at once
+
 local null, depth_left, longest_name -- of the document being parsed
+local tokens_left = TOKENS_A_TURN
+
+--- Lets others run, who may decode as well; in a place that can't be left (a sort comparator, a finalizer) they wait.
+local function pause()
+  tokens_left = TOKENS_A_TURN
+  if not isyieldable() then return end
+  local own_null, own_depth, own_name = null, depth_left, longest_name
+  py.pause()
+  null, depth_left, longest_name, tokens_left = own_null, own_depth, own_name, TOKENS_A_TURN
+end
+
+--- Counts a token that was looked at.
+local function count()
+  tokens_left = tokens_left - 1
+  if tokens_left <= 0 then pause() end
+end
+core.json_count = count
 
 local function comment_end(text, position)
+  count()
   local kind = byte(text, position + 1)
   if kind == 47 then return (find(text, "\n", position + 2, true) or error(MORE, 0)) + 1 end -- //
   if kind == 42 then -- /*
@@ -56,8 +77,16 @@ end
 local function parse_string(text, position)
   local last = find(text, '["\\]', position + 1) or error(MORE, 0)
   if byte(text, last) == 34 then return sub(text, position + 1, last - 1), last + 1 end
-  while byte(text, last) == 92 do last = find(text, '["\\]', last + 2) or error(MORE, 0) end
-  return unescaped(sub(text, position + 1, last - 1)), last + 1
+  local from, pieces = position + 1, {}
+  while byte(text, last) == 92 do
+    if last - from > STRING_PIECE_BYTES and not find(text, "^\\u[dD][89abAB]%x%x\\u[dD][c-fC-F]", last - 6) then
+      pieces[#pieces + 1], from = unescaped(sub(text, from, last - 1)), last
+      pause()
+    end
+    last = find(text, '["\\]', last + 2) or error(MORE, 0)
+  end
+  pieces[#pieces + 1] = unescaped(sub(text, from, last - 1))
+  return concat(pieces), last + 1
 end
 
 local function parse_number(text, position)
@@ -99,6 +128,8 @@ end
 
 --- The byte that follows a value, comma or end, and the position behind it.
 local function separator(text, position)
+  tokens_left = tokens_left - 1
+  if tokens_left <= 0 then pause() end
   local code = byte(text, position)
   if code == 44 or code == 125 or code == 93 then return code, position + 1 end
   position = skip(text, position)

@@ -3,7 +3,7 @@
 -- Only the ends of documents are searched for as the pieces come, so a byte is looked at once however small they are.
 local core = ...
 
-local arg, byte, concat, decode = core.arg, string.byte, table.concat, core.json_decode
+local arg, byte, concat, count, decode = core.arg, string.byte, table.concat, core.json_count, core.json_decode
 local find, match, setmetatable, sub, unpack = string.find, string.match, setmetatable, string.sub, table.unpack
 
 local methods = {}
@@ -50,6 +50,7 @@ local function end_of_document(parser, text, position)
   while true do
     position = find_next(text, parser.state, position)
     if not position then return nil end
+    count()
     parser.state = steps[parser.state](parser, byte(text, position))
     if not parser.state or parser.depth < 0 then return false end
     position = position + 1
