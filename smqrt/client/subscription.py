@@ -50,7 +50,7 @@ def message_handler(settings: Settings, general: Handler) -> Handler | None:
     def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
         try:
             value = decode(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: nested without end
             log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
             general(data, ptid, tid, subtid)
         else:

@@ -54,8 +54,8 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_busy", "_checked", "_parked", "_lingering", "_skipped", "_waiting", "_watcher", "_writable", "data", "deadline_s",
-        "peer", "secure", "server", "transport",
+        "_busy", "_checked", "_parked", "_lingering", "_waiting", "_watcher", "_writable", "data",
+        "_skipped", "deadline_s", "peer", "secure", "server", "transport",
     )  # fmt: skip
 
     def __init__(

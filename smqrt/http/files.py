@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from smqrt.http.dates import http_date, parse_date
+from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.mime import content_type
 from smqrt.http.private import MAGIC_BYTES
@@ -215,6 +216,8 @@ def _fields(stat: Stat) -> tuple[tuple[str, str], ...]:
 
 
 def _ready_head(entry: Entry, headers: dict[str, str]) -> bytes:
+    for field, value in headers.items():
+        check_field(field, value)
     own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(entry.stat.size)), *_fields(entry.stat)
     lines = [f"{field}: {value}\r\n" for field, value in (*headers.items(), *own)]
     return ("HTTP/1.1 200 OK\r\n" + "".join(lines)).encode("latin-1")

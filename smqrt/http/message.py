@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smqrt.http.body import Body
+from smqrt.http.cookies import set_cookie_field
 from smqrt.http.dates import date_line
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers
@@ -307,6 +308,34 @@ class Response:
     def redirect(self, location: str, status: int = 302) -> None:
         """End the response with a redirection to `location`. Raises as `error`."""
         self.error(status, headers={"Location": location})
+
+    def set_cookie(
+        self,
+        name: str,
+        value: str,
+        *,
+        path: str = "/",
+        domain: str | None = None,
+        max_age_s: int | None = None,
+        secure: bool = False,
+        httponly: bool = True,
+        samesite: str = "Lax",
+    ) -> None:
+        """Add a cookie (RFC 6265); `max_age_s` 0 makes the browser forget it.
+
+        Raises:
+            ValueError: a part has a semicolon or a control character, or the name is no token.
+        """
+        wanted: dict[str, str | bool | None] = {
+            "Path": path,
+            "Domain": domain,
+            "Max-Age": None if max_age_s is None else str(max_age_s),
+            "SameSite": samesite,
+            "Secure": secure,
+            "HttpOnly": httponly,
+        }
+        attributes = {key: text if isinstance(text, str) else None for key, text in wanted.items() if text}
+        self.headers.add("Set-Cookie", set_cookie_field(name, value, attributes))
 
     @property
     def _bodyless(self) -> bool:

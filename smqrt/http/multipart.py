@@ -14,6 +14,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 
 from smqrt.errors import SmqrtError
 
+FORM_TYPE = "multipart/form-data"
 MAX_HEAD_LINE_BYTES = 8192  # of one part
 MAX_HEAD_LINES = 8  # browsers send two
 MAX_VALUE_BYTES = 1 << 20  # of a field that is no file; it is kept whole
@@ -49,7 +50,7 @@ def boundary_of(content_type: str) -> bytes | None:
     """Return the boundary that a Content-Type field announces, None when it is not multipart/form-data."""
     kind, options = parse_options_header(content_type)
     boundary: str = options.get("boundary", "")
-    if kind != "multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY_BYTES:
+    if kind != FORM_TYPE or not 0 < len(boundary) <= _MAX_BOUNDARY_BYTES:
         return None
     return boundary.encode("latin-1")
 

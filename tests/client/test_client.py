@@ -93,11 +93,12 @@ def test_json_and_text_are_decoded_or_given_to_the_general_handler(url, make_cli
     client.subscribe("t", onmsg=collect(texts), datatype="text")
     client.pubjson("text", "j")
     client.publish("{broken", "j")
+    client.publish("[" * 30000, "j")
     client.publish("\u00fc", "t")
     client.publish(b"\xff", "t")
     assert values.get(timeout=5)[0] == "text"
     assert texts.get(timeout=5)[0] == "\u00fc"
-    assert [general.get(timeout=5)[0] for _ in range(2)] == [b"{broken", b"\xff"]
+    assert [general.get(timeout=5)[0] for _ in range(3)] == [b"{broken", b"[" * 30000, b"\xff"]
     assert values.empty()
     assert texts.empty()
 

@@ -64,8 +64,23 @@ def test_wrong_use_raises(server: AppServer, page, error):
     assert error in upload(server, page, FORM)
 
 
-def test_another_body_raises(server: AppServer):
-    assert "not multipart/form-data" in server.page("<?lsp request:multipart{} ?>").text
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/mixed; boundary=x", "multipart/form-data"]
+)
+def test_another_body_is_415(server: AppServer, kind):
+    server.page("<?lsp request:multipart{} ?>")
+    answer = server.ask("/page.lsp", "POST", FORM, headers={"Content-Type": kind})
+    assert (answer.status, answer.headers["Accept"]) == (415, "multipart/form-data")
+    assert "not multipart/form-data" in answer.text
+
+
+def test_another_body_raises_for_who_wants_to_know(server: AppServer):
+    server.page("<?lsp print(pcall(request.multipart, request, {})) ?>")
+    answer = server.ask("/page.lsp", "POST", b"x", headers={"Content-Type": "text/plain"})
+    assert answer.status == 200
+    assert "not multipart/form-data" in answer.text
+    server.page("<?lsp pcall(request.multipart, request, {}) error'something else' ?>")
+    assert server.ask("/page.lsp", "POST", b"x", headers={"Content-Type": "text/plain"}).status == 500
 
 
 def test_rwfile(server: AppServer):

@@ -167,7 +167,13 @@ def test_rawrdr_reads_a_chunked_body(server: AppServer):
 )
 def test_rawrdr_raises_when_there_is_nothing_for_it(server: AppServer, request_, error):
     server.page("<?lsp for piece in request:rawrdr() do end ?>")
-    assert error in server.ask("/page.lsp", **request_).text
+    answer = server.ask("/page.lsp", **request_)
+    assert error in answer.text
+    assert answer.status == (415 if request_ else 411)
+    server.page("<?lsp print(pcall(request.rawrdr, request)) ?>")
+    caught = server.ask("/page.lsp", **request_)
+    assert caught.status == 200
+    assert error in caught.text
 
 
 # ---- cookies
@@ -199,7 +205,51 @@ def test_a_cookie_is_deleted_by_its_age(server: AppServer):
     assert answer.headers.get_all("Set-Cookie") == ["a=1; Path=/; Max-Age=0", "b="]
 
 
-@pytest.mark.parametrize("value", ["a;b", "a\\r\\nX: y", "a\\0"])
-def test_a_cookie_can_not_break_the_head(server: AppServer, value):
-    source = f"<?lsp local c = response:createcookie'a' c:value'{value}' c:activate() ?>"
-    assert server.page(source).status == 500
+BREAKING = ["a;b", "a; Domain=example.com", "a\\r\\nX: y", "a\\nb", "a\\0", "a\\127"]
+
+
+@pytest.mark.parametrize("value", BREAKING)
+@pytest.mark.parametrize("part", ["value", "path", "domain", "maxage", "comment"])
+@pytest.mark.parametrize("way", ["activate", "delete"])
+def test_no_part_of_a_cookie_can_add_another(server: AppServer, part, value, way):
+    """Text of a user in a cookie must set no attributes, and no other headers."""
+    if (part, way) == ("maxage", "delete"):
+        return  # it is not sent
+    page = f"<?lsp local c = response:createcookie'a' c:{part}'{value}' print(pcall(c.{way}, c)) ?>"
+    answer = server.page(page)
+    assert "Set-Cookie" not in answer.headers
+    assert answer.text.startswith("false\t")
+    assert "of cookie a has a semicolon or a control character" in answer.text
+
+
+@pytest.mark.parametrize("name", [*BREAKING, "", "a b", "a=b", "a,b", "\\228"])
+def test_the_name_of_a_cookie_is_a_token(server: AppServer, name):
+    answer = server.page(f"<?lsp local c = response:createcookie'{name}' print(pcall(c.activate, c)) ?>")
+    assert "Set-Cookie" not in answer.headers
+    assert "is no token" in answer.text
+
+
+BREAKING_VALUES = ["a\\r\\nX: y", "a\\nX: y", "a\\rX: y", "a\\0"]
+
+
+@pytest.mark.parametrize("value", BREAKING_VALUES)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "response:setheader('X-A', V)", "response:setheader(V, 'a')", "response:setcontenttype(V)",
+        "response:setbasic(V)",
+        "response:setheader('Set-Cookie', V)", "ba.create.resrdr('r', ba.openio'home'):header{['X-A'] = V}",
+        "ba.create.resrdr('r', ba.openio'home'):header{[V] = 'a'}",
+    ],
+)  # fmt: skip
+def test_no_header_can_add_another(server: AppServer, call, value):
+    answer = server.page(f"<?lsp local V = '{value}' print(pcall(function() {call} end)) ?>")
+    assert answer.status == 200
+    assert answer.text.startswith("false\t")
+    assert "X" not in answer.headers
+
+
+@pytest.mark.parametrize("value", BREAKING_VALUES)
+def test_no_redirection_can_add_a_header(server: AppServer, value):
+    answer = server.page(f"<?lsp response:sendredirect('/x' .. '{value}') ?>")
+    assert "X" not in answer.headers

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
+from smqrt.http.cookies import cookie_of, set_cookie_field
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import from_latin1, latin1
 from smqrt.lua.bridge import ArgumentError
 from smqrt.lua.vm import Vm
-
-_COOKIE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+=[^\x00-\x1f\x7f;]*(?:; [A-Za-z\-]+(?:=[^\x00-\x1f\x7f;]*)?)*")
-
-
-def cookie_of(fields: str, name: str) -> str | None:
-    """The value of cookie `name` in a Cookie header field, without quotes; None when it is not there."""
-    for part in fields.split(";"):
-        key, equals, value = part.strip().partition("=")
-        if equals and key == name:
-            return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
-    return None
 
 
 def install(vm: Vm, exchanges: Exchanges) -> None:
@@ -28,10 +16,14 @@ def install(vm: Vm, exchanges: Exchanges) -> None:
         value = cookie_of(exchanges.request(handle).get("cookie") or "", from_latin1(name))
         return None if value is None else latin1(value)
 
-    def add_cookie(handle: int, text: bytes) -> None:
-        field = from_latin1(text)
-        if _COOKIE.fullmatch(field) is None:
-            raise ArgumentError(f"cookie {field!r}: the name must be a token, the rest without ';' and controls")
+    def add_cookie(handle: int, name: bytes, value: bytes, *attributes: bytes | bool) -> None:
+        """`attributes`: names and values in turn; the value of one that has none is True."""
+        texts = (None if isinstance(text, bool) else from_latin1(text) for text in attributes[1::2])
+        names = (from_latin1(bytes(key)) for key in attributes[::2])
+        try:
+            field = set_cookie_field(from_latin1(name), from_latin1(value), dict(zip(names, texts, strict=True)))
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
         exchanges.request(handle).response.headers.add("Set-Cookie", field)
 
     vm.namespace("ba.cookies", {"cookie": cookie, "add_cookie": add_cookie})

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 from typing import Any
 
+from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
@@ -93,7 +94,12 @@ class DirsHalf:
         self._reader(handle).headers = {}
 
     def add_header(self, handle: int, name: bytes, value: bytes) -> None:
-        self._reader(handle).headers[from_latin1(name)] = from_latin1(value)
+        field, text = from_latin1(name), from_latin1(value)
+        try:
+            check_field(field, text)
+        except ValueError as error:
+            raise ArgumentError(f"header: {error}") from None
+        self._reader(handle).headers[field] = text
 
     def service(self, handle: int, exchange: int, relpath: bytes, as_forward: bool, written: bytes | None) -> Any:
         """Let a directory answer the request of an exchange; `written`: what is in the caller's buffer."""

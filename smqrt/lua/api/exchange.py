@@ -32,9 +32,10 @@ class Exchange:
         body: the reader that `rawrdr` opened.
         wait: blocks until a deferred response is complete.
         refusal: what reading the body came to; the answer of the request in place of what the page wrote.
+        mismatch: the answer in place of an error page, when the page failed because it takes no such request.
     """
 
-    __slots__ = ("_abandoned", "body", "depth", "handle", "place", "refusal", "request", "wait")
+    __slots__ = ("_abandoned", "body", "depth", "handle", "mismatch", "place", "refusal", "request", "wait")
 
     def __init__(self, handle: int, request: Request, abandoned: list[int]) -> None:
         self.handle = handle
@@ -43,8 +44,14 @@ class Exchange:
         self.place: Place | None = None
         self.body: Iterator[bytes] = iter(())
         self.refusal: HttpError | None = None
+        self.mismatch: HttpError | None = None
         self.wait: Callable[[], None] | None = None
         self._abandoned = abandoned
+
+    def mismatched(self, status: int, sentence: str, **headers: str) -> ArgumentError:
+        """Return the error to raise: the page takes no such request. The answer is `status`, unless Lua catches it."""
+        self.mismatch = HttpError(status, sentence, headers=headers)
+        return ArgumentError(sentence)
 
     def __del__(self) -> None:
         if self.handle:
@@ -157,6 +164,9 @@ class Exchanges:
             exchange.wait()
         if exchange.refusal is not None and not response.committed:
             raise exchange.refusal
+        mismatch = exchange.mismatch
+        if failure and mismatch is not None and mismatch.detail.encode() in failure and not response.committed:
+            raise mismatch
         if failure is None and request.initial:
             response.end(body or b"")
         elif body is not None and (failure is None or response.committed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from smqrt.http.multipart import Event, Field, File, MultipartError, boundary_of, read_form
+from smqrt.http.multipart import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.status import HttpError
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import utf8
@@ -18,10 +18,11 @@ def install(vm: Vm, exchanges: Exchanges) -> None:
     forms: dict[int, Iterator[Event]] = {}
 
     def open_form(handle: int, size_bytes: int) -> None:
-        request = exchanges.request(handle)
+        exchange = exchanges.of(handle)
+        request = exchange.request
         boundary = boundary_of(request.get("content-type") or "")
         if boundary is None:
-            raise ArgumentError("multipart: the body is not multipart/form-data")
+            raise exchange.mismatched(415, f"multipart: the body is not {FORM_TYPE}", Accept=FORM_TYPE)
         if request.response.committed:
             raise ArgumentError("multipart: iscommitted")
         if size_bytes < 1:

@@ -123,9 +123,9 @@ class RequestHalf:
         request = exchange.request
         kind = (request.get("content-type") or "").partition(";")[0].strip().lower()
         if kind in _FORMS:
-            raise ArgumentError(f"rawrdr: a body of type {kind} is read by data() or multipart()")
+            raise exchange.mismatched(415, f"rawrdr: a body of type {kind} is read by data() or multipart()")
         if not request.has_body and request.get("content-length") is None:
-            raise ArgumentError("rawrdr: the request has neither Content-Length nor chunked encoding")
+            raise exchange.mismatched(411, "rawrdr: the request has neither Content-Length nor chunked encoding")
         if size_bytes < 1:
             raise ArgumentError("rawrdr: the size must be at least 1")
         exchange.body = request.chunks(size_bytes)

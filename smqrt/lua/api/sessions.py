@@ -6,8 +6,8 @@ from time import time
 
 from gevent import get_hub
 
+from smqrt.http.cookies import cookie_of
 from smqrt.http.sessions import COOKIE, Session, Sessions, cookie_field
-from smqrt.lua.api.cookies import cookie_of
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import from_utf8, utf8
 from smqrt.lua.bridge import ArgumentError

@@ -20,28 +20,31 @@ for _, name in ipairs{"value", "path", "domain", "maxage", "secure", "httponly",
 function cookie:name() return self.name_ end
 
 local ATTRIBUTES = {{"path_", "Path"}, {"domain_", "Domain"}, {"maxage_", "Max-Age"}, {"comment_", "Comment"}}
+local FLAGS = {{"secure_", "Secure"}, {"httponly_", "HttpOnly"}}
 
-local function serialised(self, max_age)
-  local parts = {self.name_ .. "=" .. self.value_}
+-- The attributes that are set, names and values in turn.
+local function attributes_of(self, max_age)
+  local list = {}
   for _, attribute in ipairs(ATTRIBUTES) do
     local value = self[attribute[1]]
     if attribute[2] == "Max-Age" then value = max_age or value end
-    if value ~= nil then parts[#parts + 1] = attribute[2] .. "=" .. tostring(value) end
+    if value ~= nil then list[#list + 1], list[#list + 2] = attribute[2], tostring(value) end
   end
-  if self.secure_ then parts[#parts + 1] = "Secure" end
-  if self.httponly_ then parts[#parts + 1] = "HttpOnly" end
-  return table.concat(parts, "; ")
+  for _, flag in ipairs(FLAGS) do
+    if self[flag[1]] then list[#list + 1], list[#list + 2] = flag[2], true end
+  end
+  return table.unpack(list)
 end
 
 -- Puts the cookie into the response.
 function cookie:activate()
-  py.add_cookie(handle_of(self.exchange_), serialised(self))
+  py.add_cookie(handle_of(self.exchange_), self.name_, tostring(self.value_), attributes_of(self))
   return true
 end
 
 -- Tells the browser to forget the cookie.
 function cookie:delete()
-  py.add_cookie(handle_of(self.exchange_), serialised(self, 0))
+  py.add_cookie(handle_of(self.exchange_), self.name_, tostring(self.value_), attributes_of(self, 0))
   return true
 end
 
