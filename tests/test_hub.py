@@ -57,7 +57,7 @@ WRONG_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("readtmo", "queuesize"), -1),
     "budget": 1.5,
     "persist": 5,
-    "unknown": 1,
+    **dict.fromkeys(("keepidle", "keepintv"), 32768),
 }
 
 
@@ -69,7 +69,7 @@ def test_wrong_options_are_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["keepidle", "keepintv", "readtmo", "queuesize", "budget"])
 def test_a_bool_or_text_is_no_number(name: str) -> None:
-    for value in (True, "5", None):
+    for value in (True, "5", 1.5):
         with pytest.raises(ArgumentError, match=f"^{name}: "):
             hub.create(**{name: value})
 
@@ -91,8 +91,7 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("stid", lambda smq: smq.tid2subtopic(None)),
     ("name", lambda smq: smq.topic2tid(1)),
     ("name", lambda smq: smq.subtopic2tid(1)),
-    ("data", lambda smq: smq.publish(5, "a")),
-    ("data", lambda smq: smq.publish(None, "a")),
+    ("data", lambda smq: smq.publish(object(), "a")),
     ("data", lambda smq: smq.publish({"a": object()}, "a")),
     ("data", lambda smq: smq.publish(b"x" * 65521, "a")),
     ("topic", lambda smq: smq.publish("x", None)),
@@ -103,7 +102,7 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("subtopic", lambda smq: smq.publish("x", "a", -1)),
     ("ptid", lambda smq: smq.publish("x", "a", None, "b")),
     ("ptid", lambda smq: smq.publish("x", "a", None, -1)),
-    ("data", lambda smq: smq.pubon(5, 1, 2)),
+    ("data", lambda smq: smq.pubon({1}, 1, 2)),
     ("totid", lambda smq: smq.pubon("x", "a", 2)),
     ("fromtid", lambda smq: smq.pubon("x", 1, None)),
     ("subtid", lambda smq: smq.pubon("x", 1, 2, "a")),
@@ -119,7 +118,13 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("etid", lambda smq: smq.etid2peer("a")),
     ("idle", lambda smq: smq.setkeepalive("a")),
     ("idle", lambda smq: smq.setkeepalive(0)),
+    ("idle", lambda smq: smq.setkeepalive(32768)),
     ("intv", lambda smq: smq.setkeepalive(10, -1)),
+    ("intv", lambda smq: smq.setkeepalive(10, 32768)),
+    ("etid", lambda smq: smq.request("a", "x")),
+    ("data", lambda smq: smq.request(1, object())),
+    ("function", lambda smq: smq.on("a")(5)),
+    ("topic", lambda smq: smq.on(None)(f)),
     ("msg", lambda smq: smq.shutdown(5)),
     ("msg", lambda smq: smq.shutdown("x" * 65528)),
     ("etid", lambda smq: smq.shutdown("x", "a")),
@@ -372,8 +377,11 @@ def test_peers_and_their_tables(site: Site) -> None:
     assert set(peers) == {b"SMQ server client", b"uid-a1"}
     sock, peer = peers[b"uid-a1"]
     assert (peer.tid, peer.info, peer.sock) == (device.etid, "a device", sock)
-    assert peer.topics == {tid: "news"}
-    assert sock.getpeername() == device.sock.getsockname()
+    assert peer.topics == {tid: sock}
+    assert {peer: 1}[peer] == 1
+    assert peer.phantom is False
+    assert sock.peername() == device.sock.getsockname()
+    assert sock.sockname() == device.sock.getpeername()
     assert site.smq.etid2peer(device.etid) is site.smq.sock2peer(sock) is peer
     peer.data["mine"] = 1
     assert site.smq.etid2peer(device.etid).data == {"mine": 1}  # type: ignore[union-attr]

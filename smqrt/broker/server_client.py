@@ -71,8 +71,14 @@ class Inbox:
             self.deliver(*message)
 
 
+def _no_answer(data: bytes, ptid: int, stid: int) -> bool:
+    return False
+
+
 class ServerClient(Outbox):
     """The pseudo peer behind the hub's own publish and subscribe.
+
+    `answers(data, ptid, stid)` is asked first about a message to the server's ETID: whether somebody waits for it.
 
     Args:
         hub: the hub.
@@ -86,6 +92,7 @@ class ServerClient(Outbox):
         "_handlers",
         "_queue_size",
         "_waiting",
+        "answers",
         "etid",
         "extra",
         "hub",
@@ -102,6 +109,7 @@ class ServerClient(Outbox):
         self.hub = hub
         self.outbox = self
         self.extra: object = None
+        self.answers: Callable[[bytes, int, int], bool] = _no_answer
         self.topic = hub.topics.ephemeral(self, topic_id)
         self.topic.add(self)
         self.etid = self.topic.id
@@ -145,6 +153,8 @@ class ServerClient(Outbox):
 
     def _dispatch(self, frame: bytes) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)
+        if tid == self.etid and self.answers(data, ptid, stid):
+            return
         handlers = self._handlers.get(tid, {})
         inbox = handlers.get(stid) or handlers.get(CATCH_ALL) or self._default
         if inbox:

@@ -21,7 +21,6 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, retention, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
-from smqrt.journal.files import make_folder
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
@@ -61,7 +60,6 @@ class JournalWriter:
         self.settings, self.path = settings, Path(settings.path)
         self._broker = broker
         self._wal = self.path / "wal" / settings.node
-        make_folder(self._wal)
         self._lock = segment.lock(self._wal)
         try:
             self._recover()

@@ -92,14 +92,18 @@ class ApplicationDirectory(ResourceReader):
     Args:
         name, priority, io: see `ResourceReader`.
         owner: the application.
+        find_session: gives the session of a request, None when it has none.
     """
 
-    def __init__(self, name: str, priority: int, io: Io, owner: place.Owner) -> None:
+    def __init__(
+        self, name: str, priority: int, io: Io, owner: place.Owner, find_session: Callable[[Request], object]
+    ) -> None:
         super().__init__(name, priority, io=io)
-        self._owner = owner
+        self._owner, self._find_session = owner, find_session
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
+        request.env["find_session"] = self._find_session
         token = place.current.set(self._owner)
         try:
             return super().service(request, relpath)
@@ -210,7 +214,8 @@ class Applications:
         cookies.install(vm, self.exchanges)
         multipart.install(vm, self.exchanges)
         deferred.install(vm, self.exchanges)
-        self.sessions = sessions.install(vm, services, self.exchanges).sessions
+        self._sessions = sessions.install(vm, services, self.exchanges)
+        self.sessions = self._sessions.sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         self.exit_functions = mako.install(vm, services)
@@ -235,7 +240,7 @@ class Applications:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
         io.private = self.services.private
         owner = place.Owner(path.resolve() if path.is_dir() else None)
-        reader = ApplicationDirectory(name, priority, io, owner)
+        reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]
         if _has(io, PYTHON_PRELOAD):

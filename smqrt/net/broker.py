@@ -31,6 +31,8 @@ Name = bytes | int
 SELF = b"self"
 
 MIN_KEEPALIVE_INTERVAL_S = 3
+MAX_KEEPALIVE_S = 32767
+"""More is refused by Linux."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class Broker:
         self.hub.limit_chunks = handover.limit_chunks
         self.options = options
         self._observers: dict[int, _Callback] = {}
+        _checked_keepalive("keepidle", options.keepidle_s)
+        _checked_keepalive("keepintv", options.keepintv_s or 1)
         self.setkeepalive(options.keepidle_s, options.keepintv_s)
         _brokers.add(self)
 
@@ -110,6 +114,9 @@ class Broker:
 
     def setkeepalive(self, idle_s: int, interval_s: int = 0) -> None:
         """Set TCP keep-alive for new connections; the interval is a tenth of the idle time by default, at least 3 s."""
+        _checked_keepalive("idle", idle_s)
+        if interval_s:
+            _checked_keepalive("intv", interval_s)
         self.keepidle_s = int(idle_s)
         self.keepintv_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
@@ -274,6 +281,11 @@ def _fitting(what: str, text: bytes) -> bytes:
     if len(text) > smq.MAX_NAME_BYTES:
         raise ArgumentError(f"{what}: {len(text)} bytes; at most {smq.MAX_NAME_BYTES} fit a packet")
     return text
+
+
+def _checked_keepalive(what: str, seconds: int) -> None:
+    if not 1 <= seconds <= MAX_KEEPALIVE_S:
+        raise ArgumentError(f"{what}: {seconds} is no time for TCP keep-alive; give 1 to {MAX_KEEPALIVE_S} seconds")
 
 
 def _checked_id(what: str, number: int) -> int:

@@ -88,6 +88,11 @@ class RawConnection(Outbox):
         self.paused = self.closed = False
         self.torn = 0
 
+    @property
+    def transport(self) -> Any:
+        """The socket or `TlsTransport`, without what limits its sends."""
+        return getattr(self.sock, "unlimited", self.sock)
+
     def greet(self, reply: bytes, hello: bytes) -> None:
         """Send the HTTP reply and the frame of Init at once: a reply in the queue would be taken for frames."""
         self._say(reply + hello)

@@ -92,7 +92,8 @@ class _Chunked:
     """A socket that sends at most `size_bytes` at once."""
 
     def __init__(self, sock: Any, size_bytes: int) -> None:
-        self._sock, self._size_bytes = sock, size_bytes
+        self.unlimited = self._sock = sock
+        self._size_bytes = size_bytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

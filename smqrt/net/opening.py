@@ -20,6 +20,8 @@ class Origin:
 
     request: Any
     arg: Any
+    info: Any = None
+    """What was made of it for the application."""
 
 
 def open_session(broker: Broker, connection: Any, origin: Origin) -> Session:

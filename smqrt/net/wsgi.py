@@ -50,6 +50,12 @@ class WsgiConnection(Outbox):
         self._outgoing: deque[bytes] = deque()
         sock.raw_write = _one_at_a_time(sock.raw_write)  # it answers pings in the middle of a message otherwise
 
+    @property
+    def transport(self) -> Any:
+        """The socket below the WebSocket; None when it is not known."""
+        stream = getattr(self.sock, "stream", None)  # the way of gevent-websocket
+        return stream.handler.socket if stream else None
+
     # ---- the broker's side
 
     def flush(self) -> None:

@@ -342,15 +342,30 @@ def test_talking_to_clients(lua: Callable[[], LuaSite], kind: str) -> None:
     found = site.run(f"""local peer = smq:etid2peer({device.etid})
       peer.mine = 1
       local ip, port, v6 = peer.sock:peername()
-      record(peer.uid, peer.info, peer.topics[{tid}], ip, port, v6, smq:sock2peer(peer.sock) == peer,
+      record(peer.uid, peer.info, peer.phantom, peer.topics[{tid}] == peer.sock,
+        ip, port, v6, smq:sock2peer(peer.sock) == peer,
         smq:etid2peer({device.etid}).mine)""")
-    assert found == (b"uid-a1", b"", b"news", b"127.0.0.1", device.sock.getsockname()[1], False, True, 1)
+    assert found == (b"uid-a1", b"", False, True, b"127.0.0.1", device.sock.getsockname()[1], False, True, 1)
     device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
     assert site.run(f"record(smq:etid2peer({device.etid}).topics)") == (None,)
     site.run(f"smq:shutdown('bye', {device.etid})")
     device.expect_end(wire.disconnect(b"bye"))
     site.run("smq:shutdown()")
     other.expect_end()
+
+
+def test_as_many_topics_as_strangers_like_can_be_listed(lua: Callable[[], LuaSite]) -> None:
+    """More than Lua's stack holds."""
+    site = lua()
+    device = site.device()
+    session = site.broker.hub.sessions[device.etid]
+    for number in range(300_000):
+        site.broker.create(b"t%d" % number)
+    session.topics = dict.fromkeys(tid for tid, _ in site.broker.topics())
+    count = "local n = 0 for _ in %s do n = n + 1 end record(n)"
+    assert site.run(count % "smq:topics()") == (300_000,)
+    assert site.run(count % f"pairs(smq:etid2peer({device.etid}).topics)") == (300_000,)
+    session.topics = None
 
 
 def test_the_socket_of_a_peer_is_a_socket(lua: Callable[[str], LuaSite]) -> None:

@@ -3,60 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
-_PARTS = {
-    NameOID.COMMON_NAME: "commonname",
-    NameOID.COUNTRY_NAME: "country",
-    NameOID.STATE_OR_PROVINCE_NAME: "province",
-    NameOID.LOCALITY_NAME: "locality",
-    NameOID.ORGANIZATION_NAME: "organization",
-    NameOID.ORGANIZATIONAL_UNIT_NAME: "unit",
-    NameOID.EMAIL_ADDRESS: "email",
-}
+from smqrt.net import certificates
 
 
 def describe(data: bytes | None) -> bytes | None:
-    """A certificate (DER or PEM) as JSON text, from which the Lua half makes a table; None when it is none.
-
-    Fields: subject and issuer (commonname, country, ...), commonname of the subject, subjectaltnames, tzfrom and tzto
-    (ISO 8601), serial (hexadecimal).
-    """
-    if not data:
-        return None
-    try:
-        load = x509.load_pem_x509_certificate if b"-----BEGIN" in data else x509.load_der_x509_certificate
-        return json.dumps(_fields(load(data))).encode()
-    except ValueError:
-        return None
-
-
-def _fields(certificate: x509.Certificate) -> dict[str, Any]:
-    subject = _name(certificate.subject)
-    fields = {
-        "subject": subject,
-        "issuer": _name(certificate.issuer),
-        "subjectaltnames": _alternative_names(certificate),
-        "tzfrom": certificate.not_valid_before_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "tzto": certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "serial": f"{certificate.serial_number:X}",
-    }
-    if "commonname" in subject:
-        fields["commonname"] = subject["commonname"]
-    return fields
-
-
-def _name(name: x509.Name) -> dict[str, str]:
-    return {_PARTS[part.oid]: str(part.value) for part in name if part.oid in _PARTS}
-
-
-def _alternative_names(certificate: x509.Certificate) -> list[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    addresses = map(str, names.get_values_for_type(x509.IPAddress))
-    return [*names.get_values_for_type(x509.DNSName), *addresses]
+    """What `certificates.describe` says as JSON text, from which the Lua half makes a table."""
+    fields = certificates.describe(data)
+    return json.dumps(fields).encode() if fields else None

@@ -7,6 +7,7 @@ from time import time
 from gevent import get_hub
 
 from smqrt.http.cookies import cookie_of
+from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE, Session, Sessions, cookie_field
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.text import from_utf8, utf8
@@ -38,19 +39,23 @@ class SessionsHalf:
     def session(self, handle: int, create: bool) -> int | bool:
         """The number of the request's session, False when it has none; `create` makes one."""
         request = self._exchanges.request(handle)
-        session: Session | None = request.env.get(_KEY)
-        if session is None or self.sessions.by_number(session.number) is not session:
-            session = self.sessions.find(cookie_of(request.get("cookie") or "", COOKIE) or "")
+        session = self.find(request)
         if session is None and create:
             if request.response.committed:
                 raise ArgumentError("session: iscommitted; a session is made before the page is sent")
             session = self.sessions.create(str(request.peer[0]))
             request.response.headers.add("Set-Cookie", cookie_field(session, request.secure))
             self._watch()
-        if session is None:
-            return False
-        request.env[_KEY] = session
-        return session.number
+            request.env[_KEY] = session
+        return session.number if session else False
+
+    def find(self, request: Request) -> Session | None:
+        """The session of a request, None when it has none."""
+        session: Session | None = request.env.get(_KEY)
+        if session is None or self.sessions.by_number(session.number) is not session:
+            session = self.sessions.find(cookie_of(request.get("cookie") or "", COOKIE) or "")
+            request.env[_KEY] = session
+        return session
 
     def by_id(self, session_id: bytes) -> int | None:
         session = self.sessions.find(from_utf8(session_id))

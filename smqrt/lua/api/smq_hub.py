@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import struct
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -32,6 +33,7 @@ from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.lua")
 
+_ID_AND_LENGTH = struct.Struct(">II")
 _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
 
 
@@ -191,12 +193,13 @@ class HubHalf:
         session = self._session(number)
         return (session.etid, session.uid, session.info) if session else None
 
-    def peer_topics(self, number: int) -> tuple[Any, ...] | None:
-        """`tid, name, ...` of the topics a client subscribes to."""
+    def peer_topics(self, number: int) -> bytes:
+        """The ids of the topics a client subscribes to, four bytes each: values of their own, a client could bring
+        more of them than fit on Lua's stack.
+        """
         session = self._session(number)
-        if not session or not session.topics:
-            return None
-        return tuple(part for tid, topic in session.topics.items() for part in (tid, topic.name))
+        topics = session.topics if session and session.topics else ()
+        return struct.pack(f">{len(topics)}I", *topics)
 
     def peer_dropped(self, number: int) -> int | None:
         """How many messages a client missed because it did not read."""
@@ -285,9 +288,10 @@ class HubHalf:
         """Give a message to the global handler."""
         self.of(number).hub.server.deliver_default(data, ptid, tid, stid)
 
-    def peers(self, number: int) -> tuple[int, ...]:
-        """The integers of all clients."""
-        return tuple(self.handle(session) for session in self.of(number).peers())
+    def peers(self, number: int) -> bytes:
+        """The integers of all clients, eight bytes each."""
+        numbers = [self.handle(session) for session in self.of(number).peers()]
+        return struct.pack(f">{len(numbers)}Q", *numbers)
 
     def etid2peer(self, number: int, etid: int) -> int | None:
         """The integer of the client with an ETID."""
@@ -299,11 +303,11 @@ class HubHalf:
         session = self._session(client)
         return session is not None and session.hub is self.of(number).hub
 
-    def names(self, number: int, subtopics: bool) -> tuple[Any, ...]:
-        """`id, name, ...` of all topics, or sub-topics."""
+    def names(self, number: int, subtopics: bool) -> bytes:
+        """Id, length and name of all topics, or sub-topics."""
         broker = self.of(number)
         pairs = broker.subtopics() if subtopics else broker.topics()
-        return tuple(part for pair in pairs for part in pair)
+        return b"".join(_ID_AND_LENGTH.pack(tid, len(name)) + name for tid, name in pairs)
 
 
 def _query(request: Any) -> list[tuple[str, str]]:

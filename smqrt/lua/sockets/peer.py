@@ -4,53 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from smqrt.broker.session import Session
-from smqrt.errors import CloseReason, StreamError
+from smqrt.errors import StreamError
 from smqrt.lua.sockets.ends import End
+from smqrt.net.peersocket import PeerSocket
 from smqrt.net.tls import TlsTransport
 
 
 class PeerEnd(End):
     """A client of a broker, or the server's own client, which has no socket."""
 
-    __slots__ = ("_session",)
+    __slots__ = ("_socket",)
 
     def __init__(self, session: Any) -> None:
         super().__init__()
-        self._session = session
+        self._socket = PeerSocket(session)
 
     @property
     def tls_layer(self) -> TlsTransport | None:
         """See `End`."""
-        sock = self._sock()
-        return sock if isinstance(sock, TlsTransport) else None
+        return self._known().tls
 
     def peername(self) -> tuple[str, int]:
         """Address and port of the other side. Raises StreamError."""
-        return self._name("getpeername")
+        return _found(self._known().peername())
 
     def sockname(self) -> tuple[str, int]:
         """Address and port of this side. Raises StreamError."""
-        return self._name("getsockname")
+        return _found(self._known().sockname())
 
     def setsockopt(self, level: int, option: int, value: Any) -> None:
         """Set an option of the socket. Raises StreamError, OSError."""
-        self._sock().setsockopt(level, option, value)
+        self._known().setsockopt(level, option, value)
 
     def close(self) -> None:
         """Disconnect the client."""
-        if isinstance(self._session, Session):
-            self._session.hub.disconnect(self._session, CloseReason.PEER_CLOSED)
+        self._socket.close()
 
-    def _name(self, method: str) -> tuple[str, int]:
-        try:
-            host, port = getattr(self._sock(), method)()[:2]
-        except OSError:
-            raise StreamError("socketclosed") from None
-        return host, port
-
-    def _sock(self) -> Any:
-        sock = getattr(self._session.outbox, "sock", None) if isinstance(self._session, Session) else None
-        if sock is None:
+    def _known(self) -> PeerSocket:
+        if self._socket.transport is None:
             raise StreamError("invalidsocketcon")
-        return sock
+        return self._socket
+
+
+def _found(name: tuple[str, int] | None) -> tuple[str, int]:
+    if name is None:
+        raise StreamError("socketclosed")
+    return name

@@ -23,10 +23,12 @@ end
 
 local peer_meta = {
   __index = function(self, key)
-    local number = number_of[rawget(self, "sock")]
-    if key == "dropped" then return py.peer_dropped(number) end
+    local sock = rawget(self, "sock")
+    if key == "dropped" then return py.peer_dropped(number_of[sock]) end
+    if key == "phantom" then return false end
     if key ~= "topics" then return nil end
-    local topics = fold({}, py.peer_topics(number))
+    local tids, topics = py.peer_topics(number_of[sock]), {}
+    for at = 1, #tids, 4 do topics[unpack(">I4", tids, at)] = sock end
     return next(topics) and topics or nil
   end,
 }
@@ -199,11 +201,11 @@ function smq.connect(self, request, value)
 end
 
 function smq.peers(self)
-  local numbers, at = {py.peers(handle(self))}, 0
+  local numbers, at, number = py.peers(handle(self)), 1, nil
   return function()
-    while numbers[at + 1] do
-      at = at + 1
-      local peer = peer_of(numbers[at])
+    while at < #numbers do
+      number, at = unpack(">I8", numbers, at)
+      local peer = peer_of(number)
       if peer then return peer.sock, peer end
     end
   end
@@ -252,10 +254,12 @@ function smq.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.i
 function smq.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
 
 local function iterate(self, subtopics)
-  local names, at = {py.names(handle(self), subtopics)}, -1
+  local names, at = py.names(handle(self), subtopics), 1
   return function()
-    at = at + 2
-    return names[at], names[at + 1]
+    if at > #names then return nil end
+    local tid, text
+    tid, text, at = unpack(">I4s4", names, at)
+    return tid, text
   end
 end
 

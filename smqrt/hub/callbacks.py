@@ -1,0 +1,163 @@
+"""The callbacks of a hub: their types, and how each is called so that its errors stay in the log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from gevent import get_hub
+from greenlet import getcurrent
+
+from smqrt.broker.hooks import Pending
+from smqrt.hub.peer import Info, Peer
+from smqrt.net import workers
+from smqrt.net.peersocket import PeerSocket
+from smqrt.wire import smq as wire
+
+log = logging.getLogger("smqrt.hub")
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+Name = str | bytes
+"""The name of a topic or sub-topic: `bytes` when it is not UTF-8."""
+
+
+class Authenticate(Protocol):
+    """May this client come in?"""
+
+    def __call__(self, credentials: bytes, info: Info, /) -> int | tuple[int, str | bytes] | None:
+        """Returns 0 for yes, or a code from 1 to 6, alone or with a reason; may raise `Refused`."""
+
+
+class PermitTop(Protocol):
+    """May this client subscribe to a topic (`issub`), or publish to it by name?"""
+
+    def __call__(self, topic: Any, issub: bool, peer: Peer, /) -> object:
+        """Returns whether it may."""
+
+
+class PermitSubtop(Protocol):
+    """May this client bring in a new sub-topic name?"""
+
+    def __call__(self, subtopic: Any, peer: Peer, /) -> object:
+        """Returns whether it may."""
+
+
+class OnConnect(Protocol):
+    """A client is connected."""
+
+    def __call__(self, etid: int, info: Info, peer: Peer, /) -> object:
+        """Returns nothing."""
+
+
+class OnClose(Protocol):
+    """A client is gone."""
+
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Any, /) -> object:
+        """Returns nothing. `err` is a word, or 0."""
+
+
+class OnCloseWithReason(Protocol):
+    """The same, told more finely why."""
+
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Any, reason: str, /) -> object:
+        """Returns nothing. `reason` is the value of a `CloseReason`."""
+
+
+class OnPublish(Protocol):
+    """A message is about to be delivered (`onpublish`), or nobody has received it (`ondrop`)."""
+
+    def __call__(self, data: bytes, ptid: int, tid: int, subtid: int, peer: Peer, /) -> object:
+        """Returns whether it shall be delivered."""
+
+
+class OnMessage(Protocol):
+    """A message to the server."""
+
+    def __call__(self, data: Any, ptid: int, tid: int, subtid: int, /) -> object:
+        """Returns nothing."""
+
+
+class Log(Protocol):
+    """What an operator may want to know."""
+
+    def __call__(self, sock: PeerSocket | None, text: str, /) -> object:
+        """Returns nothing."""
+
+
+def takes_reason(onclose: Callable[..., Any] | None) -> bool:
+    """Whether the function takes a fifth argument: the original's has four."""
+    try:
+        signature(onclose or place_of_caller).bind(*range(5))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def place_of_caller() -> str:
+    """Where the application called the library, as `file:line`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
+
+
+class Guard:
+    """Calls an application's functions: what they raise is logged, with the name of the callback and of its hub, and
+    counts as None.
+
+    Args:
+        hub: what the log calls the hub.
+    """
+
+    def __init__(self, hub: str) -> None:
+        self._hub = hub
+
+    def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer of `function`, or `Pending` of it when it blocks in the Hub greenlet."""
+        try:
+            answer = _call(function, *arguments)
+        except Exception:
+            self.log_error(what)
+            return None
+        if isinstance(answer, Pending):
+            answer.then(partial(self._log_later, what))
+        return answer
+
+    def log_error(self, what: str, error: BaseException | bool = True) -> None:
+        """Log an error of a callback with its traceback."""
+        log.error("error in %s of %s", what, self._hub, exc_info=error)
+
+    def _log_later(self, what: str, value: Any, error: BaseException | None) -> None:
+        if error:
+            self.log_error(what, error)
+
+    def each(self, what: str, function: Callable[..., Any], run: bytes, peer: Peer) -> list[bytes]:
+        """Call `function` for each message of `run`; gives the frames for which it answered yes. An error of its
+        counts as no for that message only.
+        """
+        kept = []
+        for frame in wire.frames(run):
+            tid, ptid, stid, data = wire.unpack_publish(frame)
+            try:
+                if function(data, ptid, tid, stid, peer):
+                    kept.append(frame)
+            except Exception:
+                self.log_error(what)
+        return kept
+
+    def passing(self, function: Callable[..., Any], run: bytes, peer: Peer) -> bytes:
+        """The frames of `run` that the `onpublish` function lets pass."""
+        kept = self.each("onpublish", function, run, peer)
+        return run if sum(map(len, kept)) == len(run) else b"".join(kept)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what may block: in the Hub greenlet, which may not, in a worker."""
+    return workers.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)

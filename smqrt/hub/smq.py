@@ -1,0 +1,449 @@
+"""The broker object of the Python hub API, and the function that makes it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from smqrt import place
+from smqrt.broker.hooks import Hooks, Pending
+from smqrt.broker.session import Session
+from smqrt.broker.topics import Topic as HubTopic
+from smqrt.errors import CloseReason, NoAnswer
+from smqrt.hub import arguments as checked
+from smqrt.hub.callbacks import (
+    Authenticate,
+    Guard,
+    Log,
+    OnClose,
+    OnCloseWithReason,
+    OnConnect,
+    OnMessage,
+    OnPublish,
+    PermitSubtop,
+    PermitTop,
+    place_of_caller,
+    takes_reason,
+)
+from smqrt.hub.peer import Peer, Refused, info_of, is_number, peer_of, text_of
+from smqrt.journal import writer
+from smqrt.message import Message, Payload, Requests, payload
+from smqrt.net.broker import Broker, Options
+from smqrt.net.handover import is_smq
+from smqrt.net.listener import KEEPALIVE_IDLE_S
+from smqrt.net.origins import Origins
+from smqrt.net.peersocket import PeerSocket
+from smqrt.wire.smq import ConnackCode
+
+log = logging.getLogger("smqrt.hub")
+
+Text = str | bytes
+Topic = str | bytes | int
+OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
+
+
+def isSMQ(request: Any) -> bool:
+    """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (specification: smq.md §2.1)."""
+    return is_smq(request)
+
+
+def create(
+    *,
+    authenticate: Authenticate | None = None,
+    permittop: PermitTop | None = None,
+    permitsubtop: PermitSubtop | None = None,
+    onconnect: OnConnect | None = None,
+    onclose: OnClose | OnCloseWithReason | None = None,
+    onpublish: OnPublish | None = None,
+    ondrop: OnPublish | None = None,
+    onmsg: OnMessage | None = None,
+    log: Log | None = None,
+    keepidle: int = KEEPALIVE_IDLE_S,
+    keepintv: int | None = None,
+    readtmo: int = 4000,
+    queuesize: int = 200,
+    budget: int | None = None,
+    rndtid: bool = False,
+    persist: str | bytes | os.PathLike[str] | None = None,
+    origins: str | Iterable[str] | None = None,
+    journal: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> Smq:
+    """Create a broker.
+
+    Args:
+        authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 refuse, None is 6.
+            It may raise `Refused(code, reason)` instead.
+        permittop: `f(topic, issub: bool, peer) -> bool`.
+        permitsubtop: `f(subtopic, peer) -> bool`.
+        onconnect: `f(etid, info, peer)`; `info` is the object that `authenticate` got.
+        onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, 0 when there is
+            none; `reason` says it more finely.
+        onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed.
+        ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
+        onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
+        log: `f(sock, text)`; `sock` may be None.
+        keepidle, keepintv: TCP keep-alive in seconds (230, a tenth).
+        readtmo: time for Connect in ms (4000).
+        queuesize: places of the server's publish queue (200).
+        budget: bytes that may wait for a client that does not read (1 MiB).
+        rndtid: a random ETID for the server instead of 1.
+        persist: file that keeps topic names and their numbers over restarts.
+        origins: pages of other hosts that may connect, such as `["https://example.com"]`; `"*"` for all.
+        journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
+
+    Raises:
+        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used.
+        JournalError: a journal that can't be used, or that another process writes to.
+    """
+    callbacks: dict[str, Any] = {
+        "authenticate": authenticate,
+        "permittop": permittop,
+        "permitsubtop": permitsubtop,
+        "onconnect": onconnect,
+        "onclose": onclose,
+        "onpublish": onpublish,
+        "ondrop": ondrop,
+        "onmsg": onmsg,
+        "log": log,
+    }
+    given = {name: checked.function(name, function) for name, function in callbacks.items() if function is not None}
+    options = Options(
+        keepidle_s=checked.positive("keepidle", keepidle),
+        keepintv_s=0 if keepintv is None else checked.positive("keepintv", keepintv),
+        readtmo_ms=checked.positive("readtmo", readtmo),
+        queuesize=checked.positive("queuesize", queuesize),
+        budget_bytes=None if budget is None else checked.positive("budget", budget),
+        rndtid=bool(rndtid),
+        persist=None if persist is None else checked.path("persist", persist),
+        origins=None if origins is None else Origins(origins),
+    )
+    return Smq(given, options, journal)
+
+
+class _Leaving:
+    """Observer of the ETID that a request went to."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    def changed(self, topic: HubTopic, subscribers: int) -> None:
+        """See `Observer`."""
+        self._requests.give_up(f"no answer from {topic.id}: it is not connected any more", topic.id)
+
+
+class Smq:
+    """A broker; see `create`. Close to the Lua object in names and meaning.
+
+    Attributes:
+        journal: what writes the journal (`smqrt.journal.writer.JournalWriter`), None without one.
+    """
+
+    def __init__(self, callbacks: Mapping[str, Callable[..., Any]], options: Options, journal: Any = None) -> None:
+        self._callbacks = callbacks
+        self._takes_reason = takes_reason(callbacks.get("onclose"))
+        self._guard = Guard(f"the hub made at {place_of_caller()}")
+        self._requests = Requests()
+        self._broker = Broker(self._hooks(), options)
+        try:
+            self.journal = writer.record(self._broker, journal)
+        except BaseException:
+            self._broker.close()  # its `persist` file may be wanted by the next
+            raise
+        self._broker.hub.server.answers = self._requests.take
+        if "onmsg" in callbacks:
+            self.onmsg(callbacks["onmsg"])
+        place.own(self)
+
+    # ---- hooks
+
+    def _hooks(self) -> Hooks:
+        adapters: dict[str, Any] = {
+            "authenticate": self._authenticate,
+            "permittop": lambda topic, issub, session: self._call("permittop", text_of(topic), issub, peer_of(session)),
+            "permitsubtop": lambda subtopic, session: self._call("permitsubtop", text_of(subtopic), peer_of(session)),
+            "onconnect": self._onconnect,
+            "onclose": self._onclose,
+            "onpublish": self._onpublish,
+            "ondrop": self._ondrop,
+        }
+        hooks = Hooks(**{name: adapter for name, adapter in adapters.items() if name in self._callbacks})
+        hooks.log = self._log
+        return hooks
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._guard.call(name, self._callbacks[name], *arguments)
+
+    def _log(self, session: Session | None, text: str) -> None:
+        if "log" in self._callbacks:
+            self._call("log", peer_of(session).sock if session else None, text)
+        else:
+            log.debug("%s", text)
+
+    def _authenticate(self, credentials: bytes, session: Session) -> Any:
+        answer = self._guard.call("authenticate", self._decide, credentials, info_of(session))
+        if not isinstance(answer, Pending):
+            return _verdict(answer)
+        verdict = Pending()
+        answer.then(lambda value, error: verdict.resolve(_verdict(value)))
+        return verdict
+
+    def _decide(self, credentials: bytes, info: Any) -> Any:
+        try:
+            return self._callbacks["authenticate"](credentials, info)
+        except Refused as refusal:
+            return refusal.code, refusal.reason
+
+    def _onconnect(self, session: Session) -> None:
+        info, session.origin = info_of(session), None  # nobody needs the request's head any more
+        self._call("onconnect", session.etid, info, peer_of(session))
+
+    def _onclose(self, session: Session, reason: CloseReason) -> None:
+        peer = peer_of(session)
+        finer = (reason.value,) if self._takes_reason else ()
+        self._call("onclose", session.etid, peer.sock, peer, reason.word or 0, *finer)
+
+    def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
+        return self._guard.call("onpublish", self._guard.passing, self._callbacks["onpublish"], run, peer_of(session))
+
+    def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
+        self._guard.call("ondrop", self._guard.each, "ondrop", self._callbacks["ondrop"], run, peer_of(session))
+
+    # ---- connections
+
+    def connect(self, request: Any, arg: Any = None) -> None:
+        """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
+
+        Args:
+            request: the request of a directory function, or a WSGI environ whose `wsgi.websocket` is
+                gevent-websocket's.
+            arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
+
+        Blocks until the handshake ended (for an environ: until the connection ends). A request that is not SMQ gets
+        404.
+        """
+        self._broker.connect(request, arg)
+
+    def peers(self) -> Iterator[tuple[PeerSocket, Peer]]:
+        """`(sock, peer)` of every client and of the server's own client."""
+        for session in self._broker.peers():
+            peer = peer_of(session)
+            yield peer.sock, peer
+
+    def sock2peer(self, sock: Any) -> Peer | None:
+        """The peer that has this socket."""
+        peer = self.etid2peer(sock.etid) if isinstance(sock, PeerSocket) else None
+        return peer if peer and peer.sock is sock else None
+
+    def etid2peer(self, etid: int) -> Peer | None:
+        """The peer with this ETID."""
+        session = self._broker.etid2peer(checked.number("etid", etid))
+        return peer_of(session) if session else None
+
+    def drops(self) -> dict[str, int]:
+        """How many copies of messages were not delivered so far, by reason (help: data-path)."""
+        return self._broker.drops()
+
+    def setkeepalive(self, idle: int, intv: int = 0) -> None:
+        """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
+        self._broker.setkeepalive(checked.positive("idle", idle), checked.positive("intv", intv) if intv else 0)
+
+    def shutdown(self, msg: Text | None = None, etid: int | None = None) -> None:
+        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
+        chosen = None if etid is None else checked.number("etid", etid)
+        self._broker.shutdown(None if msg is None else checked.text("msg", msg), chosen)
+
+    def close(self) -> None:
+        """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and
+        the journal is written to its end, for which this blocks.
+
+        From then on what would begin something (`publish`, `subscribe`, …) raises ClosedError. A second call does
+        nothing. A hub that an application made is closed when the application ends.
+        """
+        self._broker.close()
+        self._requests.give_up("no answer: the hub has been closed")
+        if self.journal:
+            self.journal.close()
+
+    def __enter__(self) -> Smq:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- names
+
+    def create(self, topic: Text, tid: int = 0) -> int:
+        """Get or create a topic and give its id; a new one gets `tid` when that is free."""
+        return self._broker.create(checked.text("topic", topic), checked.number("tid", tid))
+
+    def createsub(self, subtopic: Text | None, stid: int = 0) -> int:
+        """Get or create a sub-topic and give its id; 0 for None."""
+        name = None if subtopic is None else checked.text("subtopic", subtopic)
+        return self._broker.createsub(name, checked.number("stid", stid))
+
+    def gettid(self) -> int:
+        """The server's own ETID."""
+        return self._broker.gettid()
+
+    def tid2topic(self, tid: int) -> Any:
+        """The name of a topic id; None when there is none."""
+        return text_of(self._broker.tid2topic(checked.number("tid", tid)))
+
+    def topic2tid(self, name: Text) -> int | None:
+        """The id of a topic name; None when it does not exist."""
+        return self._broker.topic2tid(checked.text("name", name))
+
+    def tid2subtopic(self, stid: int) -> Any:
+        """The name of a sub-topic id; None when there is none."""
+        return text_of(self._broker.tid2subtopic(checked.number("stid", stid)))
+
+    def subtopic2tid(self, name: Text) -> int | None:
+        """The id of a sub-topic name; None when it does not exist."""
+        return self._broker.subtopic2tid(checked.text("name", name))
+
+    def topics(self) -> Iterator[tuple[int, Any]]:
+        """`(tid, name)` of every named topic."""
+        return ((tid, text_of(name)) for tid, name in self._broker.topics())
+
+    def subtopics(self) -> Iterator[tuple[int, Any]]:
+        """`(stid, name)` of every sub-topic."""
+        return ((stid, text_of(name)) for stid, name in self._broker.subtopics())
+
+    # ---- publish and subscribe
+
+    def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
+        """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's
+        queue.
+
+        Raises:
+            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
+        """
+        sub = None if subtopic is None else checked.name("subtopic", subtopic)
+        sender = None if ptid is None else checked.number("ptid", ptid)
+        return self._broker.publish(payload(data), checked.name("topic", topic), sub, sender)
+
+    def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
+        """Send to one client on behalf of another; false unless both are connected."""
+        to, sender = checked.number("totid", totid), checked.number("fromtid", fromtid)
+        return self._broker.pubon(payload(data), to, sender, checked.number("subtid", subtid))
+
+    def subscribe(
+        self,
+        topic: Topic,
+        onmsg: Callable[..., Any] | None = None,
+        subtopic: Topic | None = None,
+        json: bool = False,
+    ) -> int:
+        """Receive a topic and give its id.
+
+        Args:
+            topic: name, id, or `"self"` for the server's own ETID.
+            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages.
+            subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
+            json: decode the payload; what is no JSON goes to the global handler, as bytes.
+        """
+        sub = None if subtopic is None else checked.name("subtopic", subtopic)
+        handler = None if onmsg is None else self._handler("onmsg", checked.function("onmsg", onmsg), json)
+        return self._broker.subscribe(checked.name("topic", topic), handler, sub)
+
+    def _handler(self, what: str, function: Callable[..., Any], json: bool = False) -> Callable[..., Any]:
+        def handle(data: bytes, ptid: int, tid: int, stid: int) -> Any:
+            value: Any = data
+            if json:
+                try:
+                    value = jsonlib.loads(data)
+                except ValueError:
+                    log.warning("a message to %s is no JSON: it goes to the global onmsg", tid)
+                    return self._broker.hub.server.deliver_default(data, ptid, tid, stid)
+            return self._guard.call(what, function, value, ptid, tid, stid)
+
+        return handle
+
+    def on(self, topic: Topic, subtopic: Topic | None = None) -> Callable[[OnMessageObject], OnMessageObject]:
+        """Decorator of a function that gets the messages to a topic, each as a `Message`; see `subscribe`.
+
+            @smq.on("lamp")
+            def switched(message):
+                print(message.etid, message.json)
+                message.reply({"done": True})
+
+        Args:
+            topic: name, id, or `"self"` for the server's own ETID.
+            subtopic: only messages with this sub-topic.
+        """
+
+        def register(function: OnMessageObject) -> OnMessageObject:
+            def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> object:
+                return function(Message(data, ptid, tid, subtid, topic, self._reply))
+
+            checked.function("function", function)
+            self.subscribe(topic, onmsg, subtopic)
+            return function
+
+        return register
+
+    def _reply(self, data: Payload, etid: int, subtid: int) -> None:
+        self.publish(data, etid, subtid or None)
+
+    def request(self, etid: int, data: Payload, timeout_s: float = 10.0) -> Message:
+        """Send a message to a client and wait for its answer; blocks.
+
+        The answer is what the client sends to the server's ETID with the same sub-topic id: `Message.reply` does that,
+        and in Lua `smq:publish(answer, ptid, subtid)`.
+
+        Args:
+            etid: the client's ETID.
+            timeout_s: how long to wait.
+
+        Raises:
+            NoAnswer: none came in time, the client is not connected, or it went away meanwhile.
+            ArgumentError: as `publish`.
+        """
+        body, hub = payload(data), self._broker.hub
+        topic = hub.topics.get(checked.number("etid", etid))
+        if topic is None or topic.name is not None:
+            raise NoAnswer(f"no answer from {etid}: there is no such client")
+        leaving = _Leaving(self._requests)
+        hub.observe(topic, leaving)
+        try:
+            answer, number = self._requests.ask(etid, lambda subtid: self.publish(body, etid, subtid), timeout_s)
+        finally:
+            hub.unobserve(topic, leaving)
+        return Message(answer, etid, self.gettid(), number, etid, self._reply)
+
+    def unsubscribe(self, topic: Topic) -> None:
+        """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
+        self._broker.unsubscribe(checked.name("topic", topic))
+
+    def onmsg(self, function: Callable[..., Any] | None) -> None:
+        """Set the global handler `f(data, ptid, tid, subtid)`."""
+        self._broker.onmsg(None if function is None else self._handler("onmsg", checked.function("onmsg", function)))
+
+    def observe(self, topic: Topic, function: Callable[[int, Any], Any]) -> bool | None:
+        """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
+        checked.function("function", function)
+
+        def changed(count: int, name: Any) -> Any:
+            return self._guard.call("observe", function, count, text_of(name))
+
+        return self._broker.observe(checked.name("topic", topic), changed)
+
+    def unobserve(self, topic: Topic) -> None:
+        """Stop observing a topic."""
+        self._broker.unobserve(checked.name("topic", topic))
+
+    def queuesize(self) -> tuple[int, int]:
+        """`(free, used)` places of the publish queue."""
+        return self._broker.queuesize()
+
+
+def _verdict(answer: Any) -> tuple[int, bytes]:
+    code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
+        if answer is not None:
+            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r", answer)
+        return ConnackCode.ACCESS_DENIED, b""
+    return code, checked.text("reason", text or b"") if code else b""
