@@ -94,10 +94,9 @@ class Log(Protocol):
 def takes_reason(onclose: Callable[..., Any] | None) -> bool:
     """Whether the function takes a fifth argument: the original's has four."""
     try:
-        signature(onclose or place_of_caller).bind(*range(5))
+        return onclose is not None and bool(signature(onclose).bind(*range(5)))
     except (TypeError, ValueError):
         return False
-    return True
 
 
 def place_of_caller() -> str:
