@@ -249,7 +249,8 @@ def test_status(join: Join, served: Served) -> None:
     before = status(served)["rules"]
     assert before["running"] is True
     assert before["ports"] == ports(served, "rules") == [before["port"]]
-    assert (before["listeners"], before["maxPacketSize"]) == (1, 262144)
+    assert before["listeners"] == [{"port": before["port"], "address": "127.0.0.1", "secure": False}]
+    assert before["maxPacketSize"] == 262144
     ada = join("rules", user="ada", password="lovelace")
     wait_until(lambda: status(served)["rules"]["clients"] == before["clients"] + 1)
     ada.leave()

@@ -25,10 +25,10 @@ function Broker:report(about, etype, status, text)
   if not onerror and etype == "callback" then trace("mqttbroker: " .. status) end
 end
 
---- Calls a function of the application: whether it returned, and what.
-function Broker:ask(about, f, ...)
-  local ok, answer = pcall(f, ...)
-  if not ok then self:report(about, "callback", tostring(answer)) end
+--- Calls a function of the application, by the name that it has in the manual: whether it returned, and what.
+function Broker:ask(about, name, callback, ...)
+  local ok, answer = pcall(callback, ...)
+  if not ok then self:report(about, "callback", name .. " failed: " .. tostring(answer)) end
   return ok, answer
 end
 
@@ -70,18 +70,27 @@ local function read_all(conversation, sock)
 end
 
 local Entry = {__close = function(entry) -- also when the reader is killed
+  entry.broker.session_count = entry.broker.session_count - 1
   entry.broker.sessions[entry.session] = nil
   entry.session:ended("socketclosed")
 end}
 
+local function is_full(self)
+  if self.session_count < self.settings.max_clients then return false end
+  self.totals.refused = self.totals.refused + 1
+  self:report(nil, "mqtt", refusal.QUOTA, "there are maxClients connections: a further one is closed")
+  return true
+end
+
 local function serve(self, sock, secure)
   if not self.running then return end
+  if is_full(self) then return sock:close() end
   sock:setoption("tcp-nodelay", true)
   sock:setoption("keepalive", true)
   local box = listener.outbox(sock, self.totals)
   local conversation = session.new(self, box, describe(sock, secure))
   local entry <close> = setmetatable({broker = self, session = conversation}, Entry)
-  self.sessions[conversation] = sock
+  self.sessions[conversation], self.session_count = sock, self.session_count + 1
   read_all(conversation, sock)
 end
 
@@ -127,8 +136,8 @@ end
 --- A broker that does not listen yet. settings: see options.lua.
 local function make(settings)
   return setmetatable({
-    settings = settings, router = router.new(settings.allow_wildcards), totals = {dropped = 0},
-    sessions = {}, locals = {}, sockets = {}, ports = {}, running = true,
+    settings = settings, router = router.new(settings.allow_wildcards), totals = {dropped = 0, refused = 0},
+    sessions = {}, session_count = 0, locals = {}, sockets = {}, ports = {}, running = true,
   }, Broker)
 end
 
@@ -169,15 +178,26 @@ function Broker:close()
   return was_running
 end
 
+-- {port, address, secure} of each that is open.
+local function listeners(self)
+  local list = {}
+  for i in ipairs(self.sockets) do
+    local entry = self.settings.listeners[i]
+    list[i] = {port = self.ports[i], address = self.settings.address, secure = entry.shark ~= nil}
+  end
+  return list
+end
+
 function Broker:status()
   return {
     running = self.running,
     clients = self.router.count,
     port = self.ports[1],
     ports = {table.unpack(self.ports)},
-    listeners = #self.sockets,
+    listeners = listeners(self),
     maxPacketSize = self.settings.max_packet_bytes,
     dropped = self.totals.dropped,
+    refused = self.totals.refused,
   }
 end
 

@@ -58,7 +58,7 @@ local function hand_over(self, incoming, subscription)
   local kept = subscription.retainaspublished and incoming.retain
   for _, onpub in ipairs(receivers(self, subscription)) do
     local first = kept and PUBLISH | RETAIN or PUBLISH
-    self.broker:ask(nil, onpub, incoming.topic, convert(self, incoming.payload), incoming.plain(), first)
+    self.broker:ask(nil, "onpub", onpub, incoming.topic, convert(self, incoming.payload), incoming.plain(), first)
   end
 end
 
@@ -94,12 +94,12 @@ function Client:stop(code)
   if self.ended then return end
   leave(self, true)
   local state = {reasoncode = code, properties = {}}
-  self.inbox:finish(function() self.broker:ask(nil, self.onstatus, "mqtt", "disconnect", state) end)
+  self.inbox:finish(function() self.broker:ask(nil, "onstatus", self.onstatus, "mqtt", "disconnect", state) end)
 end
 
 local function refuse(self)
   leave(self, false)
-  self.inbox:finish(function() self.broker:ask(nil, self.onstatus, "sock", "cannotconnect") end)
+  self.inbox:finish(function() self.broker:ask(nil, "onstatus", self.onstatus, "sock", "cannotconnect") end)
 end
 
 local function connect(self)
@@ -108,8 +108,8 @@ local function connect(self)
   self.broker.router:enter(self)
   self.connected = true
   local state = {sessionpresent = false, reasoncode = refusal.NORMAL, properties = self.broker:capabilities()}
-  local asked, keep = self.broker:ask(nil, self.onstatus, "mqtt", "connect", state)
-  if not (asked and keep) then return self:disconnect() end
+  local _, keep = self.broker:ask(nil, "onstatus", self.onstatus, "mqtt", "connect", state)
+  if keep == false then return self:disconnect() end -- nil keeps: an onstatus that only looks on, or failed
   for _, action in ipairs(self.waiting) do action() end
   self.waiting = {}
 end
@@ -121,15 +121,16 @@ local function when_connected(self, action)
   return self.connected
 end
 
---- A client of `broker`, or nil and what is wrong. onstatus(type, code, status): says by a true value that it wants to stay.
+--- A client of `broker`, or nil and what is wrong. onstatus(type, code, status): leaves by answering false.
 local function new(broker, onstatus, onpub, options)
   local fault = options.will and fault_of_will(options.will)
   if fault then return nil, "bad argument #3 to 'createClient' (" .. fault .. ")" end
-  local self = setmetatable({
-    broker = broker, id = options.clientidentifier or broker.random_identifier(), will = options.will,
-    onstatus = onstatus or function() return true end, onpub = onpub or trace_message, bytearrays = options.recbta ~= false,
-    filters = {}, filter_count = 0, waiting = {}, connected = false, ended = false,
-  }, Client)
+  local self = setmetatable(broker.router.account(), Client)
+  self.broker, self.will = broker, options.will
+  self.id = options.clientidentifier or options.clientId or broker.random_identifier()
+  self.onstatus, self.onpub = onstatus or ignore, onpub or trace_message
+  self.bytearrays = options.recbta ~= false
+  self.waiting, self.connected, self.ended = {}, false, false
   self.inbox = inbox.new(broker.totals)
   broker.locals[self] = true
   self.inbox:put(0, function() connect(self) end)
@@ -167,7 +168,7 @@ function Client:subscribe(filter, onsuback, options)
   local wanted = {filter = filter, nolocal = options.nolocal, retainaspublished = options.retainaspublished, onpub = options.onpub}
   return when_connected(self, function()
     local code = self.broker.router:subscribe(self, wanted)
-    self.inbox:put(0, function() self.broker:ask(nil, onsuback, filter, code, {}) end)
+    self.inbox:put(0, function() self.broker:ask(nil, "onsuback", onsuback, filter, code, {}) end)
     self.inbox:wake()
   end)
 end
@@ -179,7 +180,7 @@ function Client:unsubscribe(filter, onunsuback)
   optional(onunsuback, "function", 2, "unsubscribe")
   return when_connected(self, function()
     local code = self.broker.router:unsubscribe(self, filter)
-    self.inbox:put(0, function() self.broker:ask(nil, onunsuback or ignore, filter, code, {}) end)
+    self.inbox:put(0, function() self.broker:ask(nil, "onunsuback", onunsuback or ignore, filter, code, {}) end)
     self.inbox:wake()
   end)
 end

@@ -9,6 +9,7 @@ local topics = require "mqttbroker.topics"
 local byte, match, sub = string.byte, string.match, string.sub
 
 local NONE <const> = {user = {}, forwarded = ""}
+local MAX_FILTERS <const> = 1000 -- of a packet: more would take long before others have their turn
 
 local decode = {}
 
@@ -24,6 +25,10 @@ end
 
 local function ended(body, at)
   if at <= #body then refusal.malformed("the packet has bytes behind its end") end
+end
+
+local function check_count(filters)
+  if #filters == MAX_FILTERS then refusal.raise(refusal.QUOTA, "the packet has more than " .. MAX_FILTERS .. " topic filters") end
 end
 
 local function packet_identifier(body)
@@ -125,6 +130,7 @@ function decode.subscribe(body, version)
   if at > #body then refusal.protocol_error("SUBSCRIBE has no topic filter") end
   while at <= #body do
     local filter
+    check_count(wanted)
     filter, at = fields.text(body, at)
     options, at = fields.byte(body, at)
     local entry = read_options(options, version)
@@ -141,6 +147,7 @@ function decode.unsubscribe(body, version)
   _, at = read_properties(body, at, "unsubscribe", version)
   if at > #body then refusal.protocol_error("UNSUBSCRIBE has no topic filter") end
   while at <= #body do
+    check_count(filters)
     filters[#filters + 1], at = fields.text(body, at)
   end
   return id, filters

@@ -3,6 +3,7 @@
 local MAX_PACKET_BYTES <const> = 262144
 local LARGEST <const> = 268435460 -- that MQTT has: four bytes of length
 local SMALLEST <const> = 128      -- holds a CONNECT of every client
+local MAX_CLIENTS <const> = 10000
 local PORT <const>, TLS_PORT <const> = 1883, 8883
 
 local function is(kind)
@@ -24,6 +25,7 @@ local CHECKS <const> = {
   {"plain", is "boolean"},
   {"plainPort", between(0, 65535, "port number from 0 to 65535")},
   {"maxPacketSize", between(SMALLEST, LARGEST, "number of bytes from 128 to 268435460")},
+  {"maxClients", between(1, math.maxinteger, "number from 1 on")},
   {"auth", is "function"},
   {"onpublish", is "function"},
   {"onerror", is "function"},
@@ -65,6 +67,7 @@ local function parse(port, op)
     address = op.address,
     listeners = listeners(op),
     max_packet_bytes = op.maxPacketSize or MAX_PACKET_BYTES,
+    max_clients = op.maxClients or MAX_CLIENTS,
     auth = op.auth, onpublish = op.onpublish, onerror = op.onerror,
     allow_wildcards = op.allowWildcards ~= false,
   }

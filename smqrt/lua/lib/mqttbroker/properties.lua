@@ -7,6 +7,7 @@ local char, concat, find, format, gmatch = string.char, table.concat, string.fin
 local pack, sort, sub = string.pack, table.sort, string.sub
 
 local EMPTY <const> = "\0"
+local MAX_PROPERTIES <const> = 1000 -- of a packet: one may have five bytes, and costs a microsecond
 local USER <const> = 0x26
 
 local function flag(body, at)
@@ -105,9 +106,11 @@ local properties = {EMPTY = EMPTY}
 -- The table has the values by name, `user` as a list of {name, value}, and `forwarded`: the bytes that go with the message.
 function properties.read(body, at, packet)
   local size, from = fields.varint(body, at)
-  local found, kept, after = {user = {}}, {}, from + size
+  local found, kept, after, count = {user = {}}, {}, from + size, 0
   if after - 1 > #body then refusal.malformed("the packet ends inside its properties") end
   while from < after do
+    count = count + 1
+    if count > MAX_PROPERTIES then refusal.raise(refusal.QUOTA, "the packet has more than " .. MAX_PROPERTIES .. " properties") end
     local id, name, value, behind = read(body, from, packet)
     add(found, id, name, value)
     if FORWARDED[id] then kept[#kept + 1] = sub(body, from, behind - 1) end
@@ -147,10 +150,13 @@ function properties.pack_message(values)
   return properties.pack(kept) .. concat(parts)
 end
 
---- What an application gets: one table of names, those of the specification last, so that nobody can fake them.
+--- What an application gets: one table of names. User properties with a name of the specification are left out, so that nobody
+-- can fake those.
 function properties.plain(found)
   local plain = {}
-  for _, entry in ipairs(found.user) do plain[entry[1]] = entry[2] end
+  for _, entry in ipairs(found.user) do
+    if not IDS[entry[1]] then plain[entry[1]] = entry[2] end
+  end
   for name, value in pairs(found) do
     if IDS[name] and IDS[name] ~= USER then plain[name] = value end
   end

@@ -6,9 +6,15 @@ local refusal = require "mqttbroker.refusal"
 local topics = require "mqttbroker.topics"
 local tree = require "mqttbroker.tree"
 
-local char, pairs = string.char, pairs
+local char, concat, pairs = string.char, table.concat, pairs
 
-local MAX_SUBSCRIPTIONS <const> = 1000 -- of a client
+-- Limits of a client; one that reaches them gets "quota exceeded" for the subscription.
+local MAX_SUBSCRIPTIONS <const> = 1000
+local MAX_FILTER_BYTES <const> = 262144 -- of all its filters
+local MAX_LEVELS <const> = 5000 -- of all its filters with wildcards
+-- And of all clients together: a message may have to look at every node, which takes 0.2 us each.
+local MAX_NODES <const> = 100000
+local VISITS_BITS <const> = 3 -- eight nodes cost about as much as a message
 local PART_BITS <const> = 8 -- 256 bytes cost about as much as a message
 local SUBSCRIPTION_IDENTIFIER <const> = char(0x0B)
 
@@ -26,6 +32,28 @@ function Router:enter(client)
   self.clients[client.id], self.count = client, self.count + 1
 end
 
+--- What the router keeps of a client: its filters, and how much they are.
+function Router.account()
+  return {filters = {}, filter_count = 0, filter_bytes = 0, levels = 0}
+end
+
+local function levels_of(filter)
+  return topics.has_wildcard(filter) and topics.levels(filter) or 0
+end
+
+-- Adds (sign 1) or takes back (-1) what a filter is.
+local function charge(client, filter, sign)
+  client.filter_count = client.filter_count + sign
+  client.filter_bytes = client.filter_bytes + sign * #filter
+  client.levels = client.levels + sign * levels_of(filter)
+end
+
+local function exceeds(self, client, filter)
+  local levels = levels_of(filter)
+  return client.filter_count >= MAX_SUBSCRIPTIONS or client.filter_bytes + #filter > MAX_FILTER_BYTES
+    or client.levels + levels > MAX_LEVELS or self.tree.nodes + levels > MAX_NODES
+end
+
 --- Forgets a client and its subscriptions.
 function Router:leave(client)
   if self.clients[client.id] ~= client then return end
@@ -37,7 +65,7 @@ local function reason_against(self, client, filter)
   if topics.is_shared(filter) then return refusal.SHARED end
   if not topics.is_filter(filter) then return refusal.TOPIC_FILTER end
   if not self.allow_wildcards and topics.has_wildcard(filter) then return refusal.WILDCARD end
-  if not client.filters[filter] and client.filter_count >= MAX_SUBSCRIPTIONS then return refusal.QUOTA end
+  if not client.filters[filter] and exceeds(self, client, filter) then return refusal.QUOTA end
 end
 
 --- Subscribes a client. wanted: {filter, id, nolocal, retainaspublished, onpub}. Returns the reason code: 0, the granted QoS, or why not.
@@ -46,7 +74,7 @@ function Router:subscribe(client, wanted)
   local code = reason_against(self, client, filter)
   if code then return code end
   wanted.identifiers = wanted.id and SUBSCRIPTION_IDENTIFIER .. fields.pack_varint(wanted.id) or ""
-  if not client.filters[filter] then client.filter_count = client.filter_count + 1 end
+  if not client.filters[filter] then charge(client, filter, 1) end
   client.filters[filter] = wanted
   self.tree:add(filter, client, wanted)
   return refusal.NORMAL
@@ -54,51 +82,71 @@ end
 
 function Router:unsubscribe(client, filter)
   if not client.filters[filter] then return refusal.NO_SUBSCRIPTION end
-  client.filters[filter], client.filter_count = nil, client.filter_count - 1
+  client.filters[filter] = nil
+  charge(client, filter, -1)
   self.tree:remove(filter, client)
   return refusal.NORMAL
 end
 
--- What two subscriptions of a client make together: it gets a message once.
-local function join(one, other)
-  local parts = {table.unpack(one.parts or {one})}
-  parts[#parts + 1] = other
-  return {
-    identifiers = one.identifiers .. other.identifiers,
-    retainaspublished = one.retainaspublished or other.retainaspublished,
-    parts = parts,
-  }
+-- Several subscriptions of one client to a message: it gets it once, with all identifiers.
+local function united(parts)
+  if #parts == 1 then return parts[1] end
+  local identifiers, as_published = {}, false
+  for i, part in ipairs(parts) do
+    identifiers[i], as_published = part.identifiers, as_published or part.retainaspublished
+  end
+  return {identifiers = concat(identifiers), retainaspublished = as_published, parts = parts}
 end
 
-local function united(sets, from)
-  local union = {}
+-- Client -> its subscriptions to a message, and how many those are in all.
+local function gather(sets, from)
+  local lists, count = {}, 0
   for _, subscribers in ipairs(sets) do
     for client, subscription in pairs(subscribers) do
       if not (subscription.nolocal and client == from) then
-        union[client] = union[client] and join(union[client], subscription) or subscription
+        local list = lists[client] or {}
+        list[#list + 1] = subscription
+        lists[client], count = list, count + 1
       end
     end
   end
-  return union
+  return lists, count
 end
 
-local function receivers(self, message, from)
-  local sets = self.tree:match(message.topic)
-  if #sets == 1 then return sets[1] end
-  return united(sets, from)
+local function give(self, client, message, subscription)
+  client:deliver(message, subscription)
+  self.waiting[client] = true
+end
+
+-- For a topic with one set of subscribers, which is the usual case. Returns how many they are.
+local function give_to_set(self, message, subscribers, from)
+  local count = 0
+  for client, subscription in pairs(subscribers) do
+    if not (subscription.nolocal and client == from) then
+      give(self, client, message, subscription)
+      count = count + 1
+    end
+  end
+  return count
+end
+
+local function give_to_sets(self, message, sets, from)
+  local lists, count = gather(sets, from)
+  for client, list in pairs(lists) do give(self, client, message, united(list)) end
+  return count
 end
 
 --- Gives a message to its subscribers; it leaves with the next `flush`. from: the client that published it, for "no local".
--- Returns how much work it was: the number of deliveries, a large one counting for several.
+-- Returns how much work it was: the number of subscriptions, a large message counting for several, and the search for them.
 function Router:publish(message, from)
-  local waiting, count = self.waiting, 0
-  for client, subscription in pairs(receivers(self, message, from)) do
-    if not (subscription.nolocal and client == from) then
-      client:deliver(message, subscription)
-      waiting[client], count = true, count + 1
-    end
+  local sets = self.tree:match(message.topic)
+  local count
+  if #sets == 1 then
+    count = give_to_set(self, message, sets[1], from)
+  else
+    count = give_to_sets(self, message, sets, from)
   end
-  return count * (1 + (#message.payload >> PART_BITS))
+  return count * (1 + (#message.payload >> PART_BITS)) + (sets.visited >> VISITS_BITS)
 end
 
 --- Sends what was published: several messages for a client that were read together are written together.

@@ -10,6 +10,7 @@ local byte, clock, pcall = string.byte, ba.clock, pcall
 local CONNECT <const>, PUBLISH <const> = 1, 3
 local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
 local FAREWELL_MS <const> = 5000  -- for the last bytes
+local BODY_BITS <const> = 8       -- 256 bytes of a packet cost about as much as a small one: properties, UTF-8
 local WORK <const> = 3000         -- packets and deliveries, a large one counting for several, until others get their turn
 local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
 
@@ -18,11 +19,11 @@ Session.__index = Session
 
 --- broker: see broker.lua. outbox: see outbox.lua. client: what callbacks get.
 local function new(broker, outbox, client)
-  return setmetatable({
-    broker = broker, router = broker.router, outbox = outbox, client = client,
-    framer = framer.new(broker.settings.max_packet_bytes), filters = {}, filter_count = 0,
-    max_bytes = math.maxinteger, work = 0, deadline_ms = clock() + CONNECT_MS,
-  }, Session)
+  local self = broker.router.account()
+  self.broker, self.router, self.outbox, self.client = broker, broker.router, outbox, client
+  self.framer = framer.new(broker.settings.max_packet_bytes)
+  self.max_bytes, self.work, self.deadline_ms = math.maxinteger, 0, clock() + CONNECT_MS
+  return setmetatable(self, Session)
 end
 
 -- ---- the end
@@ -44,7 +45,7 @@ end
 local function is_allowed(self, message)
   local onpublish = self.broker.settings.onpublish
   if not onpublish then return true end
-  local asked, answer = self.broker:ask(self.client, onpublish, self.client, message.topic, message.payload, message.retain)
+  local asked, answer = self.broker:ask(self.client, "onpublish", onpublish, self.client, message.topic, message.payload, message.retain)
   return asked and answer ~= false
 end
 
@@ -111,7 +112,7 @@ end
 local function authenticate(self, request)
   local auth = self.broker.settings.auth
   if not auth then return end
-  local asked, accepted = self.broker:ask(self.client, auth, self.client, request.username, request.password)
+  local asked, accepted = self.broker:ask(self.client, "auth", auth, self.client, request.username, request.password)
   if not asked then refusal.raise(refusal.UNAVAILABLE, "the broker can't tell whether the client may connect") end
   if accepted then return end
   if request.username then refusal.raise(refusal.CREDENTIALS, "user name or password is wrong") end
@@ -165,6 +166,7 @@ handlers[8] = {2, function(self, body) -- SUBSCRIBE
   local id, wanted = decode.subscribe(body, self.version)
   local codes = {}
   for i, entry in ipairs(wanted) do codes[i] = self.router:subscribe(self, entry) end
+  self.work = self.work + #wanted
   self.outbox:put(encode.suback(self.version, id, codes))
 end}
 
@@ -172,6 +174,7 @@ handlers[10] = {2, function(self, body) -- UNSUBSCRIBE
   local id, filters = decode.unsubscribe(body, self.version)
   local codes = {}
   for i, filter in ipairs(filters) do codes[i] = self.router:unsubscribe(self, filter) end
+  self.work = self.work + #filters
   self.outbox:put(encode.unsuback(self.version, id, codes))
 end}
 
@@ -212,7 +215,7 @@ local function take_packets(self)
   while not self.left and self.work < WORK do
     local header, body = self.framer:next()
     if not header then return end
-    self.work = self.work + 1
+    self.work = self.work + 1 + (#body >> BODY_BITS)
     handle(self, header, body)
     if not self.left then self.deadline_ms = self.limit_ms and clock() + self.limit_ms end
   end

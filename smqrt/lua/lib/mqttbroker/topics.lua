@@ -1,10 +1,10 @@
 -- Topic names and topic filters (MQTT 5 §4.7).
 
-local byte, find, gmatch, sub = string.byte, string.find, string.gmatch, string.sub
+local byte, find, gmatch, gsub, sub = string.byte, string.find, string.gmatch, string.gsub, string.sub
 
 local MAX_LEVELS <const> = 128 -- a filter of 65,535 slashes would cost megabytes
 
-local topics = {}
+local topics = {MAX_LEVELS = MAX_LEVELS}
 
 --- Whether a topic name is one: not empty, no wildcards.
 function topics.is_name(topic)
@@ -23,8 +23,14 @@ function topics.is_filter(filter)
   for level in gmatch(filter, "[^/]*") do
     if level ~= "+" and find(level, "+", 1, true) then return false end
     levels = levels + 1
+    if levels > MAX_LEVELS then return false end
   end
-  return levels <= MAX_LEVELS
+  return true
+end
+
+--- How many levels a topic or filter has.
+function topics.levels(topic)
+  return select(2, gsub(topic, "/", "/")) + 1
 end
 
 function topics.has_wildcard(filter)

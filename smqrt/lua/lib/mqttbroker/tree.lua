@@ -12,7 +12,7 @@ local function new_node()
 end
 
 local function new()
-  return setmetatable({exact = {}, root = new_node()}, Tree)
+  return setmetatable({exact = {}, root = new_node(), nodes = 0}, Tree)
 end
 
 --- The level of a topic or filter at a position, and the position of the level after it, nil behind the last one.
@@ -22,11 +22,14 @@ local function level_at(topic, at)
   return sub(topic, at, slash - 1), slash + 1
 end
 
-local function put(node, filter, at, client, subscription)
+local function put(tree, filter, client, subscription)
+  local node, at = tree.root, 1
   while at do
     local level
     level, at = level_at(filter, at)
-    node.children[level] = node.children[level] or new_node()
+    if not node.children[level] then
+      node.children[level], tree.nodes = new_node(), tree.nodes + 1
+    end
     node = node.children[level]
   end
   node.subscribers = node.subscribers or {}
@@ -38,62 +41,70 @@ local function drop(subscribers, client)
   return subscribers and next(subscribers) and subscribers or nil
 end
 
---- Removes a client below `node`; answers whether the node is of no more use.
-local function prune(node, filter, at, client)
+-- Removes a client below `node`; answers whether the node is of no more use.
+local function prune(tree, node, filter, at, client)
   if not at then
     node.subscribers = drop(node.subscribers, client)
   else
     local level, after = level_at(filter, at)
     local child = node.children[level]
-    if child and prune(child, filter, after, client) then node.children[level] = nil end
+    if child and prune(tree, child, filter, after, client) then
+      node.children[level], tree.nodes = nil, tree.nodes - 1
+    end
   end
   return not node.subscribers and not next(node.children)
 end
 
 --- Subscribes a client. Its earlier subscription to the same filter is replaced.
 function Tree:add(filter, client, subscription)
-  if topics.has_wildcard(filter) then return put(self.root, filter, 1, client, subscription) end
+  if topics.has_wildcard(filter) then return put(self, filter, client, subscription) end
   self.exact[filter] = self.exact[filter] or {}
   self.exact[filter][client] = subscription
 end
 
 function Tree:remove(filter, client)
   if topics.has_wildcard(filter) then
-    prune(self.root, filter, 1, client)
+    prune(self, self.root, filter, 1, client)
   else
     self.exact[filter] = drop(self.exact[filter], client)
   end
 end
 
-local function collect(node, found)
-  if node and node.subscribers then found[#found + 1] = node.subscribers end
-end
-
-local walk
-
-local function descend(node, topic, at, found)
-  if node then walk(node, topic, at, found) end
+-- The levels of a topic, one more than filters may have at most: no node is deeper.
+local function split(topic)
+  local levels, count, at = {}, 0, 1
+  while at and count <= topics.MAX_LEVELS do
+    count = count + 1
+    levels[count], at = level_at(topic, at)
+  end
+  return levels
 end
 
 -- "#" is also for the level above it: "a/#" is for "a".
-walk = function(node, topic, at, found)
-  local children = node.children
-  collect(children["#"], found)
-  if not at then return collect(node, found) end
-  local level, after = level_at(topic, at)
-  descend(children[level], topic, after, found)
-  descend(children["+"], topic, after, found)
+local function walk(node, levels, i, found)
+  local children, level = node.children, levels[i]
+  local all = children["#"]
+  if all then found[#found + 1] = all.subscribers end
+  if not level then
+    found[#found + 1] = node.subscribers
+    return
+  end
+  found.visited = found.visited + 1
+  local named, any = children[level], children["+"]
+  if named then walk(named, levels, i + 1, found) end
+  if any then walk(any, levels, i + 1, found) end
 end
 
---- The sets of subscribers of a topic, as a list of tables client -> subscription.
+--- The sets of subscribers of a topic, as a list of tables client -> subscription; `visited` tells how many nodes were looked at.
 function Tree:match(topic)
-  local found = {self.exact[topic]}
+  local found = {self.exact[topic], visited = 0}
   if not next(self.root.children) then return found end
   if not topics.is_internal(topic) then
-    walk(self.root, topic, 1, found)
+    walk(self.root, split(topic), 1, found)
   else
-    local level, after = level_at(topic, 1)
-    descend(self.root.children[level], topic, after, found)
+    local levels = split(topic)
+    local child = self.root.children[levels[1]]
+    if child then walk(child, levels, 2, found) end
   end
   return found
 end

@@ -1,0 +1,1 @@
+<?lsp app.begin(tonumber(request:data().port)) ?>

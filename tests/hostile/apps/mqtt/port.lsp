@@ -1,0 +1,1 @@
+<?lsp print(app.broker:status().port) ?>
