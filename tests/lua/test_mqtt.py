@@ -13,6 +13,8 @@ from smqrt.http.resources import DiskIo
 from smqrt.lua.api import base, files
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.mqtt import MqttClient
+from tests.conftest import Served
 from tests.mqtt.mosquitto import Certificates, Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
 from tests.proxies import SocksProxy
@@ -377,3 +379,121 @@ def test_nothing_is_left(lua: Lua, mosquitto: Mosquitto) -> None:
     put"end"
     """
     assert lua(code, mosquitto.port) == ["0 0"]
+
+
+def test_a_tls_object_counts_more_than_true(lua: Lua, secure: Mosquitto) -> None:
+    code = """
+    local io, store = ba.openio"disk", ba.create.certstore()
+    store:addcert(io, "ca.pem")
+    local shark = ba.create.sharkssl(store)
+    put(type(require"mqtt3c".connect("localhost", put, {port = port, secure = true, shark = shark})))
+    put(type(require"mqtt3c".connect("localhost", put, {port = port, secure = shark, shark = true})))
+    local mqtt
+    mqtt = require"mqttc".create("localhost", function(kind, code)
+      put(kind, code) mqtt:disconnect() put"end" return true
+    end, {port = port, secure = true, shark = shark})
+    """
+    assert lua(code, secure.port) == ["userdata", "userdata", "mqtt connect"]
+
+
+def test_trace_lines_name_the_callback(lua: Lua, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
+    code = """
+    local mqtt
+    mqtt = require"mqttc".create("127.0.0.1", function() error"status" end, function(topic, payload)
+      error"pub"
+    end, {port = port})
+    mqtt:subscribe("named", function() error"ack" end)
+    mqtt:subscribe("last", {onpub = function() put"end" end})
+    mqtt:publish("named", "1", {qos = 1}) mqtt:publish("last", "2", {qos = 1})
+    """
+    with caplog.at_level(logging.ERROR):
+        lua(code, mosquitto.port)
+    for name in ("onpub", "onsuback", "onstatus"):
+        assert f"the callback {name} of an MQTT client failed" in caplog.text
+        assert f"'{name}'" in caplog.text, "in the trace"
+    assert "'f'" not in caplog.text
+
+
+ANSWERS = {"a word": "'soon'", "a table": "{}", "a function": "print", "a bad number": "-1", "ages": "math.huge"}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_nonsensical_answers_of_onstatus(lua: Lua, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    code = f"""
+    local mqtt, times = nil, 0
+    mqtt = require"mqttc".create("127.0.0.1:1", function() return {ANSWERS[what]} end)
+    ba.sleep(100)
+    put(mqtt:status())
+    put"end"
+    """
+    assert lua(code) == ["0 false false 0 0"]
+    assert "onstatus answered" in caplog.text
+
+
+def test_a_full_queue_is_told(lua: Lua) -> None:
+    code = """
+    local mqtt = require"mqttc".create("127.0.0.1:1", function() return 60 end, {queuesize = 2, maxpacketsize = 1000})
+    put(mqtt:publish("t", "1")) put(mqtt:subscribe("t")) put(mqtt:publish("t", "2")) put(mqtt:unsubscribe("t"))
+    put(mqtt:publish("t", ("x"):rep(1000)))
+    put(mqtt:status())
+    local other = require"mqttc".create("127.0.0.1:1", function() return 60 end, {queuesize = 2, queuefull = "drop"})
+    for i = 1, 5 do put(other:publish("t", i)) end
+    put(other:status())
+    put(pcall(require"mqttc".create, "127.0.0.1:1", put, {queuefull = "wait"}))
+    put"end"
+    """
+    lines = lua(code)
+    assert lines[:6] == ["false", "false", "nil full", "nil full", "nil toolarge", "2 false false 0 2"]
+    assert lines[6:12] == ["false"] * 5 + ["2 false false 3 0"]
+    assert "queuefull must be 'raise'" in lines[12]
+
+
+UNLOADS = {"nothing": "", "disconnect": "mqtt:disconnect()", "twice": "mqtt:disconnect() mqtt:close()"}
+
+
+@pytest.mark.parametrize("how", UNLOADS)
+def test_no_will_when_the_server_stops(
+    serve: Callable[..., Served], tmp_path: Path, mosquitto: Mosquitto, how: str
+) -> None:
+    app = tmp_path / "willed"
+    app.mkdir()
+    (app / ".preload").write_text(
+        f"""
+        local mqtt
+        mqtt = require"mqttc".create("127.0.0.1:{mosquitto.port}", function(kind, code)
+          if code == "connect" then print "willing" end
+          return true
+        end, {{will = {{topic = "dead/{how}", payload = "dead"}}}})
+        function onunload() mqtt:publish("dead/{how}", "bye", {{qos = 1}}) {UNLOADS[how]} end
+        """
+    )
+    heard: list[bytes] = []
+    with MqttClient(mosquitto.address, None, lambda topic, payload, *_: heard.append(payload)) as ear:
+        ear.subscribe("dead/#", qos=1)
+        assert ear.flush(5)
+        served = serve(app)
+        gevent.get_hub().threadpool.apply(served.wait_for, ("willing",))
+        assert gevent.get_hub().threadpool.apply(served.stop) == 0
+        ear.publish("dead/mark", "mark", 1)
+        with gevent.Timeout(5):
+            while b"mark" not in heard:
+                gevent.sleep(0.01)
+    assert heard == [b"bye", b"mark"]
+
+
+BEYOND = {
+    "keepalive = 65536": "keepalive must be",
+    "keepalive = -1": "keepalive must be",
+    "timeout = 0": "timeout must be",
+    "timeout = 1e300": "timeout must be",
+    "timeout = 'long'": "timeout must be",
+    "inflight = 0": "inflight must be",
+    "queuesize = 0": "queuesize must be",
+    "maxpacketsize = 1": "maxpacketsize must be",
+}
+
+
+@pytest.mark.parametrize("option", BEYOND)
+def test_options_beyond_their_range(lua: Lua, option: str) -> None:
+    (line,) = lua(f'put(pcall(require"mqttc".create, "127.0.0.1:1", put, {{{option}}})) put"end"')
+    assert BEYOND[option] in line

@@ -651,3 +651,58 @@ def test_any_bytes_end_their_sender_only(vm: Vm) -> None:
     check()
     assert not [report for report in peers.reports if report == "mqtt 128"]
     assert peers.vm.eval("local n = 0 for _ in pairs(router().clients) do n = n + 1 end return n") == (1,)
+
+
+def test_a_packet_has_at_most_1000_filters(peers: Peers) -> None:
+    filters = [f"t{i}" for i in range(1001)]
+    for name, data in (("a", subscribe(5, *filters)), ("b", unsubscribe(5, *filters))):
+        peers.join(name, 5)
+        peers.call("feed", name.encode(), data)
+        answer, ended = peers.taken(name)
+        assert (ended, split(answer)[0][1][0]) == (True, 0x97)
+
+
+def test_a_packet_has_at_most_1000_properties(peers: Peers) -> None:
+    peers.join("a", 5)
+    assert peers.send("a", publish(5, "t", properties=USER * 1000), PINGREQ) == PINGRESP
+    peers.call("feed", b"a", publish(5, "t", properties=USER * 1001))
+    answer, ended = peers.taken("a")
+    assert (ended, split(answer)[0][1][0]) == (True, 0x97)
+
+
+LIMITED = {
+    "levels of filters with wildcards": [f"{i}" + "/+" * 99 for i in range(51)],
+    "bytes of filters": [f"{i}" + "x" * 60_000 for i in range(5)],
+}
+
+
+@pytest.mark.parametrize("what", LIMITED)
+def test_what_the_filters_of_a_client_are(peers: Peers, what: str) -> None:
+    peers.join("a", 5)
+    codes = b"".join(split(peers.send("a", subscribe(5, one)))[0][1][3:] for one in LIMITED[what])
+    assert codes == bytes(len(LIMITED[what]) - 1) + b"\x97"
+    peers.send("a", unsubscribe(5, LIMITED[what][0]))
+    assert split(peers.send("a", subscribe(5, LIMITED[what][-1])))[0][1][3:] == b"\0"
+
+
+def test_the_tree_of_all_clients_is_bounded_and_given_back(peers: Peers) -> None:
+    for number in range(21):
+        peers.join(f"c{number}", 5)
+        filters = [f"{number}/{i}" + "/+" * 98 for i in range(50)]
+        codes = split(peers.send(f"c{number}", subscribe(5, *filters)))[0][1][3:]
+        assert (codes == bytes(50)) is (number < 20)
+    for number in range(21):
+        peers.call("gone", f"c{number}".encode())
+    assert peers.vm.eval("return router().tree.nodes, next(router().tree.root.children)") in ((0,), (0, None))
+
+
+def test_user_properties_do_not_pass_for_others(vm: Vm) -> None:
+    vm.eval("op = {}" + PEERS)
+    body = b"\x26" + text("responsetopic") + text("mine") + USER
+    (found,) = vm.eval(
+        "local p = require 'mqttbroker.properties' local t = p.plain(p.read(..., 1, 'publish')) "
+        "return tostring(t.responsetopic) .. t.k",
+        "=t",
+        varint(len(body)) + body,
+    )
+    assert found == b"nilv"

@@ -462,3 +462,44 @@ def test_local_clients_meet(vm: Vm, port: int, settled: Settled) -> None:
     )
     settled(lambda: vm.eval("return #got") == (4,))
     assert vm.eval("return table.concat(got, ' ')") == (b"ping1 ping2 pong1 pong2",)
+
+
+def test_the_documented_example(vm: Vm, wire: Dial, settled: Settled) -> None:
+    """A client inside the server as applications have it: its onstatus only looks on, its name is `clientId`."""
+    vm.eval(
+        """
+        seen = {}
+        here = broker:createClient(function(kind, code) seen[#seen + 1] = kind .. " " .. code end,
+          function(topic, payload) seen[#seen + 1] = topic .. " " .. tostring(payload) end, {clientId = "inside"})
+        here:subscribe("door/#")
+        """
+    )
+    settled(lambda: vm.eval("return (select(2, here:status()))") == (True,))
+    wire().join(4, "out").send(publish(4, "door/1", b"open"))
+    settled(lambda: vm.eval("return #seen") == (2,))
+    assert seen(vm) == ["mqtt connect", "door/1 open"]
+    assert vm.eval("return here.id, #broker:status().listeners, broker:status().listeners[1].port") == (
+        b"inside",
+        1,
+        vm.eval("return broker:status().port")[0],
+    )
+
+
+def test_an_onstatus_that_fails_keeps_its_client(vm: Vm, port: int, settled: Settled) -> None:
+    vm.eval("here = broker:createClient(function() error 'oh no' end)", "@app.lua")
+    settled(lambda: vm.eval("return (select(2, here:status()))") == (True,))
+    assert vm.eval("return reports[1]") == (b"callback onstatus failed: app.lua:1: oh no",)
+
+
+def test_connections_are_bounded(vm: Vm, settled: Settled) -> None:
+    vm.eval(START.replace("address =", "maxClients = 2, address ="))
+    port = vm.eval("return broker:status().port")[0]
+    first, second = Wire(port).join(4, "a"), Wire(port).join(4, "b")
+    assert Wire(port).rest() == b""
+    assert vm.eval("return reports[1], broker:status().refused") == (b"mqtt 151", 1)
+    first.socket.close()
+    settled(lambda: clients(vm) == 1)
+    third = Wire(port).join(4, "c")
+    assert second.is_alive()
+    assert third.is_alive()
+    vm.eval("broker:close()")

@@ -265,8 +265,10 @@ class MqttHalf:
 
 
 def _decision(answer: Any) -> Any:
-    """Lua's answer: nothing but nil and false is false."""
-    return answer if answer or answer is None or answer is False else _SOON_S
+    """Lua's answer, where nothing but nil and false is false; NotImplemented when there is none."""
+    if answer is NotImplemented or answer is None or isinstance(answer, bool):
+        return answer
+    return answer or _SOON_S
 
 
 _SOON_S = 0.0001
