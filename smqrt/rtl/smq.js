@@ -6,7 +6,8 @@
  *     smq.publish("hello", "greeting");
  *
  * Commands may be given at any time; what needs a connection waits for one. After a reconnect topics are numbered, subscribed and
- * observed again before onreconnect comes, unless the option cleanstart is true.
+ * observed again before onreconnect comes, unless the option cleanstart is true. disconnect() first sends what was published, and its
+ * promise tells whether the broker has it.
  *
  * Words: tid = topic id, etid = this client's private return address, ptid = the publisher's etid, subtid = sub-topic id
  * (0 = none).
@@ -17,7 +18,10 @@ window.SMQ = (() => {
     const INIT = 1, CONNECT = 2, CONNACK = 3, SUBSCRIBE = 4, SUBACK = 5, CREATE = 6, CREATEACK = 7, PUBLISH = 8, UNSUBSCRIBE = 9,
         DISCONNECT = 11, PING = 12, PONG = 13, OBSERVE = 14, UNOBSERVE = 15, CHANGE = 16, CREATESUB = 17, CREATESUBACK = 18;
     const VERSION = 1, SELF = "self";
-    const MAX_PAYLOAD_BYTES = 0xFFF0, MIN_UID_BYTES = 6, MAX_COUNTED_BYTES = 255, MAX_HELD_MESSAGES = 10000, MIN_RETRY_MS = 1000;
+    const MAX_PAYLOAD_BYTES = 0xFFF0, MIN_UID_BYTES = 6, MAX_COUNTED_BYTES = 255, MIN_RETRY_MS = 1000;
+    const MAX_HELD_MESSAGES = 10000, MAX_WAITING_BYTES = 16 * 1024 * 1024, MAX_PACKET_BYTES = 0xFFFF;
+    const DEFAULT_TIMEOUT_MS = 10000, MAX_TIMER_MS = 0x7FFFFFFF; // a longer timer fires at once
+    const MAX_ANSWERS_BYTES = 65536; // of Pongs that wait for a broker which pings and does not read
     const REFUSALS = ["", "protocol version not supported", "server unavailable", "incorrect credentials",
         "client certificate required", "client certificate not accepted", "access denied"];
     const SERVER_UNAVAILABLE = 2;
@@ -102,8 +106,13 @@ window.SMQ = (() => {
         const observers = new Map();     // topic or etid -> function
         let requests = [];               // asked, or to be asked, and not answered: {kind, name, done, restores}
         let held = [];                   // messages that wait for a connection or for numbers
+        let heldBytes = 0;
         let sock = null, etid = 0, seed = 0, address = "", uid = opt.uid;
-        let connectedBefore = false, restoring = false, ended = false, drained = null, retryTimer = 0;
+        let connectedBefore = false, restoring = false, retryTimer = 0, openTimer = 0;
+        let unconfirmed = 0;             // messages sent that the broker is not known to have
+        let parting = null;              // since disconnect(): {promise, resolve, timer, pinged}
+        let ended = false;               // for good: nothing can be sent any more
+        const timeoutMs = opt.timeout > 0 ? Math.min(opt.timeout, MAX_TIMER_MS) : DEFAULT_TIMEOUT_MS;
 
         if (uid && (toBytes(uid).length < MIN_UID_BYTES || toBytes(uid).length > MAX_COUNTED_BYTES)) {
             throw new RangeError("SMQ: a uid has 6 to 255 bytes: " + uid);
@@ -115,10 +124,14 @@ window.SMQ = (() => {
             let opened = false; // whether this connection was accepted
             const ws = sock = new WebSocket(url);
             ws.binaryType = "arraybuffer";
+            unconfirmed = 0;
+            clearTimeout(openTimer);
+            openTimer = setTimeout(() => ws === sock && lost("timeout", true), timeoutMs);
             ws.onmessage = event => {
                 if (ws !== sock) return;
                 try {
                     const bytes = typeof event.data === "string" ? utf8.encode(event.data) : new Uint8Array(event.data);
+                    if (bytes.length > MAX_PACKET_BYTES) throw new Error("packet of " + bytes.length + " bytes");
                     receive(bytes, new DataView(bytes.buffer, bytes.byteOffset));
                 } catch (error) {
                     console.error("SMQ: protocol error", error);
@@ -134,20 +147,49 @@ window.SMQ = (() => {
         function lost(message, canReconnect) {
             const ws = sock;
             sock = null;
+            clearTimeout(openTimer);
             forget();
             if (ws) ws.close();
             if (ended) return;
-            const ms = call(self.onclose, message, canReconnect);
-            if (typeof ms === "number" && ms > 0 && !ended) {
-                retryTimer = setTimeout(open, Math.max(MIN_RETRY_MS, ms * (0.75 + Math.random() / 2)));
-            }
+            const ms = parting ? held.length && canReconnect && MIN_RETRY_MS : call(self.onclose, message, canReconnect);
+            if (ended || sock) return; // onclose has called disconnect()
+            if (typeof ms === "number" && ms > 0) {
+                retryTimer = setTimeout(open, Math.min(MAX_TIMER_MS, Math.max(MIN_RETRY_MS, ms * (0.75 + Math.random() / 2))));
+            } else end(message);
+        }
+
+        function end(why) { // for good: who waits for an answer gets one
+            const [unsent, unanswered] = [held.length, requests];
+            ended = true;
+            clearTimeout(retryTimer);
+            clearTimeout(openTimer);
+            [held, heldBytes, requests] = [[], 0, []];
+            if (sock) lost(why, false);
+            if (unsent) console.warn(`SMQ: ended before ${unsent} messages were sent: ${why}`);
+            unanswered.forEach(asked => asked.done && asked.done(0));
+            if (!parting) return;
+            clearTimeout(parting.timer);
+            parting.resolve(!unsent && !unconfirmed);
+        }
+
+        function part() { // the broker answers in order: its Pong comes when it has all the messages
+            if (!parting || parting.pinged || ended || held.length) return;
+            if (!etid) return end("disconnected");
+            parting.pinged = true;
+            sock.send(packet(PING));
+        }
+
+        function parted() {
+            unconfirmed = 0;
+            sock.send(packet(DISCONNECT));
+            end("disconnected");
         }
 
         function forget() { // numbers do not outlive a connection, wishes do
             if (etid && opt.cleanstart) {
                 for (const names of [topics, subtopics, subscriptions, observers]) names.clear();
                 requests = [];
-                held = [];
+                [held, heldBytes] = [[], 0];
             } else if (etid) {
                 const open = requests.filter(request => !request.restores);
                 const plan = [...subtopics.takeAll().map(name => [CREATESUB, name]),
@@ -187,9 +229,9 @@ window.SMQ = (() => {
             case CHANGE:
                 return changed(view.getUint32(1), view.getUint32(5));
             case PING:
-                return sock.send(packet(PONG));
+                return sock.bufferedAmount < MAX_ANSWERS_BYTES && sock.send(packet(PONG));
             case PONG:
-                return;
+                return parting && parting.pinged && parted();
             case DISCONNECT:
                 return lost(tail(1), tail(1) === RESTART);
             default:
@@ -199,13 +241,14 @@ window.SMQ = (() => {
 
         function greet(rnd, ip) {
             [seed, address] = [rnd, ip];
-            uid = uid || ip + "-" + rnd.toString(16);
+            uid = uid || ip.slice(0, 200) + "-" + rnd.toString(16);
             const credentials = call(self.onauth, rnd, ip) || "";
             if (toBytes(credentials).length > MAX_COUNTED_BYTES) return lost("credentials over 255 bytes", false);
-            if (sock) sock.send(packet(CONNECT, [VERSION], counted(uid), counted(credentials), opt.info || ""));
+            if (sock) sock.send(packet(CONNECT, [VERSION], counted(uid), counted(credentials), String(opt.info || "")));
         }
 
         function accepted(newEtid) {
+            clearTimeout(openTimer);
             etid = newEtid;
             restoring = true;
             const waiting = requests;
@@ -253,6 +296,7 @@ window.SMQ = (() => {
         }
 
         function issue(asked) {
+            if (ended) return asked.done && setTimeout(asked.done, 0, 0);
             if (asked.kind === 0 && etid) return asked.done(0); // concerns only this client
             requests.push(asked);
             if (etid) sock.send(packet(asked.kind, asked.name));
@@ -260,12 +304,20 @@ window.SMQ = (() => {
 
         function acked(kind, name, number) {
             const index = requests.findIndex(asked => asked.kind === kind && asked.name === name);
-            const [asked] = index < 0 ? [] : requests.splice(index, 1);
+            if (index < 0) return; // nobody asked
+            const [asked] = requests.splice(index, 1);
             if (number) learn(kind, name, number);
-            else if (kind !== SUBSCRIBE) held = held.filter(({topic, subtopic}) => name !== (kind === CREATE ? topic : subtopic));
+            else if (kind !== SUBSCRIBE) drop(item => name === (kind === CREATE ? item.topic : item.subtopic), name);
             else if (held.some(({topic}) => topic === name)) resolve(CREATE, name);
-            if (asked && asked.done) asked.done(number);
+            if (asked.done) asked.done(number);
             progress();
+        }
+
+        function drop(isRefused, name) {
+            const kept = held.filter(item => !isRefused(item));
+            if (kept.length < held.length) console.warn(`SMQ: the broker refuses ${name}: ${held.length - kept.length} messages dropped`);
+            held = kept;
+            heldBytes = kept.reduce((size, {data}) => size + data.length, 0);
         }
 
         function learn(kind, name, number) {
@@ -280,19 +332,22 @@ window.SMQ = (() => {
         }
 
         function progress() {
-            while (etid && held.length && send(held[0])) held.shift();
-            if (!held.length && drained) drained();
+            let sent = 0;
+            while (sent < held.length && send(held[sent])) heldBytes -= held[sent++].data.length;
+            held.splice(0, sent);
+            part();
             if (!restoring || !etid || (requests.length && requests[0].restores)) return;
             restoring = false;
             const again = connectedBefore;
             connectedBefore = true;
-            call(again ? self.onreconnect : self.onconnect, etid, seed, address);
+            if (!parting) call(again ? self.onreconnect : self.onconnect, etid, seed, address);
         }
 
         function send({data, topic, subtopic}) {
             const tid = topic === SELF ? etid : topics.number(topic), stid = subtopics.number(subtopic || 0);
             if (!etid || tid === undefined || stid === undefined) return false;
             sock.send(packet(PUBLISH, tid, etid, stid, data));
+            unconfirmed += 1;
             return true;
         }
 
@@ -301,10 +356,12 @@ window.SMQ = (() => {
         self.publish = (data, topic, subtopic) => {
             data = toBytes(data);
             if (data.length > MAX_PAYLOAD_BYTES) throw new RangeError(`SMQ: ${data.length} bytes; a message holds 65520`);
-            const item = {data, topic, subtopic};
+            const item = {data, topic, subtopic}, waitingBytes = heldBytes + (sock ? sock.bufferedAmount : 0);
+            if (parting || ended || waitingBytes + data.length > MAX_WAITING_BYTES) return false; // lost, and the page can know
             if (!held.length && send(item)) return true;
-            if (held.length >= MAX_HELD_MESSAGES) return false; // lost, and the page can know
+            if (held.length >= MAX_HELD_MESSAGES) return false;
             held.push(item);
+            heldBytes += data.length;
             if (onWire(topic)) resolve(CREATE, topic);
             if (typeof subtopic === "string") resolve(CREATESUB, subtopic);
             return true;
@@ -379,14 +436,17 @@ window.SMQ = (() => {
         self.subtopic2tid = subtopic => subtopics.numbers.get(subtopic);
         self.tid2subtopic = stid => subtopics.names.get(stid);
 
-        self.disconnect = () => { // after what was published; does not come back, and onclose is not called
-            ended = true;
+        // After what was published; does not come back, and onclose is not called. Promises whether the broker has it all.
+        self.disconnect = () => {
+            if (parting) return parting.promise;
+            if (ended) return Promise.resolve(true); // what was lost then is in the console
+            parting = {pinged: false};
+            parting.promise = new Promise(resolve => { parting.resolve = resolve; });
+            parting.timer = setTimeout(end, timeoutMs, "no time was left");
             clearTimeout(retryTimer);
-            drained = () => {
-                if (etid) sock.send(packet(DISCONNECT));
-                lost("", false);
-            };
-            if (!etid || !held.length) drained();
+            if (!sock && held.length) open();
+            part();
+            return parting.promise;
         };
 
         open();

@@ -532,7 +532,7 @@ def test_pauses_are_spread(run_in_trouble):
         const pauses = [];
         const setTimeoutOfTheBrowser = window.setTimeout;
         window.setTimeout = (fn, ms) => { if (ms > 1000) pauses.push(ms); return 0; };
-        const clients = Array.from({length: 6}, () => SMQ.Client("ws://127.0.0.1:1/"));
+        const clients = Array.from({length: 6}, () => SMQ.Client("ws://127.0.0.1:1/", {timeout: 500}));
         clients.forEach(client => { client.onclose = () => 8000; });
         for (let i = 0; i < 500 && pauses.length < 6; i++) await new Promise(done => setTimeoutOfTheBrowser(done, 10));
         window.setTimeout = setTimeoutOfTheBrowser;
