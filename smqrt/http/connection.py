@@ -26,13 +26,13 @@ from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
 from smqrt.net.deadlines import NEVER
+from smqrt.net.turn import TURN_S
 
 if TYPE_CHECKING:
     from smqrt.http.server import HttpServer
 
 log = logging.getLogger("smqrt")
 
-REQUESTS_PER_TURN = 64  # of a pipeline
 _READ, _WRITE = 1, 2
 _END = b"\r\n\r\n"
 _CR = 13
@@ -109,11 +109,14 @@ class HttpConnection:
     def _work_off(self) -> None:
         """Answer the requests that have arrived, one after the other, until one blocks or others should have a turn."""
         try:
-            for _ in range(REQUESTS_PER_TURN):
+            until_s = monotonic() + TURN_S
+            while True:
                 head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:
                     return
                 self._begin(Request(head, self))
+                if self.data and monotonic() >= until_s:
+                    break
         except BadRequest as error:
             self._refuse(error)
         except Exception:

@@ -301,7 +301,10 @@ class DiskIo(Io):
         if len(asked) > _PATH_MAX:  # nor shall a stranger have us look for links in it
             raise IoError("notfound", "no path is that long")
         self._refuse_private(asked)
-        path = os.path.realpath(asked)
+        try:
+            path = os.path.realpath(asked, strict=True)  # to the first part that is missing, and no further
+        except OSError as error:
+            raise IoError.of(error, name) from None
         if path == asked or path == self._root:
             return path
         self._refuse_private(path)
