@@ -61,11 +61,11 @@ def test_body(start: Any) -> None:
 
 
 def test_a_body_that_keeps_coming_is_fine(start: Any) -> None:
-    bench = start(QUICK)
+    bench = start(Limits(body_idle_s=0.4))
     bench.handle(lambda request, relpath: request.response.write(request.body()))
     wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n")
     for _ in range(10):
-        gevent.sleep(0.03)
+        gevent.sleep(0.05)
         wire.send(b"x")
     assert wire.answer().body == b"x" * 10
 

@@ -13,6 +13,7 @@ from smqrt.lua.api import base
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from tests.http.cpu import seconds
 
 
 @pytest.mark.parametrize(
@@ -130,3 +131,10 @@ def test_the_calendar_is_that_of_python(seconds: int) -> None:
         True,
         True,
     )
+
+
+@pytest.mark.parametrize("digits", ["1" * 3000, "1" * 1000 + "." + "1" * 1000 + "x", ":" * 3000 + "x"])
+def test_digits_without_end_take_no_time(vm: Vm, digits: str) -> None:
+    source = f"return ba.datetime('2026-11-22T00:00:{digits}x')"
+    assert seconds(lambda: vm.eval(source)) < 0.01
+    assert vm.eval(source) == (None, b"Invalid datetime range")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
+import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,3 +239,54 @@ machine_feed = machine.compile("""
 local ok, all = the_parser:parse((...), true)
 return ok and all and ba.json.encode(table.unpack(all)) or ok and '' or 'error'
 """)
+
+
+PIECES = ["\\u00e4", "\\ud83d\\ude00", "\\ud83d", "\\ude00", "\\\\", "\\n", "x", "\\\\u", '\\"']
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), st.integers(0, 12))
+def test_long_strings_with_escapes(pieces: list[str], shift: int) -> None:
+    """They are decoded in portions: no escape and no pair may be cut."""
+    unit = "".join(pieces)
+    inner = "x" * shift + unit * (50_000 // len(unit))
+    assert long_strings.eval("return ba.json.decode((...))[1]", "=x", f'["{inner}"]'.encode())[0] == wanted(inner)
+
+
+def wanted(inner: str) -> bytes:
+    return str(json.loads(f'"{inner}"')).encode("utf-8", "surrogatepass")
+
+
+long_strings = Vm()
+base.install(long_strings, Services())
+
+
+def test_two_decode_at_the_same_time(vm: Vm) -> None:
+    """Each gives way in the middle, and goes on with its own options."""
+    vm.eval("""
+      done, text = {}, "[" .. ("null,[[1]],"):rep(20000) .. "1]"
+      function decode(name, ...)
+        local value, word = ba.json.decode(text, ...)
+        done[name] = value and value[1] == ba.json.null and #value or value and "nil" or word
+      end
+    """)
+    names = {"null": "true", "nil": "false", "shallow": "true, 2", "again": "true"}
+    for name, options in names.items():
+        vm.eval(f"ba.thread.run(function() decode('{name}', {options}) end)")
+    wait_until(lambda: vm.eval("local n = 0 for _ in pairs(done) do n = n + 1 end return n") == (4,))
+    assert vm.eval("return done.null, done['nil'], done.shallow, done.again") == (40001, b"nil", b"parse", 40001)
+
+
+def test_a_long_text_in_a_place_that_can_not_wait(vm: Vm) -> None:
+    source = """
+      local text = "[" .. ("1,"):rep(20000) .. "1]"
+      return select(2, string.gsub("x", "x", function() return #ba.json.decode(text) end)), #ba.json.decode(text)
+    """
+    assert vm.eval(source) == (1, 20001)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = monotonic() + 10
+    while not condition():
+        assert monotonic() < until
+        gevent.sleep(0.005)

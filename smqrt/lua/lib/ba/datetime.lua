@@ -9,6 +9,7 @@ local getmetatable, maxinteger, setmetatable, tointeger, tonumber =
 local DAY_S <const>, BILLION <const> = 86400, 1000000000
 local MIN_S <const>, MAX_S <const> = -62135596800, 253402300799 -- the years 1 to 9999
 local MAX_OFFSET <const> = 24 * 60
+local MAX_TEXT_BYTES <const> = 64 -- 36 are needed
 local RANGE <const> = "Invalid datetime range"
 local NANOSECONDS <const> = {days = DAY_S * BILLION, hours = 3600 * BILLION, mins = 60 * BILLION, secs = BILLION, nsecs = 1}
 
@@ -77,6 +78,7 @@ local function offset_of(zone)
 end
 
 local function from_text(text)
+  if #text > MAX_TEXT_BYTES then return nil, RANGE end -- the patterns below try every way to divide digits
   local year, month, day, rest = match(text, "^(%d%d%d%d)-(%d%d)-(%d%d)(.*)$")
   if not year then return nil, RANGE end
   local hour, min, sec, fraction, zone = "0", "0", "0", "", ""
