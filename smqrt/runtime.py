@@ -18,8 +18,9 @@ from gevent.event import Event
 
 from smqrt import reload
 from smqrt.http.access import Access
+from smqrt.http.help import Help
 from smqrt.http.limits import Limits
-from smqrt.http.listing import Listing
+from smqrt.http.listing import Entry, Listing
 from smqrt.http.made import server_io
 from smqrt.http.private import Private
 from smqrt.http.resources import DiskIo, Io
@@ -134,6 +135,7 @@ class Server:
             rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
         rtl.insert(JournalService(writer.opened, self.settings.commit_mib << 20))
         self.root.insert(rtl)
+        self.root.insert(Help())
 
     def _reachable_url(self) -> str:
         """The address at which processes of this machine reach the server."""
@@ -171,7 +173,7 @@ class Server:
             self.applications.append(application)
             self._tell(application, _outcome(application))
         if all(application.name for application in self.applications):
-            self.root.insert(Listing(lambda: [(one.name, one.error is None) for one in self.applications]))
+            self.root.insert(Listing(lambda: [Entry(one.name, one.about, one.error) for one in self.applications]))
 
     def _tell(self, application: Application, outcome: str) -> None:
         self._report(f"app {_shown_name(application)} at {application.uri}: {outcome}")

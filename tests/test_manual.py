@@ -22,10 +22,10 @@ import pytest
 from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.broker.stats import Drop
-from smqrt.cli.help import manual
 from smqrt.errors import CloseReason
 from smqrt.http.head import MAX_FIELDS
 from smqrt.http.server import Limits
+from smqrt.manual import pages as manual
 from smqrt.net import datapath
 from smqrt.net.tls import HANDSHAKE_S
 from smqrt.settings import environment_name, flag, table

@@ -13,7 +13,7 @@
 </head>
 <body>
     <header>
-        <h1>Door</h1>
+        <div><a class="back" href="/">Applications</a><h1>Door</h1></div>
         <output id="state" class="state">not signed in</output>
     </header>
     <main>

@@ -2,6 +2,17 @@
 
 const SHOWN = 40;
 const WAYS = {in: "MQTT → SMQ", out: "SMQ → MQTT", both: "MQTT ↔ SMQ"};
+const OTHER = "start this server with the address of another: MQTT_BROKER=mqtt://broker.example smqrt serve app_preload";
+const TROUBLES = {
+    cannotresolve: ["Nobody knows that name", `Correct it, and ${OTHER}`],
+    cannotconnect: ["No MQTT broker answers there", `Start one, such as mosquitto, or ${OTHER}`],
+    timeout: ["It took too long to answer", "Is a firewall between?"],
+    socketclosed: ["It has closed the connection", ""],
+    socketreadfailed: ["The connection broke", ""],
+    sslnottrusted: ["Its certificate is of nobody that this server trusts", ""],
+    sslhandshake: ["It does not speak TLS as this server does", "Is that a port for TLS?"],
+};
+const REFUSED = ["It refuses the bridge", "User and password stand in the address: mqtt://user:password@host"];
 const byId = id => document.getElementById(id);
 
 function showState(text, kind) {
@@ -14,13 +25,20 @@ function element(name, text, kind = "") {
 }
 
 function showBroker(state) {
-    showState(state.connected ? "connected to " + state.broker : `${state.broker}: ${state.reason}`, state.connected ? "up" : "down");
+    showState(state.connected ? "connected to " + state.broker : state.reason === "connecting" ? "connecting …" : "not connected", state.connected ? "up" : "down");
+    showTrouble(state);
     byId("rules").replaceChildren(...state.rules.map(rule => {
         const item = element("li", "");
         item.append(element("code", rule.mqtt + "#"), ` ${rule.way === "in" ? "→" : rule.way === "out" ? "←" : "↔"} `,
             element("code", rule.smq + "#"), element("span", " " + rule.data, "soft"));
         return item;
     }));
+}
+
+function showTrouble({connected, broker, reason}) {
+    const [what, remedy] = TROUBLES[reason] || (reason.startsWith("connect ") ? REFUSED : ["It is not connected", ""]);
+    byId("trouble").hidden = connected || reason === "connecting";
+    byId("trouble").textContent = `${broker}: ${what} (${reason}); the bridge tries again by itself. ${remedy}`;
 }
 
 function showCounts(counts) {

@@ -1,9 +1,10 @@
-"""The page at `/` of a server with several applications: a list of them."""
+"""The page at `/` of a server with several applications: what each is, and the way to the manual."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from html import escape
+from typing import NamedTuple
 from urllib.parse import quote
 
 from smqrt.http.message import Request
@@ -13,29 +14,39 @@ LAST = -127  # after every application
 
 _PAGE = """<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Applications</title>
 <link rel="icon" href="data:,">
-<style>
-  :root {{ color-scheme: light dark }}
-  body {{ font: 1.05rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 12vh auto; padding: 0 1.2rem }}
-  h1 {{ font-size: 1.4rem; font-weight: 600 }}
-  ul {{ list-style: none; padding: 0 }}
-  li {{ margin: .5rem 0 }}
-  a, li > span {{ display: block; padding: .7rem 1rem; border: 1px solid #8885; border-radius: .6rem }}
-  a {{ color: inherit; text-decoration: none }}
-  a:hover, a:focus-visible {{ border-color: #28c; color: #28c }}
-  .failed {{ color: #c33 }}
-</style>
-<h1>Applications</h1>
-<ul>
+<link rel="stylesheet" href="/rtl/page.css">
+<link rel="stylesheet" href="/rtl/manual.css">
+</head>
+<body>
+<header><h1>Applications</h1><p><a href="/help/">Manual</a></p></header>
+<main>
+<p class="soft">{count} on this server.</p>
+<ul class="applications">
 {items}
 </ul>
+</main>
+</body>
 </html>
 """
 
-Entry = tuple[str, bool]  # name, whether it runs
+
+class Entry(NamedTuple):
+    """An application in the list.
+
+    Attributes:
+        name: the path segment it is mounted under.
+        about: what it is, one sentence; may be empty.
+        error: why it does not run, None when it does.
+    """
+
+    name: str
+    about: str
+    error: str | None
 
 
 class Listing(Directory):
@@ -53,15 +64,19 @@ class Listing(Directory):
         """See `Directory.service`."""
         if relpath:
             return False
-        items = "\n".join(_item(name, runs) for name, runs in self._entries())
+        shows_errors = request.access.shows_errors(request)
+        items = [_item(entry, shows_errors) for entry in self._entries()]
+        count = f"{len(items)} application{'s' if len(items) != 1 else ''}"
         response = request.response
         response.headers.set("Content-Type", "text/html; charset=utf-8")
         response.headers.set("Cache-Control", "no-store")
-        response.write(_PAGE.format(items=items or "<li>There is none.</li>").encode())
+        response.write(_PAGE.format(count=count, items="\n".join(items)).encode("utf-8", "backslashreplace"))
         return True
 
 
-def _item(name: str, runs: bool) -> str:
-    if not runs:
-        return f'<li><span class="failed">{escape(name)}: failed, see the server\'s output</span></li>'
-    return f'<li><a href="/{quote(name)}/">{escape(name)}</a></li>'
+def _item(entry: Entry, shows_errors: bool) -> str:
+    name, about = escape(entry.name), f'<p class="soft">{escape(entry.about)}</p>' if entry.about else ""
+    if entry.error is None:
+        return f'<li class="card"><h2><a href="/{quote(entry.name)}/">{name}</a></h2>{about}</li>'
+    failure = f"<pre>{escape(entry.error)}</pre>" if shows_errors else "<p>The server's log says why.</p>"
+    return f'<li class="card"><h2>{name} <span class="failed">failed</span></h2>{about}{failure}</li>'

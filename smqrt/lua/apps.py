@@ -23,10 +23,13 @@ from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multip
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.manual import first_sentence
 from smqrt.pyapps import PRELOAD as PYTHON_PRELOAD
 from smqrt.pyapps import PythonApplication
 
 log = logging.getLogger("smqrt.lua")
+
+_README, _README_BYTES = "README.md", 8192  # its beginning is enough
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -117,12 +120,14 @@ class Application:
     Attributes:
         name: the path segment it is mounted under, "" for the root.
         path: its folder or ZIP file.
+        about: what it is: the first sentence of its README.md, empty without one.
         error: why it does not run, the author's file and line first; None when it runs.
     """
 
     def __init__(self, name: str, path: Path, start: Callable[[], Running]) -> None:
         self.name = name
         self.path = path
+        self.about = ""
         self.error: str | None = None
         self._start = start
         self._running: Running | None = None
@@ -137,6 +142,7 @@ class Application:
         self.error = None
         try:
             self._running = self._start()
+            self.about = _about(self._running.reader.io)
         except IoError as error:
             self.error = f"{self.path}: {error}"
             log.error("application %s: %s", self.uri, self.error)
@@ -250,6 +256,14 @@ class Applications:
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref
+
+
+def _about(io: Io) -> str:
+    try:
+        with io.open(_README) as file:
+            return first_sentence(file.read(_README_BYTES).decode("utf-8", "replace"))
+    except IoError:
+        return ""
 
 
 def _has(io: Io, name: str) -> bool:

@@ -119,11 +119,14 @@ def test_the_broker_may_come_later(tmp_path: Path, broker: Mosquitto, bridge: Se
     expect(page.get_by_role("status")).to_contain_text("connected")
     broker.stop()
     expect(page.get_by_role("status")).to_have_attribute("data-kind", "down")
+    expect(page.get_by_role("alert")).to_contain_text("No MQTT broker answers there (cannotconnect)")
+    expect(page.get_by_role("alert")).to_contain_text("MQTT_BROKER=mqtt://broker.example smqrt serve")
     send(page, "home/kept", '"while it was away"')
     again = Mosquitto(tmp_path, "", port=broker.port)
     try:
         expect(page.get_by_role("status")).to_have_attribute("data-kind", "up")
         publish(again, "house/back", "[1]")
         expect(flow(page).first).to_contain_text("home/back")
+        expect(page.get_by_role("alert")).to_be_hidden()
     finally:
         again.stop()

@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from tests.conftest import REPOSITORY, Served
 
 PAGES = ["/", "/chat/", "/led/", "/led/lamp.html", "/rpc/", "/python/", "/auth/", "/mqtt-bridge/", "/telemetry/"]
+PAGES += ["/help/", "/help/serving", "/help/hub-api", "/help/decisions/0001-http-front"]
 TOO_WIDE = "document.documentElement.scrollWidth > innerWidth"
 UNNAMED = """() => [...document.querySelectorAll("input, select, button, a")]
     .filter(item => !item.labels?.length && !item.getAttribute("aria-label") && !item.textContent.trim())
@@ -43,12 +44,25 @@ def test_light_and_dark_differ(served_demos: Served, new_page: Callable[..., Any
     assert backgrounds[0] != backgrounds[1]
 
 
-def test_the_list_leads_to_every_application(served_demos: Served, new_page: Callable[..., Any]) -> None:
+def test_the_list_leads_to_every_application_and_back(served_demos: Served, new_page: Callable[..., Any]) -> None:
     page = new_page(served_demos.url)
     names = [path.name for path in sorted((REPOSITORY / "app_preload").iterdir()) if path.is_dir()]
-    expect(page.get_by_role("link")).to_have_text(names)
-    page.get_by_role("link", name="chat").click()
-    expect(page.get_by_role("heading")).to_have_text("Chat")
+    expect(page.locator("main").get_by_role("link")).to_have_text(names)
+    expect(page.locator("main li p")).to_have_count(len(names))
+    for name in names:
+        page.get_by_role("link", name=name, exact=True).click()
+        page.get_by_role("link", name="Applications").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Applications")
+
+
+def test_the_manual(served_demos: Served, new_page: Callable[..., Any]) -> None:
+    page = new_page(served_demos.url)
+    page.get_by_role("link", name="Manual").click()
+    page.get_by_role("navigation").get_by_role("link", name="Security").click()
+    expect(page.get_by_role("heading", level=1, name="Security")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Serving").click()
+    expect(page).to_have_url(served_demos.url + "/help/serving#settings")
+    expect(page.get_by_role("table").first).to_be_visible()
 
 
 def test_the_javascript_of_the_manual_runs(served_demos: Served, new_page: Callable[..., Any]) -> None:

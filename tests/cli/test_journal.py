@@ -19,10 +19,10 @@ from gevent import subprocess as green
 
 from smqrt.cli import cli
 from smqrt.cli.connecting import connection_options
-from smqrt.cli.help import manual
 from smqrt.cli.journal import journal
 from smqrt.journal import index, progress, segment
 from smqrt.journal.settings import names
+from smqrt.manual import pages as manual
 from tests.journal.made import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker
 

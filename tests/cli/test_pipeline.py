@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.cli import cli
-from smqrt.cli.help import manual
 from smqrt.cli.pipeline_progress import shown
 from smqrt.cli.pipeline_table import line, table
+from smqrt.manual import pages as manual
 from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
 from tests.conftest import REPOSITORY
