@@ -15,7 +15,19 @@ from smqrt.net.listener import Listener
 from smqrt.net.tls import server_context
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW, TLS, WS, Authority, Device, client_context, connect_packet, publish, wait_until
+from tests.device import (
+    KINDS,
+    RAW,
+    RAW_HEADERS,
+    TLS,
+    WS,
+    Authority,
+    Device,
+    client_context,
+    connect_packet,
+    publish,
+    wait_until,
+)
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"
 
@@ -291,13 +303,13 @@ WRONG = {
     "smq:create('a', -1)": "tid: ",
     "smq:create(('n'):rep(65528))": "topic: ",
     "smq:createsub({})": "bad argument #1 to 'createsub'",
-    "smq:publish()": "bad argument #1 to 'publish'",
+    "smq:publish()": "bad argument #2 to 'publish'",
     "smq:publish(print, 'a')": "bad argument #1 to 'publish'",
     "smq:publish('x')": "bad argument #2 to 'publish'",
     "smq:publish('x', 'a', {})": "bad argument #3 to 'publish'",
     "smq:publish('x', 'a', nil, 'b')": "bad argument #4 to 'publish'",
     "smq:publish(('x'):rep(65521), 'a')": "data: ",
-    "smq:pubon({}, 1, 2)": "bad argument #1 to 'pubon'",
+    "smq:pubon(print, 1, 2)": "bad argument #1 to 'pubon'",
     "smq:pubon('x', 'a', 2)": "bad argument #2 to 'pubon'",
     "smq:subscribe()": "bad argument #1 to 'subscribe'",
     "smq:subscribe(4711)": "topic: ",
@@ -455,6 +467,96 @@ def test_client_certificates(lua: Callable[[str], LuaSite], tmp_path: Path) -> N
         device.close()
     listener.close()
     assert site.calls == [(True, b"alice"), (True, b"mallory"), (None, b"none")]
+
+
+def test_info_is_one_table_for_both_and_knows_the_session(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""
+      local seen
+      smq = require"smq.hub".create{
+        authenticate = function(credentials, info) seen = info return 0 end,
+        onconnect = function(etid, info, peer)
+          local user = info.session and info.session.user
+          record(info == seen, info.sock == peer.sock, user, info.uname, info.url, info.data.b)
+        end,
+      }
+      ba.session(1)
+    """)
+    site.server.write("", {"login.lsp": "<?lsp request:session(true).user = 'ada' ?>"})
+    cookie = site.server.ask("/login.lsp").headers["Set-Cookie"].partition(";")[0]
+    for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", False)):
+        site.devices.append(Device(("127.0.0.1", site.server.port), RAW))
+        site.devices[-1].start(target="/smq.lsp?a=1&b=two", headers=RAW_HEADERS + headers).connect(b"uid-a1")
+        assert site.come(1) == [(True, True, user, None, b"/smq.lsp", b"two")]
+        site.calls.clear()
+
+
+PAYLOADS = {
+    "'text'": b"text",
+    "'\\255'": b"\xff",
+    "ba.bytearray.create('ab')": b"ab",
+    "{a = 1}": b'{"a":1}',
+    "{1, 2.5, true, 'x'}": b'[1,2.5,true,"x"]',
+    "5": b"5",
+    "-0.5": b"-0.5",
+    "true": b"true",
+    "nil": b"null",
+    "ba.json.null": b"null",
+    "0/0": b"null",
+    "{0/0, 1/0}": b"[null,null]",
+}
+
+
+@pytest.mark.parametrize("data", PAYLOADS)
+def test_payloads_follow_the_same_rules_as_in_python(lua: Callable[[], LuaSite], data: str) -> None:
+    site = lua()
+    device, other = site.device(), site.device(b"other-1")
+    site.run(f"smq:publish({data}, {device.etid}) smq:pubon({data}, {device.etid}, {other.etid})")
+    device.expect(publish(device.etid, 1, PAYLOADS[data]), publish(device.etid, other.etid, PAYLOADS[data]))
+
+
+@pytest.mark.parametrize("data", ["print", "request", "smq", "coroutine.create(print)"])
+def test_what_is_no_payload_is_named(lua: Callable[[], LuaSite], data: str) -> None:
+    (message,) = lua().run(f"record(select(2, pcall(smq.publish, smq, {data}, 'news')))")
+    assert b"bad argument #1 to 'publish' (string, table, number, boolean or nil expected, got " in message
+
+
+def test_an_unknown_option_is_named_in_the_trace(
+    lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    lua("\nsmq = require'smq.hub'.create{onpubish = print, [5] = 6, keepidle = 60}")
+    for option in ("onpubish", "5"):
+        assert f"root/.preload:2: smq.hub has no option '{option}': it means nothing" in caplog.text
+    assert "keepidle" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "callback", ["authenticate", "permittop", "onconnect", "onpublish", "ondrop", "onmsg", "onclose"]
+)
+def test_the_log_names_the_callback_and_the_hub(
+    lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture, callback: str
+) -> None:
+    site = lua(f"\nsmq = require'smq.hub'.create{{{callback} = function() error 'on purpose' end}}")
+    device = site.open().send(connect_packet(b"uid-a1"))
+    if callback == "authenticate":
+        device.expect_end(wire.connack(6, 0))
+    else:
+        device.accepted()
+        device.send(b"\x04news", publish(4711, device.etid, b"x"), publish(1, device.etid, b"x")).receive()
+        device.expect_nothing()
+        device.close()
+    wait_until(lambda: "on purpose" in caplog.text, "the log")
+    assert f"error in {callback} of the hub made at root/.preload:2: root/.preload:2: on purpose" in caplog.text
+    assert "'f'" not in caplog.text
+
+
+def test_close_ends_clients_without_a_word(lua: Callable[[], LuaSite]) -> None:
+    site = lua()
+    device = site.device()
+    site.run("smq:close() smq:close()")
+    device.expect_end()
+    (message,) = site.run("record(select(2, pcall(smq.publish, smq, 'x', 'news')))")
+    assert b"this hub has been closed" in message
 
 
 @pytest.mark.parametrize("module", ["smq.broker", "smqbroker"])

@@ -40,24 +40,24 @@ _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
 class Callback:
     """A Lua function as a handler; the reference is given back when nobody needs it any more."""
 
-    __slots__ = ("_ref", "_vm")
+    __slots__ = ("_ref", "_vm", "_what")
 
-    def __init__(self, vm: Vm, ref: int) -> None:
-        self._vm, self._ref = vm, ref
+    def __init__(self, vm: Vm, ref: int, what: str) -> None:
+        self._vm, self._ref, self._what = vm, ref, what
 
     def __call__(self, *arguments: Any) -> Any:
-        return ask(self._vm, self._ref, (), *arguments)
+        return ask(self._vm, self._ref, self._what, (), *arguments)
 
     def __del__(self) -> None:
         get_hub().loop.run_callback(self._vm.free, self._ref)
 
 
-def ask(vm: Vm, ref: int, otherwise: Any, *arguments: Any) -> Any:
-    """The values of a Lua callback, or `Pending`; after an error, which is logged, `otherwise`."""
+def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
+    """The values of the Lua callback `what`, or `Pending`; after an error, which is logged, `otherwise`."""
     try:
         answer = vm.call(ref, *arguments)
     except LuaError as error:
-        log.error("%s", error)
+        log.error("error in %s: %s", what, error)
         return otherwise
     if not isinstance(answer, Pending):
         return answer
@@ -65,7 +65,7 @@ def ask(vm: Vm, ref: int, otherwise: Any, *arguments: Any) -> Any:
 
     def settled(values: Any, error: BaseException | None) -> None:
         if error is not None:
-            log.error("%s", error)
+            log.error("error in %s: %s", what, error)
         later.resolve(otherwise if error is not None else values)
 
     answer.then(settled)
@@ -90,10 +90,11 @@ class LuaBroker:
         refs: callback name to Lua reference.
         options: the other options.
         journal: the option `journal`.
+        label: says in the log whose a callback is.
     """
 
-    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options, journal: Any) -> None:
-        self._vm, self._half, self._refs = vm, half, refs
+    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options, journal: Any, label: str) -> None:
+        self._vm, self._half, self._refs, self.label = vm, half, refs, label
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         self.broker = Broker(Hooks(**adapters), options)
@@ -110,7 +111,7 @@ class LuaBroker:
             self.journal.close()
 
     def _ask(self, name: str, otherwise: Any, *arguments: Any) -> Any:
-        return ask(self._vm, self._refs[name], otherwise, *arguments)
+        return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
 
     def _authenticate(self, credentials: bytes, session: Session) -> Any:
         answer = self._ask("authenticate", _DENIED, credentials, self._half.handle(session))
@@ -223,15 +224,22 @@ class HubHalf:
         head = [part.encode("latin-1", "replace") for pair in request.headers for part in pair]
         return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
 
+    def session(self, number: int) -> int | None:
+        """The number of the session of the browser that opened a connection."""
+        origin = self._sessions[number].origin
+        find = origin.request.env.get("find_session") if origin and origin.request else None
+        session = find(origin.request) if find else None
+        return session.number if session else None
+
     def socket(self, number: int) -> int:
         """The number of the socket that a client is to Lua (`peer.sock`)."""
         return self._sockets.add(PeerEnd(self._session(number)))
 
     # ---- brokers
 
-    def create(self, shared: bool, *pairs: Any) -> int:
+    def create(self, shared: bool, label: bytes, *pairs: Any) -> int:
         """Create a broker of `name, value` pairs: callbacks as references, options as values. `shared`: by a module
-        that all applications share, so that it ends with none of them.
+        that all applications share, so that it ends with none of them. `label`: see `LuaBroker`.
         """
         given = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
@@ -241,7 +249,7 @@ class HubHalf:
         if "origins" in values:
             values["origins"] = Origins(values["origins"].decode("utf-8", "replace"))
         journal = json.loads(values.pop("journal", b"[false]"))[0]
-        broker = LuaBroker(self._vm, self, refs, Options(**values), journal)
+        broker = LuaBroker(self._vm, self, refs, Options(**values), journal, label.decode("utf-8", "replace"))
         if not shared:
             place.own(broker)
         number = next(self._numbers)
@@ -274,15 +282,20 @@ class HubHalf:
 
     def subscribe(self, number: int, topic: bytes | int, ref: int | None, subtopic: bytes | int | None) -> int:
         """See `Broker.subscribe`."""
-        return self.of(number).subscribe(topic, Callback(self._vm, ref) if ref else None, subtopic)
+        return self.of(number).subscribe(topic, self._callback(number, ref, "onmsg"), subtopic)
+
+    def _callback(self, number: int, ref: int | None, name: str) -> Callback | None:
+        return Callback(self._vm, ref, name + self._brokers[number].label) if ref else None
 
     def onmsg(self, number: int, ref: int | None) -> None:
         """See `Broker.onmsg`."""
-        self.of(number).onmsg(Callback(self._vm, ref) if ref else None)
+        self.of(number).onmsg(self._callback(number, ref, "onmsg"))
 
     def observe(self, number: int, topic: bytes | int, ref: int) -> bool | None:
         """See `Broker.observe`."""
-        return self.of(number).observe(topic, Callback(self._vm, ref))
+        observer = self._callback(number, ref, "observe")
+        assert observer
+        return self.of(number).observe(topic, observer)
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""
@@ -315,8 +328,8 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics peer_dropped drops journal origin socket create release subscribe onmsg observe "
-    "deliver_default peers etid2peer belongs names"
+    "on_forget peer peer_topics peer_dropped drops journal origin session socket create release subscribe onmsg "
+    "observe deliver_default peers etid2peer belongs names"
 )
 _SHARED = (
     "create:topic createsub gettid publish pubon unsubscribe unobserve queuesize tid2topic topic2tid tid2subtopic "

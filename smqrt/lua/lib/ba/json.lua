@@ -130,3 +130,19 @@ function ba.json.encode(...)
   if #texts == 0 then core.bad_argument(1, "encode", "table", nil) end
   return concat(texts)
 end
+
+--- What is published for `value`: strings and bytearrays as they are, everything else as JSON, with null for nil and for what is no
+-- number. Raises the error of a wrong argument for what JSON has no form for.
+function core.payload(value, index, fname)
+  local kind = rawtype(value)
+  if kind == "string" then return value end
+  if kind == "nil" then return "null" end
+  if core.is_bytearray(value) then return tostring(value) end
+  local plain = kind == "number" or kind == "boolean" or kind == "table"
+  if not plain or core.type(value) == "userdata" and value ~= ba.json.null then
+    core.bad_argument(index, fname, "string, table, number, boolean or nil", value)
+  end
+  local ok, text = pcall(encode, {value})
+  if not ok then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (nested too deeply)") end
+  return text:sub(2, -2)
+end

@@ -86,13 +86,6 @@ local function optional_ref(f, index, fname)
   return f ~= nil and ref(arg["function"](f, index, fname)) or nil
 end
 
-local function payload(data)
-  if type(data) ~= "table" then return tostring(data) end
-  local text, fault = ba.json.encode(data)
-  if not text then core.raise("bad argument #1 to 'publish' (" .. fault .. ")") end
-  return text
-end
-
 -- A topic whose number this client knows: what can be observed or unsubscribed.
 local function known(number, topic, fname)
   topic = name(topic, 1, fname)
@@ -149,7 +142,7 @@ end
 
 -- syntax: smq:publish(data, topic [,subtopic])                                       -> whether it is on its way
 function methods.publish(self, data, topic, subtopic)
-  return py.publish(handle(self), payload(data), name(topic, 2, "publish"), arg.optional(name, subtopic, nil, 3, "publish"))
+  return py.publish(handle(self), core.payload(data, 1, "publish"), name(topic, 2, "publish"), arg.optional(name, subtopic, nil, 3, "publish"))
 end
 
 function methods.unsubscribe(self, topic)

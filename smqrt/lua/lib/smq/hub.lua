@@ -61,10 +61,10 @@ end
 
 local function describe(number, peer)
   local facts = {py.origin(number)}
-  local queries = facts[4]
+  local queries, session = facts[4], py.session(number)
   return {
     seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
-    uid = peer.uid, info = peer.info, sock = peer.sock, session = false,
+    uid = peer.uid, info = peer.info, sock = peer.sock, session = session and ba.session(session) or false,
     data = collect({}, facts, 5, 4 + queries), header = collect({}, facts, 5 + queries, #facts),
   }
 end
@@ -78,28 +78,30 @@ end
 
 -- ---- callbacks: how each is called from Python
 
--- Calls f for each message of a run. An error is logged, and does not keep f from the messages behind it.
-local function each_frame(run, f)
+-- In these, an application's function has the name of its callback, because Lua's traceback shows it.
+
+-- Calls `handle` for each message of a run. An error is logged, and does not keep `handle` from the messages behind it.
+local function each_frame(run, what, handle)
   local at, size = 1, #run
   local function walk()
     while at < size do
       local from = at
       local length, _, tid, ptid, subtid = unpack(PUBLISH, run, from)
       at = from + length
-      f(sub(run, from + HEADER, at - 1), ptid, tid, subtid, from, at - 1)
+      handle(sub(run, from + HEADER, at - 1), ptid, tid, subtid, from, at - 1)
     end
   end
   while at < size do
     local ok, message = xpcall(walk, core.traceback)
-    if not ok then core.log_error(message) end
+    if not ok then core.log_error("error in " .. what .. ": " .. message) end
   end
 end
 
--- The frames of a run that f lets pass: true for all of them, else a string.
-local function passing(f, run, peer)
+-- The frames of a run that onpublish lets pass: true for all of them, else a string.
+local function passing(onpublish, what, run, peer)
   local kept_frames, count, bytes = {}, 0, 0
-  each_frame(run, function(data, ptid, tid, subtid, from, to)
-    if f(data, ptid, tid, subtid, peer) then
+  each_frame(run, what, function(data, ptid, tid, subtid, from, to)
+    if onpublish(data, ptid, tid, subtid, peer) then
       count, bytes = count + 1, bytes + to - from + 1
       kept_frames[count] = sub(run, from, to)
     end
@@ -109,51 +111,58 @@ end
 
 local adapters = {}
 
-function adapters.authenticate(f)
+function adapters.authenticate(authenticate)
   return function(credentials, number)
-    local code, reason = f(credentials, (info_of(number)))
+    local code, reason = authenticate(credentials, (info_of(number)))
     if math.type(code) ~= "integer" or code < 0 or code > 6 then return 6, "" end
     return code, reason and tostring(reason) or ""
   end
 end
 
-function adapters.permittop(f)
-  return function(topic, issub, number) return f(topic, issub, peer_of(number)) and true or false end
+function adapters.permittop(permittop)
+  return function(topic, issub, number)
+    local permitted = permittop(topic, issub, peer_of(number))
+    return permitted and true or false
+  end
 end
 
-function adapters.permitsubtop(f)
-  return function(subtopic, number) return f(subtopic, peer_of(number)) and true or false end
+function adapters.permitsubtop(permitsubtop)
+  return function(subtopic, number)
+    local permitted = permitsubtop(subtopic, peer_of(number))
+    return permitted and true or false
+  end
 end
 
-function adapters.onconnect(f)
+function adapters.onconnect(onconnect)
   return function(etid, number)
     local info, peer = info_of(number)
-    f(etid, info, peer)
+    infos[peer] = nil -- nobody needs the request's head any more
+    onconnect(etid, info, peer)
   end
 end
 
-function adapters.onclose(f)
+function adapters.onclose(onclose)
   return function(etid, number, word, reason)
     local peer = peer_of(number)
-    f(etid, peer.sock, peer, word or 0, reason)
+    onclose(etid, peer.sock, peer, word or 0, reason)
   end
 end
 
-function adapters.onpublish(f)
-  return function(run, tid, ptid, number) return passing(f, run, peer_of(number)) end
+function adapters.onpublish(onpublish, what)
+  return function(run, tid, ptid, number) return passing(onpublish, what, run, peer_of(number)) end
 end
 
-function adapters.ondrop(f)
+function adapters.ondrop(ondrop, what)
   return function(run, tid, ptid, number)
     local peer = peer_of(number)
-    each_frame(run, function(data, sender, topic, subtid) f(data, sender, topic, subtid, peer) end)
+    each_frame(run, what, function(data, sender, topic, subtid) ondrop(data, sender, topic, subtid, peer) end)
   end
 end
 
-function adapters.log(f)
+function adapters.log(log)
   return function(number, text)
     local peer = number and peer_of(number)
-    f(peer and peer.sock, text)
+    log(peer and peer.sock, text)
   end
 end
 
@@ -161,15 +170,6 @@ end
 
 local function name(value, index, fname)
   if type(value) == "number" then return arg.integer(value, index, fname) end
-  return arg.string(value, index, fname)
-end
-
-local function payload(value, index, fname)
-  if type(value) == "table" then
-    local text, fault = ba.json.encode(value)
-    if not text then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. fault .. ")") end
-    return text
-  end
   return arg.string(value, index, fname)
 end
 
@@ -270,24 +270,24 @@ function smq.subtopics(self) return iterate(self, true) end
 
 -- syntax: smq:publish(data, topic [,subtopic [,ptid]])     -> messages waiting in the server's queue
 function smq.publish(self, data, topic, subtopic, ptid)
-  return py.publish(handle(self), payload(data, 1, "publish"), name(topic, 2, "publish"),
+  return py.publish(handle(self), core.payload(data, 1, "publish"), name(topic, 2, "publish"),
     arg.optional(name, subtopic, nil, 3, "publish"), arg.optional(arg.integer, ptid, nil, 4, "publish"))
 end
 
 function smq.pubon(self, data, to, from, subtid)
-  return py.pubon(handle(self), arg.string(data, 1, "pubon"), arg.integer(to, 2, "pubon"),
+  return py.pubon(handle(self), core.payload(data, 1, "pubon"), arg.integer(to, 2, "pubon"),
     arg.integer(from, 3, "pubon"), arg.optional(arg.integer, subtid, 0, 4, "pubon"))
 end
 
--- Decodes JSON before f is called; what is no JSON goes to the global handler as it came.
-local function decoding(number, f)
+-- Decodes JSON before onmsg is called; what is no JSON goes to the global handler as it came.
+local function decoding(number, onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)
     if value == nil then
       tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
       py.deliver_default(number, data, ptid, tid, subtid)
     else
-      f(value, ptid, tid, subtid)
+      onmsg(value, ptid, tid, subtid)
     end
   end
 end
@@ -338,11 +338,18 @@ local function add(list, key, value)
   list[#list + 1] = value
 end
 
-local function options(op)
+local known = {rndtid = true, journal = true, origins = true, persist = true, onmsg = true}
+for _, key in ipairs(callbacks) do known[key] = true end
+for key in pairs(numbers) do known[key] = true end
+
+local function options(op, label)
   local list = {}
+  for key in pairs(op) do
+    if not known[key] then tracep(false, 0, core.where() .. "smq.hub has no option '" .. tostring(key) .. "': it means nothing") end
+  end
   for _, key in ipairs(callbacks) do
     local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
-    if f then add(list, "f:" .. key, ref(adapters[key](f))) end
+    if f then add(list, "f:" .. key, ref(adapters[key](f, key .. label))) end
   end
   for key, field in pairs(numbers) do
     local value = arg.optional(arg.integer, op[key], nil, "1." .. key, "create")
@@ -368,7 +375,8 @@ end
 local function create(op)
   op = arg.optional(arg.table, op, {}, 1, "create")
   local self = setmetatable({}, class)
-  handles[self] = py.create(core.in_shared_module(), table.unpack(options(op)))
+  local label = " of the hub made at " .. core.where():gsub(": $", "")
+  handles[self] = py.create(core.in_shared_module(), label, table.unpack(options(op, label)))
   if op.onmsg then self:onmsg(op.onmsg) end
   return self
 end
