@@ -840,6 +840,7 @@ def test_names_keep_their_numbers_over_restarts(tmp_path: Path, make_site: Calla
     names = {name: device.create(name) for name in (b"a", b"", b"\xff\0", b"self")}
     subs = {name: device.createsub(name) for name in (b"a", b"s")}
     fixed = site.smq.create("fixed", 5)
+    site.smq.close()
     again = hub.create(persist=str(file))
     for name, tid in names.items():
         assert again.topic2tid(name) == again.create(name) == tid
@@ -896,9 +897,9 @@ def _garbage(file: Path) -> None:
 
 def _half(file: Path) -> None:
     whole = file.with_suffix(".whole")
-    smq = hub.create(persist=whole)
-    for number in range(500):
-        smq.create(f"topic {number}")
+    with hub.create(persist=whole) as smq:
+        for number in range(500):
+            smq.create(f"topic {number}")
     sqlite3.connect(whole).execute("PRAGMA wal_checkpoint(TRUNCATE)")
     file.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
 
@@ -907,7 +908,8 @@ def _changed(statement: str) -> Callable[[Path], None]:
     """One entry, changed by `statement`."""
 
     def change(file: Path) -> None:
-        hub.create(persist=file).create("name", 7)
+        with hub.create(persist=file) as smq:
+            smq.create("name", 7)
         with sqlite3.connect(file) as connection:
             connection.execute(statement)
 
@@ -915,7 +917,12 @@ def _changed(statement: str) -> Callable[[Path], None]:
 
 
 def _entry(kind: str, name: Any, number: Any) -> Callable[[Path], None]:
-    return lambda file: SqliteNames(str(file)).add(kind, name, number)
+    def add(file: Path) -> None:
+        store = SqliteNames(str(file))
+        store.add(kind, name, number)
+        store.close()
+
+    return add
 
 
 CORRUPT: dict[str, Callable[[Path], None]] = {
@@ -939,24 +946,6 @@ def test_a_corrupt_file_is_refused(tmp_path: Path, name: str) -> None:
     CORRUPT[name](file)
     with pytest.raises(ArgumentError, match="^persist: .*names.db: "):
         hub.create(persist=file)
-
-
-def test_a_file_that_fails_later_denies_and_is_logged(
-    tmp_path: Path, make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The disk is full or gone: the client is closed, others go on, nothing is acknowledged that is not safe."""
-    site = make_site(
-        persist=tmp_path / "names.db", permittop=lambda topic, *_: gevent.sleep(0.01 if topic == "2" else 0) or True
-    )
-    device, other = site.device(b"uid-a1"), site.device(b"other-1")
-    known = device.create(b"known")
-    site.state.store.close()
-    assert device.create(b"known") == known
-    device.send(b"\x06" + b"1").expect_end()
-    other.send(b"\x04" + b"2").expect_end()
-    assert site.smq.topic2tid("1") is site.smq.topic2tid("2") is None
-    site.device(b"third-1").expect_nothing()
-    assert "Traceback" in caplog.text
 
 
 def test_what_nobody_received_can_be_asked_for() -> None:

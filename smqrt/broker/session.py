@@ -11,6 +11,7 @@ strictly in order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from smqrt.wire.smq import ConnackCode, Type
 if TYPE_CHECKING:
     from smqrt.broker.hub import Hub
 
+MAX_UNSAFE_ANSWERS = 1000
+"""A client with more answers that wait for the disk is not read until there are fewer."""
 MAX_ROUTES = 1024
 """Entries of a client's route cache. A publisher with more destinations than that pays a lookup now and then."""
 
@@ -58,6 +61,8 @@ class Session:
     __slots__ = (
         "_fragments",
         "_observed",
+        "_unsafe",
+        "_waits_for_disk",
         "etid",
         "extra",
         "hub",
@@ -88,6 +93,8 @@ class Session:
         self.extra: Any = None
         self._observed: set[Topic] | None = None
         self._fragments: bytearray | None = None
+        self._unsafe: deque[tuple[Pending | None, Callable[[bool], None]]] | None = None
+        self._waits_for_disk = False
 
     # ---- packets
 
@@ -99,10 +106,13 @@ class Session:
         if self.state is State.CLOSED:
             return False
         try:
-            return bool(self._handle(packet))
+            waits = bool(self._handle(packet))
         except ProtocolError as error:
             self.fail(error)
             return False
+        if self._unsafe and not waits and len(self._unsafe) >= MAX_UNSAFE_ANSWERS:
+            self._waits_for_disk = waits = True
+        return waits
 
     def fail(self, error: ProtocolError) -> None:
         """End the session because the client broke a rule."""
@@ -174,27 +184,59 @@ class Session:
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
         self.hub.disconnect(self, reason)
 
+    # ---- answers, which wait for the disk when names are kept over restarts
+
+    def _answer(self, packet: bytes) -> None:
+        """Send a control packet, behind those that wait for the disk."""
+        if self._unsafe:
+            self._unsafe.append((None, lambda safe: self.outbox.reply(packet)))
+        else:
+            self.outbox.reply(packet)
+
+    def _when_safe(self, pending: Pending | None, then: Callable[[bool], None]) -> None:
+        """Call `then` with whether the disk took a name, behind the answers that wait already."""
+        if pending is None and not self._unsafe:
+            then(True)
+            return
+        if self._unsafe is None:
+            self._unsafe = deque()
+        self._unsafe.append((pending, then))
+        if pending:
+            pending.then(self._safe)
+
+    def _safe(self, value: Any, error: BaseException | None) -> None:
+        while self._unsafe and (self._unsafe[0][0] is None or self._unsafe[0][0].done):
+            pending, then = self._unsafe.popleft()
+            then(pending is None or not pending.failed)
+        if self._waits_for_disk and len(self._unsafe or ()) < MAX_UNSAFE_ANSWERS:
+            self._waits_for_disk = False
+            self.outbox.resume()
+
     # ---- topics
 
     def _subscribe(self, packet: bytes) -> bool:
         name = smq.name(packet)
         topic = self.hub.topics.by_name.get(name)
         if topic and self.topics and topic.id in self.topics:
-            self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
+            self._answer(smq.ack(Type.SUBACK, topic.id, name))
             return False
         return self._ask(self.hub.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
 
     def _subscribed(self, name: bytes, permitted: Any) -> None:
         if not permitted:
-            self.outbox.reply(smq.ack(Type.SUBACK, 0, name))
+            self._answer(smq.ack(Type.SUBACK, 0, name))
             return
         topic = self.hub.topics.named(name)
-        if self.topics is None:
-            self.topics = {}
-        self.topics[topic.id] = topic
-        self.hub.subscribed(topic, self.outbox)
-        topic.tell(self)  # the others are told at the end of the turn
-        self.outbox.reply(smq.ack(Type.SUBACK, topic.id, name))
+        self._when_safe(self.hub.topics.unsaved(name), lambda safe: self._join(topic, name, safe))
+
+    def _join(self, topic: Topic, name: bytes, safe: bool) -> None:
+        if safe and topic.id not in (self.topics or ()):
+            if self.topics is None:
+                self.topics = {}
+            self.topics[topic.id] = topic
+            self.hub.subscribed(topic, self.outbox)
+            topic.tell(self)  # the others are told at the end of the turn
+        self.outbox.reply(smq.ack(Type.SUBACK, topic.id if safe else 0, name))
 
     def _create(self, packet: bytes) -> bool:
         name = smq.name(packet)
@@ -202,7 +244,10 @@ class Session:
 
     def _created(self, name: bytes, permitted: Any) -> None:
         number = self.hub.topics.named(name).id if permitted else 0
-        self.outbox.reply(smq.ack(Type.CREATEACK, number, name))
+        self._acknowledge(Type.CREATEACK, number, name, self.hub.topics.unsaved(name))
+
+    def _acknowledge(self, kind: Type, number: int, name: bytes, pending: Pending | None) -> None:
+        self._when_safe(pending, lambda safe: self.outbox.reply(smq.ack(kind, number if safe else 0, name)))
 
     def _createsub(self, packet: bytes) -> bool:
         name = smq.name(packet)
@@ -212,7 +257,7 @@ class Session:
 
     def _subcreated(self, name: bytes, permitted: Any) -> None:
         number = self.hub.subtopics.named(name) if permitted else 0
-        self.outbox.reply(smq.ack(Type.CREATESUBACK, number, name))
+        self._acknowledge(Type.CREATESUBACK, number, name, self.hub.subtopics.unsaved(name))
 
     def _unsubscribe(self, packet: bytes) -> None:
         number = smq.u32(packet)
@@ -226,14 +271,14 @@ class Session:
         number = smq.u32(packet)
         topic = self.hub.topics.get(number)
         if topic is None:
-            self.outbox.reply(smq.change(number, 0))
+            self._answer(smq.change(number, 0))
         elif topic is not self.topic:
             if self._observed is None:
                 self._observed = set()
             self._observed.add(topic)
             topic.observe(self)
             if topic.name is not None:
-                self.changed(topic, topic.subscribers)
+                self._answer(smq.change(number, topic.subscribers))
 
     def _unobserve(self, packet: bytes) -> None:
         topic = self.hub.topics.get(smq.u32(packet))
@@ -252,7 +297,7 @@ class Session:
     # ---- the rest
 
     def _ping(self, packet: bytes) -> None:
-        self.outbox.reply(smq.PONG)
+        self._answer(smq.PONG)
 
     def _pong(self, packet: bytes) -> None:
         pass
@@ -336,7 +381,7 @@ class Session:
         """The steps that take the client out of every table, one entry at a time."""
         observed, self._observed = self._observed, None
         topics, self.topics = self.topics, None
-        self._fragments = None
+        self._fragments = self._unsafe = None
         return self._leave(observed or set(), topics or {})
 
     def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
 
 NODE_BITS = 6
@@ -178,18 +179,22 @@ class Topic:
 
 
 class NameStore(Protocol):
-    """Keeps names and their numbers over restarts. `add` returns when the entry is safe."""
+    """Keeps names and their numbers over restarts."""
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """All entries of `kind` (`"topic"` or `"subtopic"`)."""
         ...
 
     def add(self, kind: str, name: bytes, number: int) -> None:
-        """Keep `name` under `number`."""
+        """Begin to keep `name` under `number`."""
+        ...
+
+    def unsaved(self, kind: str, name: bytes) -> Pending | None:
+        """Settles when `name` is safe, or is rejected when that failed for now; None when it is safe already."""
         ...
 
     def close(self) -> None:
-        """Release the file."""
+        """Wait a while for what was added, then release the file."""
         ...
 
 
@@ -233,6 +238,10 @@ class Topics:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
         return topic
+
+    def unsaved(self, name: bytes) -> Pending | None:
+        """See `NameStore.unsaved`; None without a store."""
+        return self._store.unsaved("topic", name) if self._store else None
 
     def ephemeral(self, owner: Any, number: int = 0) -> Topic:
         """The topic of a client's ETID; `number` asks for that id when it is free."""
@@ -289,6 +298,10 @@ class SubTopics:
                 self._store.add("subtopic", name, number)
             self._insert(name, number)
         return number
+
+    def unsaved(self, name: bytes) -> Pending | None:
+        """See `NameStore.unsaved`; None without a store."""
+        return self._store.unsaved("subtopic", name) if self._store else None
 
     def _insert(self, name: bytes, number: int) -> None:
         self.by_name[name], self.by_id[number] = number, name

@@ -15,7 +15,7 @@ from pathlib import Path
 _SOURCES = (".lua", ".luac", ".py", ".pyc", ".pyo", ".pyw", ".lsp")
 _KEYS = (".pem", ".key", ".p12", ".pfx")
 _DATABASES = (".db", ".db3", ".sqlite", ".sqlite3", ".db-journal", ".sqlite-journal", ".sqlite3-journal")
-_BESIDE_DATABASES = ("-wal", "-shm")  # whatever the database is called
+_BESIDE_DATABASES = ("-wal", "-shm", "-lock")  # whatever the database is called
 _RECORDS = (".arrow", ".arrows", ".parquet")
 _PRIVATE = (*_SOURCES[:-1], *_KEYS, *_DATABASES, *_BESIDE_DATABASES, *_RECORDS)
 _SETTINGS = "smqrt.toml"

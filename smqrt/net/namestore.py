@@ -1,40 +1,85 @@
-"""Topic names keep their numbers over restarts: one SQLite file per hub, committed before the client is told."""
+"""Topic names keep their numbers over restarts: one SQLite file per hub.
+
+Names are committed in groups by a thread: while the disk syncs one group, the next one gathers. Whoever has to know that
+a name is safe waits for the `Pending` of `add`.
+"""
 
 from __future__ import annotations
 
+import atexit
+import fcntl
+import gc
+import logging
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
-from smqrt.errors import ArgumentError
+import gevent
+from gevent import get_hub
+from gevent.threadpool import ThreadPool
+
+from smqrt.broker.hooks import Pending
+from smqrt.errors import ArgumentError, SmqrtError
+
+log = logging.getLogger("smqrt")
+
+GROUP_ROWS = 1000
+"""The most names of one commit: their answers are sent in one turn of the loop."""
+RETRY_S = 0.5
+SLOW_S = 10.0
+"""Who waits for a disk that takes longer is told that the name was denied."""
+CLOSE_S = 10.0
+"""How long `close` waits for the disk."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, checksum INTEGER,"
     " PRIMARY KEY (kind, name), UNIQUE (kind, number)) WITHOUT ROWID"
 )
 
+Row = tuple[str, bytes, int, int]
+
+_unfinished: set[SqliteNames] = set()
+"""Those with names that are not safe yet; nobody else may hold them."""
+
+
+class NotSavedError(SmqrtError):
+    """A name could not be made safe."""
+
 
 class SqliteNames:
-    """A `NameStore` in an SQLite file in WAL mode; each name is committed and synced when `add` returns.
+    """A `NameStore` in an SQLite file in WAL mode.
+
+    What the disk does not take is kept and tried again; who waited for it is told at once.
 
     Args:
-        path: the file; it is made with mode 0600 when it does not exist.
+        path: the file; it is made with mode 0600 when it does not exist. Beside it lies `<path>-lock`.
 
     Raises:
-        ArgumentError: the file can't be opened or is no such database.
+        ArgumentError: the file can't be opened, is no such database, or another hub uses it.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._lock = _locked(path)
+        except ArgumentError:
+            gc.collect()  # a hub that nobody refers to any more may hold it
+            self._lock = _locked(path)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
+        self._disk = ThreadPool(1)
+        self._rows: list[Row] = []
+        self._unsaved: dict[tuple[str, bytes], Pending] = {}
+        self._writer: gevent.Greenlet[..., None] | None = None
+        self._closed = self._complained = False
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """See `NameStore`."""
@@ -56,13 +101,120 @@ class SqliteNames:
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """See `NameStore`."""
-        row = kind, name, number, _checksum(kind, name, number)
-        self._connection.execute("INSERT INTO names VALUES (?, ?, ?, ?)", row)
+        pending = self._unsaved[kind, name] = Pending()
+        if self._closed:
+            pending.reject(NotSavedError(f"{self._path} was closed"))
+            return
+        self._rows.append((kind, name, number, _checksum(kind, name, number)))
+        if self._writer is None:
+            _unfinished.add(self)
+            self._writer = gevent.spawn(self._write)
+
+    def unsaved(self, kind: str, name: bytes) -> Pending | None:
+        """See `NameStore`."""
+        return self._unsaved.get((kind, name))
+
+    # ---- the disk
+
+    def _write(self) -> None:
+        try:
+            while self._rows:
+                group, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
+                self._write_group(group)
+        finally:
+            self._writer = None
+            _unfinished.discard(self)
+
+    def _write_group(self, group: list[Row]) -> None:
+        slow = get_hub().loop.timer(SLOW_S)
+        slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
+        try:
+            self._disk.apply(self._commit, (group,))
+        except (sqlite3.Error, OSError) as error:
+            self._rows[:0] = group
+            self._deny(group, str(error))
+            gevent.sleep(RETRY_S)
+        else:
+            self._saved(group)
+        finally:
+            slow.stop()
+            slow.close()
+
+    def _commit(self, group: list[Row]) -> None:
+        """Run in the thread."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", group)
+
+    def _saved(self, group: list[Row]) -> None:
+        if self._complained:
+            self._complained = False
+            log.warning("persist: %s takes names again", self._path)
+        for kind, name, *_ in group:
+            self._unsaved.pop((kind, name)).resolve()
+
+    def _deny(self, group: list[Row], fault: str) -> None:
+        """Tell those who wait; who asks for the same name later waits for the next attempt."""
+        if not self._complained:
+            self._complained = True
+            log.error(
+                "persist: %s: %s; clients that ask for a new name are denied it until the disk takes names again",
+                self._path,
+                fault,
+            )
+        error = NotSavedError(fault)
+        waiting = [self._unsaved.pop((kind, name)) for kind, name, *_ in group]
+        self._unsaved.update(((kind, name), Pending()) for kind, name, *_ in group)
+        for pending in waiting:
+            pending.reject(error)
 
     def close(self) -> None:
-        """See `NameStore`."""
-        self._connection.close()
+        """See `NameStore`; waits for the disk up to `CLOSE_S`."""
+        if self._closed:
+            return
+        self._closed = True
+        writer = self._writer
+        if writer is not None:
+            writer.join(CLOSE_S)
+        if self._unsaved:
+            log.error("persist: %s: closed with %d names that the disk did not take", self._path, len(self._unsaved))
+        self._rows.clear()
+        for pending in list(self._unsaved.values()):
+            pending.reject(NotSavedError(f"{self._path} was closed"))
+        if self._writer is None:  # else a thread is in there still
+            self._disk.kill()
+            self._connection.close()
+        self._lock.close()
+
+
+def _locked(path: str) -> Any:
+    """The open lock file of `path`: a file of its own, since closing the database itself a second time would take away
+    the locks that SQLite holds on it.
+    """
+    try:
+        fd = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ArgumentError(f"persist: {path}: {error.strerror}; give a file that this process may write") from None
+    file = os.fdopen(fd, "r+b", buffering=0)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        file.close()
+        raise ArgumentError(
+            f"persist: {path} is used by another hub, of process {owner}; give each hub a file of its own"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return file
 
 
 def _checksum(kind: str, name: bytes, number: int) -> int:
     return zlib.crc32(b"%b %d %b" % (kind.encode(), number, name))
+
+
+@atexit.register
+def _finish() -> None:
+    """A process that just ends has its names saved, too."""
+    for store in list(_unfinished):
+        store.close()
