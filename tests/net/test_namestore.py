@@ -223,7 +223,8 @@ def test_two_hubs_of_one_file_are_refused_in_one_sentence(persisted: Callable[..
 
 
 def test_a_file_that_another_process_uses_is_refused(tmp_path: Path) -> None:
-    code = "import sys\nfrom smqrt import hub\nsmq = hub.create(persist='names.db')\nprint('ready', flush=True)\nsys.stdin.read()"
+    code = "import sys; from smqrt import hub; smq = hub.create(persist='names.db')"
+    code += "; print('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe) as process:
