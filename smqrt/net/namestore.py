@@ -1,7 +1,7 @@
 """Topic names keep their numbers over restarts: one SQLite file per hub.
 
-Names are committed in groups by a thread: while the disk syncs one group, the next one gathers. Whoever has to know that
-a name is safe waits for the `Pending` of `add`.
+Names are committed in groups by a thread: while the disk syncs one group, the next one gathers. Whoever has to know
+that a name is safe waits for the `Pending` of `add`.
 """
 
 from __future__ import annotations
