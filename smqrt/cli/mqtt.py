@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import gevent
 from gevent.queue import Queue
 
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, credentials_of
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, DeliveryError
 from smqrt.mqtt import Delivery, End, MqttClient
 from smqrt.printable import printable
 
@@ -31,13 +32,22 @@ def publish(url: str, topic: str, lines: Iterator[bytes], qos: int, retain: bool
     Raises:
         Failure: there is no connection, or the broker refuses.
     """
-    with _opened(url, lambda *_: False, **connection) as client:
+    with _told(), _opened(url, lambda *_: False, **connection) as client:
         recent: list[Delivery] = []
         for line in lines:
             recent.append(_checked(client.publish, topic, line, qos, retain))
             if len(recent) >= _BACKLOG:
                 _deliver(client, topic, recent)
         _deliver(client, topic, recent)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Says in one sentence what was not delivered."""
+    try:
+        yield
+    except DeliveryError as error:
+        raise Failure(str(error)) from None
 
 
 def _deliver(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
@@ -64,7 +74,7 @@ def subscribe(
         Failure: there is no connection, the broker refuses, or time ran out before `count` messages came.
     """
     messages: Queue[Any] = Queue()
-    with _opened(url, partial(_status, messages), **connection) as client:
+    with _told(), _opened(url, partial(_status, messages), **connection) as client:
         for topic in topics:
             granted = partial(_granted, messages)
             _checked(client.subscribe, topic, lambda *message: messages.put(message), granted, qos=qos)

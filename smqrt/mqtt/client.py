@@ -162,11 +162,20 @@ class MqttClient:
         if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
             item.finish("toolarge")
             return item
+        if self._may_go_at_once(item):
+            self._engine.send(item)
+            return item
         self._queue.make_room(item.size_bytes)
         self._check_open("publish")  # it may have waited
         self._queue.put(item)
         self._pump()
         return item
+
+    def _may_go_at_once(self, item: Delivery) -> bool:
+        engine = self._engine
+        if self._queue.items or not self._flows or not engine.has_room(item.qos):
+            return False
+        return not item.qos or engine.flying_bytes + item.size_bytes <= self._options.queuebytes
 
     def _check_open(self, what: str) -> None:
         if self._is_closing or self._has_ended:

@@ -303,7 +303,9 @@ class Engine(Client):
 
     def has_room(self, qos: int) -> bool:
         """Whether a message may be sent now."""
-        return self._has_space and not self._again and (qos == 0 or len(self._flying) < self._window)
+        if qos and len(self._flying) >= self._window:
+            return False
+        return self._has_space and not self._again
 
     @property
     def may_ask(self) -> bool:

@@ -308,6 +308,8 @@ class Stream:
                 raise StreamError("sslnottrusted", error.verify_message) from None
             except OSError as error:
                 raise StreamError("sslhandshake", str(error)) from None
+            if monotonic() >= end_s:  # who never stops sending never has us wait
+                raise StreamError("timeout", "the TLS handshake took too long")
             ready = self._writing() if transport.wants_write else self._input
             block(ready.wait(end_s - monotonic()))
 

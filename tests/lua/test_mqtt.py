@@ -448,6 +448,15 @@ def test_a_full_queue_is_told(lua: Lua) -> None:
     assert "queuefull must be 'raise'" in lines[12]
 
 
+@pytest.mark.parametrize("answer", ["5", "{}", "'text'", "put", "true"])
+def test_a_connect_function_that_answers_nonsense(lua: Lua, answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    code = f"""
+    require"mqttc".create(function() return {answer} end, function(...) put(...) put"end" end)
+    """
+    assert lua(code) == ["sock failed nil"]
+    assert "MQTT connect function failed" in caplog.text
+
+
 UNLOADS = {"nothing": "", "disconnect": "mqtt:disconnect()", "twice": "mqtt:disconnect() mqtt:close()"}
 
 

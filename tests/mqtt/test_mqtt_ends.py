@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +233,96 @@ def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect, u
     listener.close()
     until(lambda: client.closed)
     assert told == [("sock", "socketreadfailed")]
+
+
+class Peer:
+    """Accepts one connection, and does with it what a test wants, in a thread."""
+
+    def __init__(self, act: Callable[[socket.socket], object], receive_bytes: int | None = None) -> None:
+        self._listener = socket.socket()
+        if receive_bytes is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen()
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._act, self.stopped = act, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._listener, self._listener.accept()[0] as sock:
+            try:
+                self._act(sock)
+                self.stopped.wait(20)
+            except OSError:
+                pass  # the client has left
+
+
+def drip(data: bytes) -> Callable[[socket.socket], None]:
+    def act(sock: socket.socket) -> None:
+        for byte in data:
+            sock.sendall(bytes((byte,)))
+            time.sleep(0.01)
+
+    return act
+
+
+def flood(sock: socket.socket) -> None:
+    while True:
+        sock.sendall(b"\x16\x03\x03\x40\0" + bytes(16384))
+
+
+ENDLESS = {
+    "a silent handshake": (lambda sock: None, True, "timeout"),
+    "a handshake byte by byte": (drip(b"\x16\x03\x03\x3f\xff\x02\0\xff\xff\x03\x03" + bytes(16000)), True, "timeout"),
+    "an endless handshake": (flood, True, "timeout"),
+    "a silent broker": (lambda sock: None, False, "timeout"),
+    "CONNACK byte by byte": (drip(b"\x20\xff\x7f\0\0\xfc\x7f" + b"\x26\0\1a\0\1b" * 2000), False, "timeout"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_connecting_has_a_deadline(connect: Connect, until: Until, what: str) -> None:
+    act, secure, word = ENDLESS[what]
+    peer = Peer(act)
+    told: list[Any] = []
+    client = connect(peer.address, lambda *what: told.append(what[:2]), wait=False, timeout=0.4, secure=secure)
+    until(lambda: client.closed, 3)
+    assert told == [("sock", word)]
+    peer.stopped.set()
+
+
+def accept(sock: socket.socket) -> None:
+    sock.recv(65536)
+    sock.sendall(packet(0x20, b"\0\0\0"))
+
+
+def test_a_broker_that_takes_nothing_is_left(connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    peer = Peer(accept, 4096)
+    told: list[Any] = []
+    client = connect(peer.address, lambda *what: told.append(what[:2]) or len(told) == 1, keepalive=0)
+    for _ in range(15):
+        client.publish("t", bytes(1_000_000))
+    until(lambda: client.closed)
+    assert told == [("mqtt", "connect"), ("sock", "timeout")]
+    peer.stopped.set()
+
+
+def test_a_broker_that_takes_little_by_little_is_not(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    size_bytes, taken = 12_000_000, [0]
+
+    def slow(sock: socket.socket) -> None:
+        accept(sock)
+        while taken[0] < size_bytes and (data := sock.recv(60_000)):
+            taken[0] += len(data)
+            time.sleep(0.02)
+
+    peer = Peer(slow, 65536)
+    client = connect(peer.address, keepalive=0)
+    for _ in range(12):
+        client.publish("t", bytes(1_000_000))
+    assert client.flush(20)
+    assert client.connected
+    peer.stopped.set()

@@ -47,9 +47,12 @@ end
 -- The application's function makes the connection; the cosocket in which it does lives as long as that.
 function happens.open(self)
   ba.socket.event(function()
-    local ok, sock, word = xpcall(self.connectfunc, core.traceback, self, self.opt)
+    local function connect()
+      local sock, word = self.connectfunc(self, self.opt)
+      return sock, word, sock and core.socket.self_of(sock, "connect").handle -- raises when it is none
+    end
+    local ok, sock, word, handle = xpcall(connect, core.traceback)
     if not ok then core.log_error("MQTT connect function failed: " .. tostring(sock)) end
-    local handle = ok and sock and core.socket.self_of(sock, "connect").handle
     py.opened(self.number, handle or nil, ok and word and tostring(word) or nil)
     if handle then sock:close() end
   end)
