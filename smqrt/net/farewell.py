@@ -5,14 +5,16 @@ a while to read it. Closing at once would lose the queue, and reset the connecti
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import monotonic
 from typing import Any
 
 from smqrt.errors import StreamError
 from smqrt.net.readiness import READ, WRITE, Ready, Wait
 from smqrt.net.tls import Buffer
 
-SEND_S = 10.0
-LINGER_S = 2.0
+SEND_S = 10.0  # and a second more for each MIN_BYTES_PER_S: whoever reads drop by drop can't keep us
+MIN_BYTES_PER_S = 1024
+LINGER_S = 2.0  # in all, however much it still sends
 _waste = bytearray(65536)
 _under_way: set[Farewell] = set()  # nobody else holds them
 
@@ -30,6 +32,7 @@ class Farewell:
         self._unsent = memoryview(b"".join(unsent))
         self._wait: Wait | None = None
         self._ready: Ready | None = None
+        self._end_s = monotonic() + SEND_S + len(self._unsent) / MIN_BYTES_PER_S
         _under_way.add(self)
         self._send()
 
@@ -46,7 +49,7 @@ class Farewell:
             self._end()
             return
         if self._unsent or getattr(transport, "wants_write", False):
-            self._later(WRITE, SEND_S, self._send)
+            self._later(WRITE, self._send)
         else:
             self._half_close()
 
@@ -56,6 +59,7 @@ class Farewell:
         except OSError:
             self._end()
         else:
+            self._end_s = monotonic() + LINGER_S
             self._discard()
 
     def _discard(self) -> None:
@@ -68,13 +72,17 @@ class Farewell:
         except OSError:
             self._end()
             return
-        self._later(READ, LINGER_S, self._discard)
+        self._later(READ, self._discard)
 
-    def _later(self, events: int, timeout_s: float, step: Any) -> None:
+    def _later(self, events: int, step: Any) -> None:
         if self._ready is not None:
             self._ready.close(StreamError("socketclosed"))
+        left_s = self._end_s - monotonic()
+        if left_s <= 0:
+            self._end()
+            return
         self._ready = Ready(self._transport.fileno(), events)
-        self._ready.wait(timeout_s).then(lambda value, error: step() if error is None else self._end())
+        self._ready.wait(left_s).then(lambda value, error: step() if error is None else self._end())
 
     def _end(self) -> None:
         if self._ready is not None:

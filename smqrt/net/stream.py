@@ -173,8 +173,11 @@ class Stream:
         """Send all of `data`; blocks the greenlet until no more than the limit of the queue is left of it.
 
         Raises:
-            StreamError: as `try_write`, and "timeout" when it was not taken in that time (it stays queued).
+            StreamError: as `try_write`, and "timeout" when it was not taken in that time (it stays queued, unless the
+                queue was full before).
         """
+        if self.queued_bytes >= self.queue_limit_bytes:
+            block(self.writable(timeout_s))
         if not self.push(data):
             block(self.writable(timeout_s))
         else:

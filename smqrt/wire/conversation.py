@@ -12,6 +12,8 @@ from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, MAX_FRAGMENTS, PIN
 PIECE_BYTES = 65535
 """A frame up to this size comes whole, a larger one in pieces of at most this size."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+FRAMES_AT_A_TIME = 1000
+"""Of those that carry nothing for the application: 1 to 2 ms of work."""
 
 NO_CODE = 1005
 """Stands for the code of a close frame without one."""
@@ -73,7 +75,8 @@ class Conversation:
 
     Attributes:
         max_message_bytes: a larger message is refused.
-        replies: frames to send back (pongs, the answer to a close); the caller takes and clears them.
+        replies: frames to send back (the pong to the last ping, the answer to a close); the caller takes and clears them.
+        has_more: whether `next` stopped only because it had looked at many frames; it goes on at the next call.
         close_code: of the close frame that came, None before.
         close_sent: whether this side has said goodbye.
     """
@@ -89,6 +92,7 @@ class Conversation:
         "_large",
         "close_code",
         "close_sent",
+        "has_more",
         "max_message_bytes",
         "replies",
     )
@@ -98,6 +102,7 @@ class Conversation:
         self.replies = b""
         self.close_code: int | None = None
         self.close_sent = False
+        self.has_more = False
         self._is_client = is_client
         self._encode = wsclient.encode if is_client else websocket.encode
         self._buffer, self._at = b"", 0
@@ -137,7 +142,10 @@ class Conversation:
         Raises:
             Violation: the other side broke RFC 6455, or sent a message over `max_message_bytes`.
         """
-        while self.close_code is None:
+        self.has_more = False
+        for _ in range(FRAMES_AT_A_TIME):
+            if self.close_code is not None:
+                return None
             message = None
             if self._large is None:
                 whole = self._frame()
@@ -152,6 +160,7 @@ class Conversation:
                 message = self._part(self._large, piece)
             if message is not None:
                 return message
+        self.has_more = True
         return None
 
     def _frame(self) -> tuple[int, bytes] | None:
@@ -248,7 +257,7 @@ class Conversation:
 
     def _control(self, opcode: int, payload: bytes) -> None:
         if opcode == PING:
-            self.replies += self._encode(PONG, payload)
+            self.replies = self._encode(PONG, payload)  # to the last one only, as RFC 6455 §5.5.3 allows: pings can't pile up
         elif opcode == CLOSE:
             try:
                 code = websocket.check_close(payload) if payload else NO_CODE

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -18,7 +22,8 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @contextmanager
 def upstream(script: Script, attack: Attack) -> Iterator[str]:
-    """A server that reads a request and then follows the script, until the client goes away; gives its address."""
+    """A server that reads a request and then follows the script, until the client goes away; gives its address. A
+    WebSocket is agreed to."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -29,7 +34,7 @@ def upstream(script: Script, attack: Attack) -> Iterator[str]:
                 return
             with client:
                 try:
-                    client.recv(65536)
+                    agree(client)
                     script(client, attack)
                 except OSError:
                     pass  # the client has had enough
@@ -42,6 +47,18 @@ def upstream(script: Script, attack: Attack) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join(20)
+
+
+def agree(client: socket.socket) -> None:
+    """Reads a request and agrees to speak WebSocket if that was asked for."""
+    client.settimeout(0.5)
+    with suppress(TimeoutError):  # of a raw socket nothing comes
+        head = client.recv(65536)
+        if key := re.search(rb"Sec-WebSocket-Key: (\S+)", head, re.IGNORECASE):
+            accept = base64.b64encode(hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+            fields = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept
+            client.sendall(b"HTTP/1.1 101 Yes\r\n" + fields + b"\r\n\r\n")
+    client.settimeout(None)
 
 
 def for_ever(data: bytes, first: bytes = b"") -> Script:
@@ -88,3 +105,74 @@ def test_the_worst_that_a_server_does(besieged: Besieged, name: str) -> None:
     grows_bytes = 256 << 20 if name == "an endless body" else 64 << 20  # 64 MiB are read whole, and copied
     with besieged.attack(f"upstream: {name}", grows_bytes=grows_bytes) as attack, upstream(script, attack) as url:
         assert expected in besieged.post(f"/lua/fetch.lsp?how={how}&url={url}", b"", "text/plain", Attack(name))
+
+
+def frames(*heads: bytes) -> bytes:
+    """Frames as servers send them, many times."""
+    return b"".join(heads) * 5000
+
+
+SOCKETS = {
+    "pings": ("websocket", frames(b"\x89\0"), b"", b""),
+    "pongs": ("websocket", frames(b"\x8a\0"), b"", b""),
+    "empty messages": ("websocket", frames(b"\x82\0"), b"", b""),
+    "empty fragments": ("websocket", frames(b"\0\0"), b"\1\0", b"socketreadfailed"),
+    "endless fragments": ("websocket", frames(b"\0\x7d" + b"x" * 125), b"\2\0", b"socketreadfailed"),
+    "a firehose of bytes": ("read", b"x" * 65536, b"", b"200"),
+}
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+def test_floods_of_sockets(besieged: Besieged, name: str) -> None:
+    how, data, first, expected = SOCKETS[name]
+    most_bytes = 4_000_000 if how == "websocket" and not expected else 1 << 40
+
+    def script(client: socket.socket, attack: Attack) -> None:
+        client.sendall(first)
+        while attack.sent_bytes < most_bytes:
+            client.sendall(data)
+            attack.sent(len(data))
+
+    # what was sent after the end is read for two seconds, for the sake of the close frame
+    with besieged.attack(f"socket of Lua: {name}") as attack, upstream(script, attack) as url:
+        port = url.rpartition(":")[2].strip("/")
+        address = f"/lua/socket.lsp?how={how}&port={port}&url={url.replace('http', 'ws')}"
+        assert expected in besieged.post(address, b"", "text/plain", Attack(name))
+
+
+def test_a_peer_that_reads_all_does_not_let_a_writer_hold_the_others(besieged: Besieged) -> None:
+    def script(client: socket.socket, attack: Attack) -> None:
+        while data := client.recv(1 << 20):
+            attack.sent(len(data))
+
+    with besieged.attack("socket of Lua: a fast reader") as attack, upstream(script, attack) as url:
+        address = f"/lua/socket.lsp?how=write&port={url.rpartition(':')[2].strip('/')}"
+        assert b"200" in besieged.post(address, b"", "text/plain", Attack("x"))
+
+
+@pytest.mark.parametrize("how", ["accept", "udp"])
+def test_floods_of_what_lua_listens_to(besieged: Besieged, how: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers: list[bytes] = []
+    address = f"/lua/flood.lsp?how={how}&port={port}&ms=2000"
+    with besieged.attack(f"socket of Lua: flood, {how}") as attack:
+        page = threading.Thread(target=lambda: answers.append(besieged.post(address, b"", "text/plain", Attack("x"))))
+        page.start()
+        flood(how, port, attack)
+        page.join(20)
+    assert int(re.search(rb"\r\n\r\n.*?(\d+)", answers[0], re.DOTALL)[1]) > 100  # type: ignore[index]
+
+
+def flood(how: str, port: int, attack: Attack) -> None:
+    until_s = time.monotonic() + 1.5
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        while time.monotonic() < until_s:
+            with suppress(OSError):
+                if how == "udp":
+                    sender.sendto(b"x" * 100, ("127.0.0.1", port))
+                    attack.sent(100)
+                else:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    attack.sent(1)

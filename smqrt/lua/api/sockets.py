@@ -15,9 +15,10 @@ from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.certificates import describe
 from smqrt.lua.bridge import ArgumentError, fail
+from smqrt.lua.parking import Parking
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.draining import Draining
-from smqrt.lua.sockets.ends import DatagramEnd, End, ListenerEnd, StreamEnd
+from smqrt.lua.sockets.ends import AGAIN, DatagramEnd, End, ListenerEnd, StreamEnd
 from smqrt.lua.sockets.options import set_option
 from smqrt.lua.sockets.reading import Reading
 from smqrt.lua.sockets.suspension import Suspensions
@@ -31,6 +32,7 @@ from smqrt.net.handover import websocket_key
 from smqrt.net.stream import Stream
 from smqrt.net.tls import TlsTransport
 from smqrt.net.trust import Trust
+from smqrt.net.turn import share
 from smqrt.wire import websocket
 
 Function = Callable[..., Any]
@@ -169,15 +171,19 @@ class SocketHalf:
         end = self._end(number)
         if end.reading is not None:
             return fail("incorrectuse")
-        if not end.paused:
-            values = end.receive()
-            if values is not None:
-                return values
-        return Reading(end, None if timeout_ms is None else timeout_ms / 1000)
+        values = None if end.paused else end.receive()
+        return values or Reading(end, None if timeout_ms is None else timeout_ms / 1000, values is AGAIN)
 
     def put(self, number: int, data: bytes, is_text: bool) -> Any:
-        """Send; false when the writer has to wait for room, see `drain`."""
-        return self._end(number).put(data, is_text)
+        """Send; false when the writer has to wait behind it, see `drain`, and true, "turn" when it should if it can;
+        nil, "full" when it has to wait before it: nothing is taken.
+        """
+        end = self._end(number)
+        stream: Stream | None = end.stream
+        if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
+            return fail("full")
+        has_room = end.put(data, is_text)
+        return (True, b"turn") if has_room and share().spent() else has_room
 
     def offer(self, number: int, data: bytes, is_text: bool) -> Any:
         """Send or queue; nil and the length of the queue when it is full, and nothing is taken."""
@@ -189,8 +195,13 @@ class SocketHalf:
         return True
 
     def drain(self, number: int) -> Any:
-        """Park until there is room in the queue."""
-        return Draining(self._stream(number).writable())
+        """Park until there is room in the queue; when there is, until a later turn of the loop."""
+        stream: Stream | None = self._end(number).stream
+        if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
+            return Draining(stream)
+        turn = Parking()
+        share().later(turn.resolve, True)
+        return turn
 
     def sendto(self, number: int, data: bytes, host: bytes, port: int) -> Any:
         """Send a datagram."""
@@ -201,11 +212,11 @@ class SocketHalf:
         return True
 
     def ping(self, number: int, data: bytes) -> Any:
-        """Send a WebSocket ping."""
+        """Send a WebSocket ping; nil and the length of the queue when it is full."""
         end = self._end(number)
         if not isinstance(end, WebSocketEnd):
             raise StreamError("incorrectuse")
-        return end.ping(data)
+        return True if end.ping(data) else (None, end.stream.queued_bytes)
 
     def pause(self, number: int, is_paused: bool) -> Any:
         """Hold back what arrives, or go on; false when it was so already."""

@@ -17,6 +17,9 @@ from smqrt.net.tls import TlsTransport
 
 Values = tuple[Any, ...]
 
+AGAIN: Values = ()
+"""What `receive` gives when there may be something, but others have their turn first."""
+
 
 class End:
     """A socket.
@@ -41,7 +44,8 @@ class End:
         return self.stream.tls if self.stream else None
 
     def receive(self) -> Values | None:
-        """What a read gives now, None when nothing has arrived. Raises StreamError."""
+        """What a read gives now, None when nothing has arrived, `AGAIN` when it should be asked in a later turn of the
+        loop. Raises StreamError."""
         raise StreamError("incorrectuse")
 
     def readable(self, timeout_s: float | None) -> Wait:

@@ -10,6 +10,7 @@ from gevent import get_hub
 from smqrt.errors import StreamError
 from smqrt.lua.bridge import fail
 from smqrt.lua.parking import Parking
+from smqrt.net.turn import share
 
 if TYPE_CHECKING:
     from smqrt.lua.sockets.ends import End
@@ -22,17 +23,20 @@ class Reading(Parking):
     Args:
         end: the socket.
         timeout_s: None waits for ever.
+        is_soon: in a later turn of the loop there may be something, whether the socket tells or not.
     """
 
     __slots__ = ("_end", "_late_s", "_wait")
 
-    def __init__(self, end: End, timeout_s: float | None) -> None:
+    def __init__(self, end: End, timeout_s: float | None, is_soon: bool = False) -> None:
         super().__init__()
         self._end = end
         self._late_s = None if timeout_s is None else monotonic() + timeout_s
-        self._wait: Wait | None = None
+        self._wait: Wait | Parking | None = None
         end.reading = self
-        if not end.paused:
+        if is_soon:
+            self._await_turn()
+        elif not end.paused:
             self._await(timeout_s)
 
     def go_on(self) -> None:
@@ -51,6 +55,11 @@ class Reading(Parking):
         self._wait = self._end.readable(timeout_s)
         self._wait.then(self._try)
 
+    def _await_turn(self) -> None:
+        self._wait = turn = Parking()
+        turn.then(self._try)
+        share().later(turn.resolve)
+
     def _try(self, _value: Any, error: BaseException | None) -> None:
         self._wait = None
         if self.done or (self._end.paused and error is None):
@@ -59,10 +68,15 @@ class Reading(Parking):
             if error is not None:
                 raise error
             values = self._end.receive()
-            if values is not None:
+            left_s = None if self._late_s is None else self._late_s - monotonic()
+            if values:
                 self.resolve(values)
+            elif values is None:
+                self._await(left_s)
+            elif left_s is not None and left_s <= 0:
+                raise StreamError("timeout")
             else:
-                self._await(None if self._late_s is None else self._late_s - monotonic())
+                self._await_turn()
         except StreamError as failure:
             self.resolve(fail(failure.word))
 

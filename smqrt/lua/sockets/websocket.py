@@ -6,13 +6,16 @@ from typing import Any
 
 from smqrt.errors import ArgumentError
 from smqrt.lua.bridge import fail
-from smqrt.lua.sockets.ends import StreamEnd, Values
+from smqrt.lua.sockets.ends import AGAIN, StreamEnd, Values
 from smqrt.net.stream import Stream
+from smqrt.net.turn import share
 from smqrt.wire import websocket
 from smqrt.wire.conversation import Conversation, Message, Violation
 
 MAX_WRITE_BYTES = 65535
 MAX_PING_BYTES = 125
+
+ONWARD: Values = ("onward",)  # no read gives this
 
 
 class WebSocketEnd(StreamEnd):
@@ -29,24 +32,36 @@ class WebSocketEnd(StreamEnd):
         """See `End`: the data and whether it is text; of a large frame also the bytes so far and in all."""
         if self._last is not None:
             return self._last
+        turn = share()
+        while not turn.spent():
+            values = self._step()
+            if values is not ONWARD:
+                return values
+        return AGAIN
+
+    def _step(self) -> Values | None:
+        """Look at what is there and, when that is nothing, at what has arrived: what a read gives, or `ONWARD`."""
         conversation = self.conversation
-        while True:
-            try:
-                message = conversation.next()
-            except Violation as violation:
-                return self._end_with("socketreadfailed", violation.code)
-            if conversation.replies:
-                self._reply()
-            if message is not None:
-                return _values(message)
-            if conversation.close_code is not None:
-                return self._end_with("socketclosed", conversation.close_code)
-            data = self.stream.try_read()
-            if data is None:
-                return None
-            if not data:
-                return self.gone()
-            conversation.feed(data)
+        try:
+            message = conversation.next()
+        except Violation as violation:
+            return self._end_with("socketreadfailed", violation.code)
+        if conversation.replies:
+            self._reply()
+        if message is not None:
+            return _values(message)
+        if conversation.close_code is not None:
+            return self._end_with("socketclosed", conversation.close_code)
+        return ONWARD if conversation.has_more else self._fill()
+
+    def _fill(self) -> Values | None:
+        data = self.stream.try_read()
+        if data is None:
+            return None
+        if not data:
+            return self.gone()
+        self.conversation.feed(data)
+        return ONWARD
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
         """See `End`. Raises ArgumentError for data that no frame may carry."""
@@ -57,11 +72,10 @@ class WebSocketEnd(StreamEnd):
         return self.stream.push(self.conversation.message(data, bool(is_text)))
 
     def ping(self, data: bytes) -> bool:
-        """Send a ping. Raises StreamError, ArgumentError."""
+        """Send a ping; false when the queue is full. Raises StreamError, ArgumentError."""
         if len(data) > MAX_PING_BYTES:
             raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
-        self.stream.push(self.conversation.ping(data))
-        return True
+        return self.stream.try_write(self.conversation.ping(data))
 
     def close(self, code: int = websocket.CLOSE_NORMAL, text: bytes = b"") -> None:
         """Say goodbye and close; the reader, if any, gets nil, "socketclosed"."""

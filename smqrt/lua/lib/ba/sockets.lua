@@ -6,7 +6,7 @@ local core, py = ...
 
 local arg, describe, is_bytearray, raise, running, setmetatable, sub, tostring =
   core.arg, core.certificate, core.is_bytearray, core.raise, coroutine.running, setmetatable, string.sub, tostring
-local ipairs, rawtype, select, unpack = ipairs, core.rawtype, select, table.unpack
+local ipairs, isyieldable, rawtype, select, unpack = ipairs, core.isyieldable, core.rawtype, select, table.unpack
 
 local methods = {}
 local class = core.class("socket", methods)
@@ -96,8 +96,13 @@ function methods:write(data, i, j, text)
   if not handle then return nil, self.closed and "socketclosed" or "invalidsocketcon" end
   if not may_wait(self) then return py.offer(handle, data, text == true) end
   local done, word = py.put(handle, data, text == true)
-  if done == false then return py.drain(handle) end
-  return done, word
+  while word == "full" do
+    local room, why = py.drain(handle)
+    if not room then return nil, why end
+    done, word = py.put(handle, data, text == true)
+  end
+  if done == false or word == "turn" and isyieldable() then return py.drain(handle) end
+  return done, not done and word or nil
 end
 
 -- syntax: udp:sendto(data, ip, port) -> true | nil, error
