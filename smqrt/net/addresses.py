@@ -22,8 +22,10 @@ def resolve(
     literal: `host` is an IP address; then this never blocks.
 
     Raises:
-        StreamError: "cannotresolve".
+        StreamError: "cannotresolve"; "cannotconnect" for a port that is none.
     """
+    if not 0 <= port <= 65535:
+        raise StreamError("cannotconnect", f"port {port}; a port is 0 to 65535")
     family = _socket.AF_INET6 if ipv6 else _socket.AF_UNSPEC
     found = _literal(host, port, family, kind)
     if literal and not found:

@@ -75,8 +75,7 @@ class Farewell:
         self._later(READ, self._discard)
 
     def _later(self, events: int, step: Any) -> None:
-        if self._ready is not None:
-            self._ready.close(StreamError("socketclosed"))
+        self._forget()
         left_s = self._end_s - monotonic()
         if left_s <= 0:
             self._end()
@@ -84,8 +83,12 @@ class Farewell:
         self._ready = Ready(self._transport.fileno(), events)
         self._ready.wait(left_s).then(lambda value, error: step() if error is None else self._end())
 
+    def _forget(self) -> None:
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close(StreamError("socketclosed"))
+
     def _end(self) -> None:
-        if self._ready is not None:
-            self._ready.close(StreamError("socketclosed"))
+        self._forget()
         self._transport.close()
         _under_way.discard(self)

@@ -257,7 +257,7 @@ class Conversation:
 
     def _control(self, opcode: int, payload: bytes) -> None:
         if opcode == PING:
-            self.replies = self._encode(PONG, payload)  # to the last one only, as RFC 6455 §5.5.3 allows: pings can't pile up
+            self.replies = self._encode(PONG, payload)  # to the last only (RFC 6455 §5.5.3): pings can't pile up
         elif opcode == CLOSE:
             try:
                 code = websocket.check_close(payload) if payload else NO_CODE

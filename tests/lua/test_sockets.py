@@ -14,6 +14,7 @@ from recorder import Recorder
 
 from smqrt.lua.api import base
 from smqrt.lua.services import Services
+from smqrt.lua.sockets import draining
 from smqrt.lua.vm import Vm
 
 Settled = Callable[[Callable[[], object]], None]
@@ -254,6 +255,35 @@ def test_a_full_queue_refuses_outsiders_and_suspends_cosockets(
     vm.eval("s:enable(1, nil, 'three')")
     settled(lambda: recorder.seen[-1] == (1, None, b"three"))
     assert peer.recv(10) == b""
+
+
+def test_a_peer_that_never_reads_is_not_waited_for(vm: Vm, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "STALLED_S", 0.1)
+    code = """
+        local s <close> = ba.socket.connect("127.0.0.1", ...)
+        local big = ("x"):rep(8000000)
+        local done, word = s:write(big)
+        local queued = s:queuelen()
+        local again, why = s:write(big)
+        return done, word, again, why, s:queuelen() == queued and queued > 16384
+    """
+    with gevent.Timeout(10):
+        assert vm.eval(code, "=t", port_of(server)) == (None, b"timeout", None, b"timeout", True)
+
+
+def test_a_peer_that_reads_slowly_is_waited_for(vm: Vm, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "STALLED_S", 0.2)
+
+    def slow_reader() -> None:
+        peer, _ = server.accept()
+        while peer.recv(200_000):
+            gevent.sleep(0.02)
+
+    reader = gevent.spawn(slow_reader)
+    code = 'local s <close> = ba.socket.connect("127.0.0.1", ...) return s:write(("x"):rep(8000000))'
+    with gevent.Timeout(20):
+        assert vm.eval(code, "=t", port_of(server)) == (True,)
+    reader.join(5)
 
 
 def test_blocking_write_waits(vm: Vm, server: Any) -> None:

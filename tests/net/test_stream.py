@@ -6,6 +6,7 @@ import _socket
 import gc
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -99,6 +100,27 @@ def test_what_is_queued_is_sent_after_close(ends: Ends) -> None:
     ends.peer.close()
     gevent.sleep(0.02)
     assert not farewell._under_way
+
+
+def test_a_write_behind_a_full_queue_waits_before_it_takes_more(ends: Ends) -> None:
+    assert word_of(ends.stream.write, b"z" * 5_000_000, 0.02) == "timeout"
+    queued_bytes = ends.stream.queued_bytes
+    assert word_of(ends.stream.write, b"z" * 1000, 0.02) == "timeout"
+    assert ends.stream.queued_bytes == queued_bytes > 0
+
+
+@pytest.mark.parametrize("talks", [True, False])
+def test_a_peer_can_not_draw_out_a_farewell(ends: Ends, monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
+    for name in ("SEND_S", "LINGER_S"):
+        monkeypatch.setattr(farewell, name, 0.2)
+    ends.stream.push(b"z" if talks else b"z" * 5_000_000)
+    monkeypatch.setattr(farewell, "MIN_BYTES_PER_S", 10**9)
+    ends.stream.close(linger=True)
+    with gevent.Timeout(5):
+        while farewell._under_way:
+            with suppress(OSError):
+                ends.peer.send(b"and another thing") if talks else ends.peer.recv(10)
+            gevent.sleep(0.01)
 
 
 def test_lingering_close_delivers_in_spite_of_unread_input(ends: Ends) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.wire import websocket
-from smqrt.wire.conversation import NO_CODE, PIECE_BYTES, Conversation, Message, Violation
+from smqrt.wire.conversation import FRAMES_AT_A_TIME, NO_CODE, PIECE_BYTES, Conversation, Message, Violation
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
 
 
@@ -31,8 +32,8 @@ def received(data: bytes, size: int = 1 << 20, is_client: bool = False, limit: i
     messages = []
     for at in range(0, len(data), size):
         side.feed(data[at : at + size])
-        while (message := side.next()) is not None:
-            messages.append(message)
+        while (message := side.next()) is not None or side.has_more:
+            messages += [message] if message else []
     return messages
 
 
@@ -102,6 +103,29 @@ def test_ping_is_answered_and_close_ends() -> None:
     assert (other.close_code, other.replies) == (NO_CODE, b"\x88\0")
 
 
+def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
+    side = Conversation()
+    side.feed(frame(PING, b"hi") * (FRAMES_AT_A_TIME + 10) + frame(TEXT, b"then"))
+    assert side.next() is None
+    assert side.has_more
+    assert side.replies == b"\x8a\x02hi"
+    assert side.next() == (b"then", True, 0, 0)
+    assert not side.has_more
+
+
+def test_a_message_of_tiny_fragments_takes_what_it_weighs() -> None:
+    side = Conversation()
+    side.feed(frame(BINARY, b"x", False))
+    tracemalloc.start()
+    for _ in range(4):
+        side.feed(frame(CONTINUATION, b"x", False) * 1000)
+        while side.next() is None and side.has_more:
+            pass
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 50_000
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -118,6 +142,7 @@ def test_ping_is_answered_and_close_ends() -> None:
         (frame(CLOSE, b"\x03\xe8\xff"), 1002),
         (b"\x82\xfe\0\x05", 1002),
         (b"\x82\xff\0\0\0\0\0\0\0\x05", 1002),
+        (frame(TEXT, b"", False) + frame(CONTINUATION, b"", False) * websocket.MAX_FRAGMENTS, 1008),
         (frame(TEXT, b"\xff"), 1007),
         (frame(TEXT, b"\xe2\x82", False) + frame(CONTINUATION, b"x"), 1007),
         (frame(TEXT, b"a" * 70000 + b"\xe2\x82"), 1007),

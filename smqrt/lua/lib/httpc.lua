@@ -67,7 +67,7 @@ end
 local PROXY <const> = {proxy = "string", proxyport = "integer", socks = "boolean", proxyuser = "string", proxypass = "string"}
 local OPTIONS <const> = {
   persistent = "boolean", proxycon = "boolean", intf = "string", ipv6 = "boolean", host = "string",
-  maxsize = "integer",
+  maxsize = "positive",
 }
 
 local function add_options(list, op, kinds)
@@ -121,7 +121,7 @@ function methods:request(op)
   local url = arg.string(op.url, 1, "request{url}")
   self.ended = false
   return py.request(handle, optional(op, "method", "string") or "GET", url, packed(op.query, "request{query}"),
-    packed(op.header, "request{header}"), optional(op, "size", "integer"), optional(op, "user", "string"),
+    packed(op.header, "request{header}"), optional(op, "size", "size"), optional(op, "user", "string"),
     optional(op, "password", "string"), optional(op, "trusted", "boolean") or false)
 end
 
@@ -213,7 +213,7 @@ function methods:url() return py.url(handle_of(self, "url")) end
 
 -- syntax: http:timeout(ms) -> true       how long each wait for the server may take from now on (default 20000)
 function methods:timeout(ms)
-  ms = arg.number(ms, 1, "timeout")
+  ms = arg.milliseconds(ms, 1, "timeout")
   if ms <= 0 then core.raise("bad argument #1 to 'timeout' (milliseconds above 0 expected)") end
   py.set_timeout(handle_of(self, "timeout"), ms)
   return true

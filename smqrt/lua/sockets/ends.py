@@ -193,7 +193,9 @@ class DatagramEnd(End):
         """Send a datagram to a literal address. Raises StreamError; ArgumentError for a name."""
         try:
             _, address = resolve(host, port, self._datagram.is_ipv6, literal=True)[0]
-        except StreamError:
+        except StreamError as error:
+            if error.word == "cannotconnect":
+                raise ArgumentError(f"sendto: {error.detail}") from None
             raise ArgumentError(f"sendto: '{host}' is no IP address; ask ba.socket.toip first") from None
         return self._datagram.send(data, address)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -30,17 +29,15 @@ def _keepalive(end: Any, is_on: bool, idle_s: int | None = None, interval_s: int
 
 
 def _seconds(value: Any) -> int:
-    if not isinstance(value, int | float) or not 1 <= value <= 32767:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 32767:
         raise ArgumentError(f"setoption: 'keepalive' takes seconds, 1 to 32767, not {value!r}")
     return int(value)
 
 
 def _membership(end: Any, is_on: bool, group: bytes = b"", interface: bytes | None = None) -> None:
     try:
-        packed = struct.pack(
-            "4s4s", socket.inet_aton(group.decode("ascii")), socket.inet_aton((interface or b"0.0.0.0").decode("ascii"))
-        )
-    except (OSError, ValueError):
+        packed = b"".join(socket.inet_aton(str(name, "ascii")) for name in (group, interface or b"0.0.0.0"))
+    except (OSError, ValueError, TypeError):
         raise ArgumentError("setoption: 'ip-membership' takes true or false and an IPv4 group address") from None
     end.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP if is_on else socket.IP_DROP_MEMBERSHIP, packed)
 

@@ -20,7 +20,7 @@ function ba.socket.connect(host, port, op)
   host, port, op = arg.string(host, 1, "connect"), arg.integer(port, 2, "connect"), options(op, 3, "connect")
   local me = socket.owners[running()]
   if me and me.handle then return nil, "incorrectuse" end
-  local timeout_ms = arg.optional(arg.number, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
+  local timeout_ms = arg.optional(arg.milliseconds, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
   local tls = op.shark and core.tls.check(op.shark, "shark", "connect", "client")
   local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
   if not handle then return nil, word, reason end

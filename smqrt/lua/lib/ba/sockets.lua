@@ -52,7 +52,7 @@ end
 function methods:read(ms, with_address)
   self_of(self, "read")
   if ms == true then ms, with_address = nil, true end
-  if ms then arg.number(ms, 1, "read") end
+  if ms then ms = arg.milliseconds(ms, 1, "read") end
   if self.runner and self.runner ~= running() then raise("read: the socket belongs to a cosocket; nobody else may read it") end
   if not self.handle then return wait(self, ms) end
   if self.is_udp and with_address ~= true then return without_address(py.read(self.handle, ms)) end
@@ -171,10 +171,10 @@ fact("setoption", function(handle, name, on, ...)
 end)
 
 -- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
-fact("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.integer, limit, nil, 1, "queuelen")) end)
+fact("queuelen", function(handle, limit) return py.queuelen(handle, arg.optional(arg.positive, limit, nil, 1, "queuelen")) end)
 
 -- syntax: websocket:maxsize(bytes) -> true        the largest message that is accepted
-fact("maxsize", function(handle, size) return py.maxsize(handle, arg.integer(size, 1, "maxsize")) end)
+fact("maxsize", function(handle, size) return py.maxsize(handle, arg.positive(size, 1, "maxsize")) end)
 
 -- syntax: socket:websocket() -> boolean
 function methods:websocket()

@@ -96,7 +96,7 @@ end
 
 --- ba.sleep(ms): lets others run for that time.
 function ba.sleep(ms)
-  py.sleep(arg.number(ms, 1, "sleep"))
+  py.sleep(arg.milliseconds(ms, 1, "sleep"))
 end
 
 --- ba.clock(): milliseconds, never going back.

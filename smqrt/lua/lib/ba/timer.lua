@@ -51,7 +51,7 @@ end
 --- Starts the timer, or starts it anew. anchor: it lives without a Lua reference. now: it also ticks at once.
 function methods:set(ms, anchor, now)
   local timer = self_of(self, "set")
-  local interval_ms = arg.number(ms, 2, "set")
+  local interval_ms = arg.milliseconds(ms, 2, "set")
   anchor, now = arg.optional(arg.boolean, anchor, false, 3, "set"), arg.optional(arg.boolean, now, false, 4, "set")
   timer.changes = timer.changes + 1
   anchored[timer.handle] = anchor and timer or nil
@@ -62,7 +62,7 @@ end
 --- Gives an active timer a new interval, counted from now: true, or nil when it is not active.
 function methods:reset(ms)
   local timer = self_of(self, "reset")
-  local interval_ms = arg.number(ms, 2, "reset")
+  local interval_ms = arg.milliseconds(ms, 2, "reset")
   if not py.active(timer.handle) then return nil end
   timer.changes = timer.changes + 1
   py.start(timer.handle, tick_ref, interval_ms, false)

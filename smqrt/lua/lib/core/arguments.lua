@@ -69,6 +69,29 @@ function arg.integer(value, index, fname)
   return number
 end
 
+local LONGEST_MS <const> = 1e12 -- some thirty years; timers can't count to infinity
+
+--- A time. What is past is 0, and what never comes is in thirty years.
+function arg.milliseconds(value, index, fname)
+  if rawtype(value) ~= "number" then bad(index, fname, "number", value) end
+  if value ~= value then raise(format("bad argument #%s to '%s' (milliseconds expected, got nan)", index, fname)) end
+  return value < 0 and 0 or value > LONGEST_MS and LONGEST_MS or value
+end
+
+--- A number of bytes, or the like, of which there is at least one.
+function arg.positive(value, index, fname)
+  local number = arg.integer(value, index, fname)
+  if number < 1 then raise(format("bad argument #%s to '%s' (a number above 0 expected, got %d)", index, fname, number)) end
+  return number
+end
+
+--- The length of something.
+function arg.size(value, index, fname)
+  local number = arg.integer(value, index, fname)
+  if number < 0 then raise(format("bad argument #%s to '%s' (a size expected, got %d)", index, fname, number)) end
+  return number
+end
+
 function arg.table(value, index, fname)
   if core.type(value) ~= "table" then bad(index, fname, "table", value) end
   return value
