@@ -75,7 +75,7 @@ class Conversation:
 
     Attributes:
         max_message_bytes: a larger message is refused.
-        replies: frames to send back (the pong to the last ping, the answer to a close); the caller takes and clears them.
+        replies: to send back (the pong to the last ping, the answer to a close); the caller takes and clears them.
         has_more: whether `next` stopped only because it had looked at many frames; it goes on at the next call.
         close_code: of the close frame that came, None before.
         close_sent: whether this side has said goodbye.

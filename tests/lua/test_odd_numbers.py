@@ -1,4 +1,4 @@
-"""Numbers that no socket, timer or port takes: refused with a clear error, or as good as none; never a loop that hangs."""
+"""Numbers that no socket, timer or port takes are refused with a clear error; none of them stops the loop."""
 
 from __future__ import annotations
 
