@@ -47,6 +47,7 @@ Report = Callable[[str], None]
 
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
 MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to take leave of their brokers
+SMQ_END_S = 2.0  # the same for SMQ clients
 FLUSH_S = 0.05  # what the last messages take to leave
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -262,6 +263,7 @@ class Server:
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()
         self.services.mqtt.wait_ended(MQTT_END_S)
+        self.services.smq_clients.end(SMQ_END_S)
         broker.close_all()
         gevent.sleep(FLUSH_S)
         writer.close_all()

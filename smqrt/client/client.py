@@ -330,6 +330,15 @@ class SmqClient:
         """Whether the client has ended for good."""
         return bool(self._over.is_set())
 
+    @property
+    def closing(self) -> bool:
+        """Whether it was closed, or has ended by itself: nothing can be sent any more."""
+        return bool(self._stopping.is_set())
+
+    def wait_closed(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds until the client has ended for good. True when it has."""
+        return bool(self._over.wait(timeout))
+
     def wait_connected(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected.
 

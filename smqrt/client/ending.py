@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smqrt.errors import CloseReason, ProtocolError, SmqrtError, StreamError
+from smqrt.printable import printable
 from smqrt.wire.smq import ConnackCode
 
 REFUSALS = {
@@ -30,7 +31,7 @@ class ConnectionEnd(SmqrtError):
     def __init__(
         self, word: str | None, message: str, *, code: int = 0, can_reconnect: bool = True, by_broker: bool = False
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))  # what the broker says may be in it
         self.word = word
         self.code = code
         self.can_reconnect = can_reconnect

@@ -25,6 +25,7 @@ class Services:
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketHalf`).
     mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttHalf`).
+    smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.ClientHalf`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
@@ -41,6 +42,7 @@ class Services:
     tls: dict[int, Any] = field(default_factory=dict)
     sockets: Any = None
     mqtt: Any = None
+    smq_clients: Any = None
     http_clients: dict[int, Any] = field(default_factory=dict)
     http_server: Any = None
     exchanges: Any = None

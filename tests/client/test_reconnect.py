@@ -305,3 +305,26 @@ def test_every_end_is_logged_with_its_sentence(make_client, caplog):
     client = make_client(f"http://127.0.0.1:{port}/", reconnect=False)
     client.wait_connected(5)
     assert f"http://127.0.0.1:{port}/: connection refused" in caplog.text
+
+
+@pytest.mark.parametrize("stage", ["refusal", "disconnect", "status"])
+def test_what_a_broker_says_does_not_steer_a_terminal(make_client, stage):
+    def script(conversation):
+        if stage == "status":
+            conversation.read_head()
+            conversation.raw(b"HTTP/1.1 404 \x1b[2J\r\nLocation: \x1b[2J\r\n\r\n")
+        elif stage == "refusal":
+            conversation.bootstrap()
+            conversation.send(smq.init(1, "127.0.0.1"))
+            conversation.receive()
+            conversation.send(smq.connack(3, 0, b"\x1b[2J"))
+        else:
+            conversation.accept()
+            conversation.send(smq.disconnect(b"\x1b[2J"))
+        conversation.wait_closed()
+
+    with ScriptedBroker(script) as broker:
+        client = make_client(broker.url, reconnect=False)
+        assert client.wait_closed(5)
+    assert "\x1b" not in str(client.end)
+    assert "[2J" in str(client.end)

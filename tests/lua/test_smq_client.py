@@ -9,10 +9,13 @@ import gevent
 import pytest
 
 from smqrt.client import SmqClient
+from smqrt.client.backoff import Backoff
 from smqrt.lua.api import smq_client
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net.selfsigned import self_signed_pair
+from smqrt.net.tls import server_context
 from smqrt.wire import smq as wire
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
@@ -412,3 +415,109 @@ def test_an_application_of_a_server_is_a_client_of_another(serve, start_broker, 
     served.stop()
     gevent.sleep(0.1)
     assert [peer.uid for _, peer in broker.smq.peers() if "lua" in str(peer.uid)] == []
+
+
+FAREWELL = """
+local smq = require "smq.client".create(os.getenv "BROKER")
+function smq.onconnect() print "ready" end
+function onunload()
+  for n = 1, 500 do smq:publish(tostring(n), "last words") end
+  if CLOSES then smq:close() end
+end
+"""
+
+
+@pytest.mark.parametrize("closes", ["true", "false"])
+def test_what_an_application_publishes_at_its_end_arrives(serve, start_broker, tmp_path, closes):
+    broker, got = start_broker(), []
+    broker.smq.subscribe("last words", lambda data, *_: got.append(int(data)))
+    (tmp_path / ".preload").write_text(FAREWELL.replace("CLOSES", closes))
+    served = serve(tmp_path, env={"BROKER": broker.url})
+    with gevent.Timeout(10):
+        while "ready" not in served.output:
+            gevent.sleep(0.02)
+    assert gevent.get_hub().threadpool.apply(served.stop) == 0
+    assert got == list(range(1, 501))
+
+
+def test_after_close_nothing_is_taken(lua, start_broker, recorder, settled):
+    lua(
+        """
+        local smq = connect()
+        function smq.onconnect()
+          smq:publish("x", "t")
+          smq:close()
+          smq:close()
+          test.record("after", smq:publish("y", "t"), smq:create("t"), smq:subscribe("t"), smq:gettid())
+        end
+        """,
+        start_broker().url,
+    )
+    settled(lambda: seen(recorder, b"after"))
+    assert seen(recorder, b"after") == [(False, False, False, None)]
+
+
+def test_an_onclose_that_raises_does_not_lose_the_client(lua, recorder, settled, caplog, monkeypatch):
+    monkeypatch.setattr(Backoff, "next_s", lambda self: 0.01)
+    with ScriptedBroker(lambda c: c.accept(), lambda c: (c.accept(), c.acks())) as broker:
+        lua(
+            """
+            local smq = connect()
+            smq.onreconnect = note "again"
+            function smq.onclose() error "mine" end
+            """,
+            broker.url,
+        )
+        settled(lambda: seen(recorder, b"again"))
+    assert "onclose of an SMQ client failed" in caplog.text
+    assert "mine" in caplog.text
+
+
+def test_errors_name_the_callback(lua, start_broker, recorder, settled, caplog):
+    lua(
+        """
+        local smq = connect()
+        function smq.onconnect()
+          smq:subscribe("t", {onack = function() error "a" end, onmsg = function() error "b" end})
+          smq:publish("x", "t")
+          smq:create("u", function() error "c" end)
+          smq:createsub("v", function() error "d" end)
+          error "e"
+        end
+        """,
+        start_broker().url,
+    )
+    settled(lambda: "onmsg of subscribe" in caplog.text and "onack of createsub" in caplog.text)
+    for name in ("onconnect", "onack of subscribe", "onmsg of subscribe", "onack of create", "onack of createsub"):
+        assert f"{name} of an SMQ client failed" in caplog.text
+
+
+def test_what_json_has_no_number_for_is_null(lua, start_broker, recorder, settled):
+    lua(
+        """
+        local smq = connect()
+        smq.onmsg = function(data) test.record("msg", data) end
+        function smq.onconnect()
+          for _, value in ipairs {0/0, math.huge, -math.huge, {0/0, 1}, false} do smq:publish(value, "self") end
+          smq:publish(nil, "self")
+        end
+        """,
+        start_broker().url,
+    )
+    settled(lambda: len(seen(recorder, b"msg")) == 6)
+    assert seen(recorder, b"msg") == [(b"null",), (b"null",), (b"null",), (b"[null,1]",), (b"false",), (b"null",)]
+
+
+def test_how_to_reach_a_self_signed_broker_is_told_once(lua, start_broker, recorder, settled, caplog, tmp_path):
+    broker = start_broker(context=server_context(*self_signed_pair("127.0.0.1", tmp_path)))
+    lua(
+        """
+        local smq, trusting = connect(), connect({trusted = false})
+        function smq.onclose(err, canreconnect) test.record("close", err, canreconnect) return 1 end
+        trusting.onconnect = note "trusting"
+        """,
+        broker.url,
+    )
+    settled(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
+    assert seen(recorder, b"close")[0] == (b"sslnottrusted", False)
+    assert caplog.text.count("{trusted = false}") == 1

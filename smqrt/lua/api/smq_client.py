@@ -15,7 +15,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import AsyncResult
 
-from smqrt.client import SmqClient
+from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.client.options import Options
 from smqrt.errors import StreamError
 from smqrt.lua.api.httpc import proxy_of
@@ -32,24 +32,41 @@ _PROXY = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
 class LuaFunction:
     """A Lua function to call from the greenlet of a client; an error is logged. The reference is given back when
     unused.
+
+    Args:
+        name: for the log; without one it is that of the event, the second argument of a call.
     """
 
-    __slots__ = ("_ref", "_vm")
+    __slots__ = ("_name", "_ref", "_vm")
 
-    def __init__(self, vm: Vm, ref: int) -> None:
-        self._vm, self._ref = vm, ref
+    def __init__(self, vm: Vm, ref: int, name: str = "") -> None:
+        self._vm, self._ref, self._name = vm, ref, name
 
     def __call__(self, *arguments: Any) -> Any:
-        """The first value that the function returns, None after an error."""
+        """The first value that the function returns; None after an error, which is logged with the function's name."""
         try:
             values = self._vm.run(self._ref, *map(encoded, arguments))
         except LuaError as error:
-            log.error("%s", error)
+            log.error("%s of an SMQ client failed: %s", self._name or f"on{arguments[1]}", error)
             return None
         return values[0] if values else None
 
     def __del__(self) -> None:
         get_hub().loop.run_callback(self._vm.free, self._ref)
+
+
+class UntrustedHint:
+    """Tells once how to reach a broker whose certificate nobody vouches for."""
+
+    def __init__(self) -> None:
+        self._was_told = False
+
+    def tell(self, end: ConnectionEnd | None) -> None:
+        """A connection has ended."""
+        if end is None or end.word != "sslnottrusted" or self._was_told:
+            return
+        self._was_told = True
+        log.error("SMQ client: %s; to connect nevertheless: create(url, {trusted = false})", end)
 
 
 class ClientHalf:
@@ -58,6 +75,7 @@ class ClientHalf:
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm = vm
         self._services = services
+        services.smq_clients = self
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._clients: dict[int, SmqClient] = {}
         self._last = 0
@@ -86,7 +104,7 @@ class ClientHalf:
         proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
         tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
-        event = self._events(number)
+        event, hint = self._events(number), UntrustedHint()
         client = SmqClient(
             url.decode("utf-8", "replace") if url is not None else lambda: self._open(number, timeout_s),
             chosen,
@@ -97,7 +115,7 @@ class ClientHalf:
             onauth=event("auth"),
             onconnect=event("connect"),
             onreconnect=event("reconnect"),
-            onclose=lambda word, can_reconnect: self._on_close(number, word, can_reconnect),
+            onclose=lambda word, can_reconnect: self._on_close(number, word, can_reconnect, hint),
             onmsg=event("msg"),
         )
         client.on_end(lambda: self._forget(number))
@@ -144,30 +162,31 @@ class ClientHalf:
 
         return event
 
-    def _on_close(self, number: int, word: str | None, can_reconnect: bool) -> bool | float:
-        """What Lua's onclose decides: seconds until the next attempt, True for the usual delays, False to stay away."""
+    def _on_close(self, number: int, word: str | None, can_reconnect: bool, hint: UntrustedHint) -> bool | float | None:
+        """What Lua's onclose decides: seconds until the next attempt, True for the usual delays, False to stay away;
+        None when it failed: an error must not lose the client.
+        """
         end = self._clients[number].end
+        hint.tell(end)
         by_broker = end is not None and end.by_broker
         answer = self._event(number, "close", None if by_broker else word, can_reconnect, word if by_broker else None)
-        if isinstance(answer, bool) or answer is None:
-            return bool(answer)
-        return max(float(answer), 0.0) / 1000
+        return answer if isinstance(answer, bool) or answer is None else answer / 1000
 
     def _forget(self, number: int) -> None:
         self._clients.pop(number, None)
         self._event(number, "end")
 
     def _of(self, number: int) -> SmqClient | None:
-        """The client, None when it is not connected."""
+        """The client, None when it is not connected, or has been closed."""
         client = self._clients.get(number)
-        return client if client is not None and client.connected else None
+        return client if client is not None and client.connected and not client.closing else None
 
-    def _function(self, ref: int | None) -> LuaFunction | None:
-        return None if ref is None else LuaFunction(self._vm, ref)
+    def _function(self, ref: int | None, name: str) -> LuaFunction | None:
+        return None if ref is None else LuaFunction(self._vm, ref, name)
 
     def number_topic(self, number: int, topic: bytes | int, onack_ref: int | None) -> bool:
         """`smq:create`: whether there is a connection."""
-        onack = self._function(onack_ref)
+        onack = self._function(onack_ref, "onack of create")
         if (client := self._of(number)) is None:
             return False
         client.create(topic, onack)
@@ -175,7 +194,7 @@ class ClientHalf:
 
     def number_subtopic(self, number: int, subtopic: bytes, onack_ref: int | None) -> bool:
         """`smq:createsub`: whether there is a connection."""
-        onack = self._function(onack_ref)
+        onack = self._function(onack_ref, "onack of createsub")
         if (client := self._of(number)) is None:
             return False
         client.createsub(subtopic, onack)
@@ -190,7 +209,10 @@ class ClientHalf:
         onack_ref: int | None,
     ) -> bool:
         """`smq:subscribe`: whether there is a connection."""
-        settings = {"onmsg": self._function(onmsg_ref), "onack": self._function(onack_ref)}
+        settings = {
+            "onmsg": self._function(onmsg_ref, "onmsg of subscribe"),
+            "onack": self._function(onack_ref, "onack of subscribe"),
+        }
         if (client := self._of(number)) is None:
             return False
         client.subscribe(topic, subtopic, settings)
@@ -208,7 +230,7 @@ class ClientHalf:
 
     def observe(self, number: int, topic: bytes | int, ref: int) -> None:
         """`smq:observe`."""
-        onchange = LuaFunction(self._vm, ref)
+        onchange = LuaFunction(self._vm, ref, "the function of observe")
         if client := self._of(number):
             client.observe(topic, onchange)
 
@@ -246,6 +268,15 @@ class ClientHalf:
         """`smq:close`: after what was published; the client does not come back."""
         if client := self._clients.get(number):
             client.disconnect()
+
+    def end(self, most_s: float) -> None:
+        """The server stops: close every client, and wait until the brokers have what was published."""
+        clients = list(self._clients.values())
+        for client in clients:
+            client.disconnect()
+        with gevent.Timeout(most_s, False):  # type: ignore[arg-type]  # False: leave the block quietly
+            for client in clients:
+                client.wait_closed()
 
 
 _FUNCTIONS = (
