@@ -21,9 +21,9 @@ class ConnectionEnd(SmqrtError):
     """A connection ended, or could not be made.
 
     Attributes:
-        word: what `onclose` receives: an error word of bas-api §15, `nonsmq`, `protocolerror`, `pong`, `onauth`, `failed`
-            (a function of the application), the words of a refusal, the text of the broker's Disconnect, or None for a
-            Disconnect without text.
+        word: what `onclose` receives: an error word of bas-api §15, `nonsmq`, `protocolerror`, `pong`, `onauth`,
+            `failed` (a function of the application), the words of a refusal, the text of the broker's Disconnect, or
+            None for a Disconnect without text.
         code: the Connack code of a refusal, else 0.
         can_reconnect: whether trying again may help.
         by_broker: whether the broker asked for it with a Disconnect packet.
