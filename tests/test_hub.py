@@ -285,16 +285,19 @@ def test_subscribe_to_a_clients_etid_is_refused(site: Site) -> None:
         site.smq.subscribe(device.etid, onmsg=f)
 
 
+DEEP = b"[" * 30000
+
+
 def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     decoded, rest = Calls(), Calls()
     site.smq.onmsg(rest)
     tid = site.smq.subscribe("news", onmsg=decoded, json=True)
     device = site.device(b"uid-a1")
-    for payload in (b'{"a":1}', b"[null]", b"5", b"no json", b"\xff", b""):
+    for payload in (b'{"a":1}', b"[null]", b"5", b"no json", DEEP, b"\xff", b""):
         device.publish(tid, payload)
     assert [call[0] for call in decoded.come(3)] == [{"a": 1}, [None], 5]
-    assert [call[0] for call in rest.come(3)] == [b"no json", b"\xff", b""]
-    assert caplog.text.count("is no JSON") == 3
+    assert [call[0] for call in rest.come(4)] == [b"no json", DEEP, b"\xff", b""]
+    assert caplog.text.count("is no JSON") == 4
 
 
 def test_unsubscribe(site: Site) -> None:

@@ -167,12 +167,20 @@ class Body:
             raise too_large(limit_bytes)
         parts: list[bytes] = []
         for piece in self.pieces():
-            self._memory.take(len(piece))
-            self._held_bytes += len(piece)
+            self.hold(len(piece))
             if self._held_bytes > limit_bytes:
                 raise too_large(limit_bytes)
             parts.append(piece)
         return b"".join(parts)
+
+    def hold(self, count: int) -> None:
+        """Count so many bytes of it as held in memory until `forget`.
+
+        Raises:
+            HttpError: 503, there is no room for them.
+        """
+        self._memory.take(count)
+        self._held_bytes += count
 
     def forget(self) -> None:
         """Count it no longer as held, and read no more of it."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+from gevent import get_hub
+
 from smqrt.http.dates import http_date, parse_date
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
@@ -14,6 +16,7 @@ from smqrt.http.mime import content_type
 from smqrt.http.private import MAGIC_BYTES
 from smqrt.http.ranges import MULTIPART_BOUNDARY, Span, multipart_length, parse_ranges, part_head
 from smqrt.http.resources import Io, IoError, Stat
+from smqrt.net.turn import Turn
 
 MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
 MAX_KEPT_BYTES = 32 << 20  # of one resource reader
@@ -196,12 +199,18 @@ class _Answer:
         if self.request.method == "HEAD":
             self.response.end()
             return
-        with self.io.open_published(self.name) as file:
+        with self._open() as file:
             for head, span in parts:
                 self.response.write(head)
                 for piece in _pieces(file, span):
                     self.response.write(piece)
         self.response.end(tail)
+
+    def _open(self) -> IO[bytes]:
+        if self.stat.size <= MAX_KEPT_FILE:
+            return self.io.open_published(self.name)
+        file: IO[bytes] = get_hub().threadpool.apply(self.io.open_published, (self.name,))  # a ZIP file unpacks it
+        return file
 
 
 def etag(stat: Stat) -> str:
@@ -225,13 +234,14 @@ def _ready_head(entry: Entry, headers: dict[str, str]) -> bytes:
 
 def _pieces(file: IO[bytes], span: Span) -> Iterator[bytes]:
     file.seek(span.first)
-    left = len(span)
+    left, turn = len(span), Turn()
     while left:
         piece = file.read(min(left, _PIECE))
         if not piece:
             return  # the file shrank: the connection ends, since the announced length is not reached
         left -= len(piece)
         yield piece
+        turn.breathe()
 
 
 def _refuse_method(request: Request) -> None:

@@ -165,6 +165,14 @@ class Request(Head):
         """
         return self.content_length == 0 or self._reader().skip_buffered()
 
+    def hold(self, count: int) -> None:
+        """Count `count` bytes of the body as held in memory until the request is over, as `body` does by itself.
+
+        Raises:
+            HttpError: 503, the bodies of all requests together are over their limit.
+        """
+        self._reader().hold(count)
+
     def forget_body(self) -> None:
         """Called when the request is over: a body that was read as a whole counts no more."""
         if self._body is not None:

@@ -6,7 +6,7 @@ The parser is the package `multipart`; here are the limits, and events that tell
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import multipart
@@ -55,14 +55,17 @@ def boundary_of(content_type: str) -> bytes | None:
     return boundary.encode("latin-1")
 
 
-def read_form(pieces: Iterable[bytes], boundary: bytes) -> Iterator[Event]:
+def read_form(
+    pieces: Iterable[bytes], boundary: bytes, hold: Callable[[int], object] = lambda count: None
+) -> Iterator[Event]:
     """Read a form.
 
     pieces: the body as it arrives.
+    hold: called with the size of what is kept of a field, before it is kept.
     Gives each `Field`, and for each file a `File` followed by its content as `bytes`.
     Raises MultipartError when the body breaks the rules or a limit.
     """
-    form = _Form(boundary)
+    form = _Form(boundary, hold)
     for piece in pieces:
         yield from form.feed(piece)
     yield from form.feed(b"")
@@ -71,7 +74,8 @@ def read_form(pieces: Iterable[bytes], boundary: bytes) -> Iterator[Event]:
 class _Form:
     """A form under way: the field whose value is being collected, and how many bytes of values there were."""
 
-    def __init__(self, boundary: bytes) -> None:
+    def __init__(self, boundary: bytes, hold: Callable[[int], object]) -> None:
+        self._hold = hold
         self._parser = PushMultipartParser(
             boundary,
             max_header_size=MAX_HEAD_LINE_BYTES,
@@ -109,6 +113,7 @@ class _Form:
         if self._field is None:
             yield data
             return
+        self._hold(len(data))
         self._value += data
         self._values_bytes += len(data)
         if len(self._value) > MAX_VALUE_BYTES:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import IO
+from weakref import WeakValueDictionary
 
 from smqrt.http.resources import Io, IoError, Stat, segments
 
@@ -43,7 +44,7 @@ class ZipIo(Io):
         """See `Io.open`."""
         if mode.replace("b", "") != "r":
             raise IoError("noaccess", f"{name}: a ZIP archive is read only")
-        return io.BytesIO(self._archive.read(self._full(name)))
+        return self._archive.open(self._full(name))
 
     def stat(self, name: str) -> Stat:
         """See `Io.stat`."""
@@ -76,6 +77,21 @@ class ZipIo(Io):
         return self._archive
 
 
+class _Content:
+    """An entry, unpacked; all who read it at the same time share one."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class _Reader(io.BytesIO):
+    def __init__(self, content: _Content) -> None:
+        super().__init__(content.data)  # shares the bytes
+        self.content = content
+
+
 class _Archive:
     """One state of the file on disk, with its directory as a dict."""
 
@@ -87,6 +103,7 @@ class _Archive:
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise IoError("ziperror", f"{path} is no readable ZIP archive: {error}") from None
         self._infos: dict[str, zipfile.ZipInfo] = {}
+        self._contents: WeakValueDictionary[str, _Content] = WeakValueDictionary()
         self._stats: dict[str, Stat] = {"": Stat("", 0, 0, True)}
         self._children: dict[str, list[Stat]] = {"": []}
         for info in self._zip.infolist():
@@ -110,7 +127,13 @@ class _Archive:
             raise IoError("notfound", f"{self._path}: {name} is no directory")
         return list(children)
 
-    def read(self, name: str) -> bytes:
+    def open(self, name: str) -> _Reader:
+        content = self._contents.get(name)
+        if content is None:
+            content = self._contents[name] = _Content(self._read(name))
+        return _Reader(content)
+
+    def _read(self, name: str) -> bytes:
         if self.get(name).isdir:
             raise IoError("noaccess", f"{self._path}: {name} is a directory")
         try:

@@ -355,7 +355,7 @@ class Smq:
             if json:
                 try:
                     value = jsonlib.loads(data)
-                except ValueError:
+                except (ValueError, RecursionError):  # the latter: nested without end
                     log.warning("a message to %s is no JSON: it goes to the global onmsg", tid)
                     return self._broker.hub.server.deliver_default(data, ptid, tid, stid)
             return self._guard.call(what, function, value, ptid, tid, stid)

@@ -12,6 +12,7 @@ import pytest
 
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.message import Request
+from smqrt.http.multipart import read_form
 from smqrt.http.server import Limits
 from tests.http.cpu import linear, seconds
 
@@ -94,6 +95,27 @@ def test_a_body_that_ends_early_is_counted_no_more(bench: Any) -> None:
     wire = bench.connect().send(POST % 100_000 + b"x" * 50_000)
     wait_until(lambda: bench.server.bodies.held_bytes == 50_000)
     wire.close()
+    wait_until(lambda: bench.server.bodies.held_bytes == 0)
+
+
+def test_the_fields_of_forms_count_as_well() -> None:
+    held: list[int] = []
+    part = b'--XX\r\nContent-Disposition: form-data; name="a"%b\r\n\r\n' + b"v" * 1000 + b"\r\n"
+    list(read_form([part % b"" + part % b'; filename="b"' + b"--XX--"], b"XX", held.append))
+    assert sum(held) == 1000
+
+
+def test_a_form_that_finds_no_room(start: Any) -> None:
+    bench = start(Limits(bodies_bytes=1000))
+
+    def read(request: Request, relpath: str) -> None:
+        request.response.write(b"%d" % len(list(read_form(request.chunks(), b"XX", request.hold))))
+
+    bench.handle(read)
+    part = b'--XX\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
+    for size, status in ((900, 200), (900, 200), (1100, 503)):
+        body = part + b"v" * size + b"\r\n--XX--"
+        assert bench.connect().send(POST % len(body) + body).answer().status == status
     wait_until(lambda: bench.server.bodies.held_bytes == 0)
 
 

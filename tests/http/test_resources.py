@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -212,6 +213,19 @@ def test_an_archive_with_a_nul_in_a_name(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.zip", ("abcdef.txt", b"x"))
     path.write_bytes(path.read_bytes().replace(b"abcdef.txt", b"abc\0ef.txt"))
     assert word(lambda: ZipIo(path)) == "ziperror"
+
+
+def test_readers_of_an_entry_share_its_content(tmp_path: Path) -> None:
+    io = ZipIo(write(tmp_path / "a.zip", ("x", os.urandom(1 << 20))))
+    tracemalloc.start()
+    try:
+        readers = [io.open("x") for _ in range(50)]
+        assert {reader.read(100) for reader in readers} == {io.read("x")[:100]}
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+        readers.clear()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_bombs(tmp_path: Path) -> None:

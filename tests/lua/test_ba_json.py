@@ -215,6 +215,13 @@ def test_parser_gives_several_documents_of_a_piece(vm: Vm) -> None:
     assert vm.eval(source) == (True, 3, 2)
 
 
+def test_parser_takes_no_document_without_end(vm: Vm) -> None:
+    vm.eval("p, mib = ba.json.parser(), ('x'):rep(1 << 20)")
+    vm.eval("assert(p:parse('[\"'))")
+    assert [vm.eval("return p:parse(mib)") for _ in range(16)] == [(True,)] * 15 + [(None, b"mem")]
+    assert vm.eval("return p:parse('[7]')")[0] is True
+
+
 def test_parser_with_null_as_nil(vm: Vm) -> None:
     assert vm.eval("local ok, t = ba.json.parser(false):parse('[null,1]') return t[1], t[2]") == (None, 1)
 

@@ -206,6 +206,11 @@ def test_headers_after_commit_raise(server: AppServer):
         assert "page.lsp:1: iscommitted" in server.page(f"x<?lsp response:flush() response:{call} ?>").text
 
 
+def test_a_realm_can_not_add_a_parameter(server: AppServer):
+    answer = server.page("""<?lsp response:setbasic'a", charset="x\\\\' ?>""")
+    assert answer.headers["WWW-Authenticate"] == r'Basic realm="a\", charset=\"x\\"'
+
+
 def test_setbasic_clearkeepalive(server: AppServer):
     answer = server.page("<?lsp response:setbasic'here' response:setstatus(401) response:clearkeepalive() ?>")
     assert answer.headers["WWW-Authenticate"] == 'Basic realm="here"'

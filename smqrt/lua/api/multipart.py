@@ -27,7 +27,7 @@ def install(vm: Vm, exchanges: Exchanges) -> None:
             raise ArgumentError("multipart: iscommitted")
         if size_bytes < 1:
             raise ArgumentError("multipart: the buffer size must be at least 1")
-        forms[handle] = read_form(request.chunks(size_bytes), boundary)
+        forms[handle] = read_form(request.chunks(size_bytes), boundary, request.hold)
 
     def next_event(handle: int) -> Any:
         """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""

@@ -9,8 +9,10 @@ local find, match, setmetatable, sub, unpack = string.find, string.match, setmet
 local methods = {}
 local Parser = core.class("jsonparser", methods)
 
+local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- whoever sends them must not fill the memory
+
 local function reset(parser)
-  parser.pieces, parser.depth, parser.state = {}, 0, "open"
+  parser.pieces, parser.bytes, parser.depth, parser.state = {}, 0, 0, "open"
 end
 
 --- ba.json.parser([jnull]): parser:parse(piece) takes documents as they arrive.
@@ -76,7 +78,8 @@ local function documents_of(parser, text)
 end
 
 --- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
--- all: the values come in one table. Returns nil, "parse" for what is no JSON; the parser can be used again then.
+-- all: the values come in one table. Returns nil, "parse" for what is no JSON, and nil, "mem" when a document grows beyond
+-- MAX_DOCUMENT_BYTES; the parser can be used again then.
 function methods:parse(piece, all)
   local parser = arg.instance(self, Parser, 1, "parse")
   local values, rest = documents_of(parser, arg.string(piece, 2, "parse"))
@@ -84,7 +87,13 @@ function methods:parse(piece, all)
     reset(parser)
     return nil, rest
   end
-  if match(rest, "[^ \t\r\n]") or parser.pieces[1] then parser.pieces[#parser.pieces + 1] = rest end
+  if match(rest, "[^ \t\r\n]") or parser.pieces[1] then
+    parser.pieces[#parser.pieces + 1], parser.bytes = rest, parser.bytes + #rest
+    if parser.bytes > MAX_DOCUMENT_BYTES then
+      reset(parser)
+      return nil, "mem"
+    end
+  end
   if #values == 0 then return true end
   if all then return true, values end
   return true, unpack(values)

@@ -219,7 +219,8 @@ function methods:encoderedirecturl(url, parameters)
 end
 
 function methods:setbasic(realm)
-  return self:setheader("WWW-Authenticate", 'Basic realm="' .. core.arg.string(realm, 1, "setbasic") .. '"')
+  local quoted = core.arg.string(realm, 1, "setbasic"):gsub('["\\]', "\\%0")
+  return self:setheader("WWW-Authenticate", 'Basic realm="' .. quoted .. '"')
 end
 
 function methods:redirect2tls()

@@ -1,0 +1,4 @@
+<?lsp
+-- A session for every visitor.
+print(request:session(true):id())
+?>
