@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from gevent import get_hub
+from gevent.lock import BoundedSemaphore
 
 from smqrt.http.dates import http_date, parse_date
 from smqrt.http.headers import check_field
@@ -23,6 +24,7 @@ MAX_KEPT_BYTES = 32 << 20  # of one resource reader
 MAX_KNOWN = 4096  # names
 _PIECE = 64 << 10
 _SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
+_unpacking = BoundedSemaphore()  # an entry of a ZIP file is unpacked once for all who want it at the same time
 _ALLOW = "GET, HEAD, OPTIONS"
 
 
@@ -209,8 +211,9 @@ class _Answer:
     def _open(self) -> IO[bytes]:
         if self.stat.size <= MAX_KEPT_FILE:
             return self.io.open_published(self.name)
-        file: IO[bytes] = get_hub().threadpool.apply(self.io.open_published, (self.name,))  # a ZIP file unpacks it
-        return file
+        with _unpacking:
+            file: IO[bytes] = get_hub().threadpool.apply(self.io.open_published, (self.name,))
+            return file
 
 
 def etag(stat: Stat) -> str:

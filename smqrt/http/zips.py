@@ -46,6 +46,11 @@ class ZipIo(Io):
             raise IoError("noaccess", f"{name}: a ZIP archive is read only")
         return self._archive.open(self._full(name))
 
+    def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:
+        """See `Io.read_published`; unpacks no more than is asked for."""
+        stat = self.published(name)
+        return stat, self._archive.read(self._full(name), limit_bytes)
+
     def stat(self, name: str) -> Stat:
         """See `Io.stat`."""
         return self._fresh().get(self._full(name))
@@ -130,15 +135,15 @@ class _Archive:
     def open(self, name: str) -> _Reader:
         content = self._contents.get(name)
         if content is None:
-            content = self._contents[name] = _Content(self._read(name))
+            content = self._contents[name] = _Content(self.read(name, MAX_ENTRY_BYTES + 1))
         return _Reader(content)
 
-    def _read(self, name: str) -> bytes:
+    def read(self, name: str, limit_bytes: int) -> bytes:
         if self.get(name).isdir:
             raise IoError("noaccess", f"{self._path}: {name} is a directory")
         try:
             with self._zip.open(self._infos[name]) as file:
-                data = file.read(MAX_ENTRY_BYTES + 1)
+                data = file.read(min(limit_bytes, MAX_ENTRY_BYTES + 1))
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
             raise IoError("ziperror", f"{self._path}: {name}: {error}") from None
         if len(data) > MAX_ENTRY_BYTES:

@@ -1,0 +1,45 @@
+"""Large files, from the disk and from a ZIP archive, taken as fast as it goes and taken by nobody."""
+
+from __future__ import annotations
+
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.conftest import Besieged
+
+LARGE_BYTES = 32 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An application as folder and as ZIP file."""
+    folder = tmp_path_factory.mktemp("large")
+    line = random.Random(1).randbytes(1 << 16).hex().encode()
+    (folder / "app").mkdir()
+    (folder / "app" / ".preload").write_text("-- nothing\n")
+    (folder / "app" / "large.txt").write_bytes(line * (LARGE_BYTES // len(line)))
+    with zipfile.ZipFile(folder / "packed.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in (".preload", "large.txt"):
+            archive.write(folder / "app" / name, name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["app", "packed.zip"])
+def test_a_large_file(folder: Path, besiege: Callable[..., Besieged], name: str) -> None:
+    besieged = besiege(folder / name)
+    path = "/" + name.removesuffix(".zip") + "/large.txt"
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{besieged.port}\r\n".encode()
+    last = b"Range: bytes=33000000-33000009\r\nConnection: close\r\n\r\n"
+    with besieged.attack(f"32 MiB of {name}, read at once and by 20 who do not read", grows_bytes=96 << 20) as attack:
+        idle = [besieged.open() for _ in range(20)]
+        for sock in idle:
+            sock.sendall(request + b"\r\n")
+        answer = besieged.exchange(request + b"Connection: close\r\n\r\n", attack)
+        assert len(answer) > LARGE_BYTES
+        assert b" 206 " in besieged.exchange(request + last, attack)
+        for sock in idle:
+            sock.close()
