@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-import logging
 from ipaddress import ip_address
-from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from smqrt.http.status import HttpError
 from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
+from smqrt.net.refusals import Refusals
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
-log = logging.getLogger("smqrt")
-
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
 _MAX_KNOWN = 1024
-_LINE_EVERY_S = 1.0  # a stranger must not fill the log
 
 
 class Access:
@@ -33,7 +29,7 @@ class Access:
         debug: whether clients see tracebacks; None for those of this machine, when it listens on loopback.
 
     Attributes:
-        refused: how many requests were refused.
+        refusals: counts the requests that were refused.
     """
 
     def __init__(
@@ -43,14 +39,13 @@ class Access:
         loopback: bool = False,
         debug: bool | None = False,
     ) -> None:
-        self.refused = 0
+        self.refusals = Refusals()
         self._origins = origins or Origins()
         self._hosts = hosts or Hosts()
         self._loopback = loopback
         self._debug = debug
         self._any_host = self._hosts.all or not (self._hosts or loopback)
         self._known: set[str] = set()  # Host headers that were found good
-        self._next_line_s, self._unsaid = 0.0, 0
 
     def check(self, request: Request) -> None:
         """Refuses a request for another host, and one that changes something for a page of another host.
@@ -77,8 +72,8 @@ class Access:
         if origin is None or self._welcome(request, origin, more):
             return
         host = request.get("host", "")
-        self._say(f"{request.method} {request.path!r} of a page of {origin!r} for {host!r}", f"origins={origin}")
-        raise HttpError(403, "Pages of other origins may not do this here; the setting is `origins`.")
+        what = f"{request.method} {request.path!r} of a page of {origin!r} for {host!r}"
+        self._refuse(what, f"origins={origin}", "Pages of other origins may not do this; the setting is `origins`.")
 
     def shows_errors(self, request: Request) -> bool:
         """Tells whether the client may see what went wrong inside the server."""
@@ -101,18 +96,12 @@ class Access:
             if host is not None and len(self._known) < _MAX_KNOWN:
                 self._known.add(host)
         elif self._hosts or _is_local(request):
-            self._say(f"{request.method} {request.path!r} for the host {host!r}", f"hosts={name}")
-            raise HttpError(403, "This server does not answer to that host name; the setting is `hosts`.")
+            what = f"{request.method} {request.path!r} for the host {host!r}"
+            self._refuse(what, f"hosts={name}", "This server does not answer to that name; the setting is `hosts`.")
 
-    def _say(self, what: str, setting: str) -> None:
-        self.refused += 1
-        now_s = monotonic()
-        if now_s < self._next_line_s:
-            self._unsaid += 1
-            return
-        others = f" ({self._unsaid} other refusals before)" if self._unsaid else ""
-        log.warning("refused: %s; to allow it, set %s%s", what, ascii(setting)[1:-1], others)
-        self._next_line_s, self._unsaid = now_s + _LINE_EVERY_S, 0
+    def _refuse(self, what: str, setting: str, sentence: str) -> NoReturn:
+        self.refusals.add(f"refused: {what}; to allow it, set {ascii(setting)[1:-1]}")
+        raise HttpError(403, sentence)
 
 
 def _is_local(request: Request) -> bool:

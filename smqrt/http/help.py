@@ -105,7 +105,8 @@ def _contents(pages: dict[str, str]) -> str:
 
 
 def _about(page: str) -> str:
-    return escape(manual.title(page).partition(": ")[2] or manual.first_sentence(page))
+    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page)
+    return escape(about[:1].upper() + about[1:])
 
 
 def _navigation(pages: dict[str, str], current: str) -> str:

@@ -77,7 +77,7 @@ def test_a_failing_application_is_told_with_its_line_and_the_others_go_on(serve:
     assert requests.get(f"{served.url}/broken/").status_code == 404
     served.wait_for(r"^app broken at /broken/: failed: broken/\.preload:2: no luck$")
     served.wait_for(r"^app wrong at /wrong/: failed: wrong/\.preload:1: unexpected symbol near '='$")
-    assert "broken: failed" in requests.get(served.url).text
+    assert "broken/.preload:2: no luck" in requests.get(served.url).text
 
 
 def test_several_arguments_and_mounts(serve: Serve, tmp_path: Path) -> None:
@@ -130,6 +130,37 @@ def test_tls_with_a_given_pair(serve: Serve, tmp_path: Path) -> None:
     cert, key = self_signed_pair("127.0.0.1", tmp_path)
     served = serve(application(tmp_path / "app"), "--tls-port", "0", "--cert", cert, "--key", key)
     assert requests.get(f"https://127.0.0.1:{served.tls_port}", verify=cert).text == "<h1>app</h1>"
+
+
+def test_who_is_answered_and_what_is_shown_are_settings(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", index="<?lsp error 'the secret' ?>")
+    (app / "tool.py").write_text("code")
+
+    def statuses(served: Served) -> list[int]:
+        asked = [("GET", "/tool.py", {}), ("GET", "/tool.py", {"Host": "evil.example"})]
+        asked += [("POST", "/", {"Origin": "https://friend.example"})]
+        return [requests.request(how, served.url + path, headers=fields).status_code for how, path, fields in asked]
+
+    closed = serve(app)
+    assert statuses(closed) == [404, 403, 403]
+    assert "the secret" in requests.get(closed.url).text
+    closed.wait_for(r"^refused: GET '/tool.py' for the host 'evil.example'; to allow it, set hosts=evil.example$")
+    options = ("--hosts", "evil.example", "--origins", "https://friend.example", "--served-files", "*.py", "--no-debug")
+    opened = serve(app, *options)
+    assert statuses(opened) == [200, 200, 500]
+    assert "the secret" not in requests.get(opened.url).text
+    opened.wait_for("^error [0-9a-f]{8} in /: .*the secret")
+    elsewhere = serve(app, "--host", "0.0.0.0")
+    assert statuses(elsewhere) == [404, 404, 403]
+    assert "the secret" not in requests.get(elsewhere.url).text
+
+
+@pytest.mark.parametrize(("option", "value"), [("--origins", "example.com"), ("--hosts", "https://example.com")])
+def test_what_is_no_origin_or_host_is_one_sentence(serve: Serve, tmp_path: Path, option: str, value: str) -> None:
+    served = serve(application(tmp_path / "app"), option, value)
+    assert served.wait() == 1
+    assert served.output.startswith(f"Error: {option[2:]}: {value!r} is no ")
+    assert len(served.lines) == 1
 
 
 def test_words_for_the_application(serve: Serve, tmp_path: Path) -> None:

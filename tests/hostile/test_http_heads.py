@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.hostile.conftest import Besieged
+from smqrt.manual import pages
+from tests.hostile.conftest import APPS, Besieged
 
 HEAD_BYTES = 16_000  # a little less than the limit
 REQUESTS = 50  # at once, in one pipeline
@@ -35,6 +38,15 @@ HEADS = {
 }
 
 
+HEADS |= {
+    "a host of letters": (b"/", filled(b"Host: ", b"a")),
+    "a host of dots": (b"/", filled(b"Host: ", b"a.")),
+    "a path of journals": (filled(b"/lua/", b"wal/"), b""),
+    "a path of pipelines": (filled(b"/lua/", b"pipelines/") + b".sql", b""),
+    "a path of backups": (filled(b"/lua/x.lua", b".1~"), b""),
+}
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_with(besieged: Besieged, name: str) -> None:
     target, field = HEADS[name]
@@ -43,6 +55,27 @@ def test_heads_with(besieged: Besieged, name: str) -> None:
     last = b"GET /rtl/smq.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % besieged.port
     with besieged.attack(f"{REQUESTS} heads with {name}") as attack:
         assert besieged.exchange(request * REQUESTS + last, attack).startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize("unit", [b"a", b"a.", b":1", b"//", b"-"])
+def test_foreign_origins(besieged: Besieged, unit: bytes) -> None:
+    line = filled(b"Origin: http://", unit)
+    request = b"POST / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n%b\r\nContent-Length: 0\r\n\r\n" % (besieged.port, line)
+    last = b"GET /rtl/smq.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % besieged.port
+    with besieged.attack(f"{REQUESTS} foreign origins of {unit.decode()}") as attack:
+        answers = besieged.exchange(request * REQUESTS + last, attack)
+    assert answers.count(b"HTTP/1.1 403 ") == REQUESTS
+
+
+def test_the_manual_for_the_first_time(besiege: Callable[..., Besieged]) -> None:
+    besieged = besiege(APPS / "lua")
+    head = "GET /help/{} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: {}\r\n\r\n"
+    names = list(pages())
+    requests = [head.format(name, besieged.port, "keep-alive") for name in names]
+    requests.append(head.format("", besieged.port, "close"))
+    with besieged.attack("every page of the manual, rendered for the first time") as attack:
+        answers = besieged.exchange("".join(requests).encode(), attack)
+    assert answers.count(b"HTTP/1.1 200 ") == len(names) + 1
 
 
 def test_a_long_pipeline(besieged: Besieged) -> None:

@@ -78,7 +78,7 @@ def test_one_line_names_the_setting(bench: Bench, ask: Callable[..., int], caplo
     bench.server.access = Access(hosts=Hosts("test"))
     ask(host="evil.example:80")
     assert caplog.messages == ["refused: GET '/' for the host 'evil.example:80'; to allow it, set hosts=evil.example"]
-    assert bench.server.access.refused == 1
+    assert bench.server.access.refusals.count == 1
 
 
 def test_the_line_has_no_control_characters(
