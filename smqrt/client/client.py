@@ -30,8 +30,8 @@ from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.client")
 
-_MOST_JOBS = 10 * ROOM_JOBS
-"""So far the broker is read on while a callback itself waits for it, or while the client ends."""
+_MOST_JOBS, _MOST_READS = 10 * ROOM_JOBS, 1000
+"""So far the broker is read on, 16 KiB a time, while a callback itself waits for it, or while the client ends."""
 
 F = TypeVar("F", bound=Callable[[Message], Any])
 
@@ -75,7 +75,7 @@ class SmqClient:
         self._backoff = Backoff(opts.reconnect_delay, opts.reconnect_delay_max)
         self._link: Link | None = None
         self._hello: tuple[int, str] = (0, "")
-        self._connections = 0
+        self._connections = self._reads_ahead = 0
         self._flushes: set[AsyncResult[bool]] = set()
         self._answers = Requests()
         self._last_job: Callable[[], Any] | None = None
@@ -163,7 +163,7 @@ class SmqClient:
         """Send `value` as JSON, str included. See `publish`."""
         return self.publish(json_bytes(value), topic, subtopic)
 
-    def request(self, etid: int, data: Payload, timeout_s: float = 5.0) -> Message:
+    def request(self, etid: int, data: Payload, timeout_s: float = 10.0) -> Message:
         """Send `data` to the client `etid` (1: the server) and wait for the answer, which it gives with `reply`.
 
         Returns:
@@ -417,7 +417,7 @@ class SmqClient:
     def _undelivered_text(self, count: int) -> str:
         messages = "a message" if count == 1 else f"{count} messages"
         why = f": {self.end}" if self.end else ""
-        return f"the client ended before the broker had {messages}{why}"
+        return f"the client ended before the broker confirmed {messages}{why}"
 
     def on_end(self, fn: Callable[[], Any]) -> None:
         """Have `fn()` called when the client has ended for good, after every other callback."""
@@ -459,7 +459,7 @@ class SmqClient:
             end = link.run(self._handle, self._wait_for_room)
         except ConnectionEnd as failure:
             end = failure
-        except Exception as error:
+        except (Exception, gevent.Timeout) as error:  # a Timeout that a function of the application left behind
             log.exception("the connection failed")
             end = ConnectionEnd("failed", f"{type(error).__name__}: {error}")
         finally:
@@ -488,8 +488,10 @@ class SmqClient:
         self._asking.set()
         self._fail_waiting(f"the connection is lost: {end}")
         answer = self._callbacks.ask_later(self.onclose, end.word, end.can_reconnect)
-        gevent.wait([answer, self._stopping], count=1)
-        self._asking.clear()
+        try:
+            gevent.wait([answer, self._stopping], count=1)
+        finally:
+            self._asking.clear()
         return delay_of(answer.value)
 
     def _wait_before_the_next(self, delay_s: float) -> None:
@@ -501,9 +503,11 @@ class SmqClient:
     def _wait_for_room(self) -> None:
         """Let the application catch up, unless it waits for what comes next itself."""
         if self._callbacks.has_room:
+            self._reads_ahead = 0
             return
         gevent.wait([self._callbacks.room, self._eager], count=1)
-        if self._callbacks.waiting >= _MOST_JOBS:
+        self._reads_ahead += 1
+        if self._callbacks.waiting >= _MOST_JOBS or self._reads_ahead >= _MOST_READS:
             self._fail_waiting("the application is too far behind")
             self._callbacks.wait_for_room()
 

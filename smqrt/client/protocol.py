@@ -176,6 +176,8 @@ class Protocol:
         code, etid = _ACK.unpack_from(packet, 1)
         if code:
             raise refused(code, packet[6:].decode("utf-8", "replace"))
+        if not etid:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "the broker accepted without giving an ETID")
         self.state = State.OPEN
         return Accepted(etid)
 

@@ -392,6 +392,14 @@ def test_request_finds_its_answer_among_many(url, make_client):
     assert general.empty()
 
 
+def test_the_server_and_its_clients_ask_each_other(broker, url, make_client):
+    client = make_client(url)
+    broker.smq.on("self")(lambda message: message.reply(message.json + 1))
+    client.on("self")(lambda message: message.reply(message.text.upper()))
+    assert client.request(1, 41).json == 42
+    assert broker.smq.request(client.gettid(), "hello").text == "HELLO"
+
+
 def test_request_may_be_asked_in_a_callback(url, make_client):
     server, asker, answers = make_client(url), make_client(url), Queue()
     server.on("self")(lambda message: message.reply(message.text + "!"))

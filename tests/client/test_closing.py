@@ -135,7 +135,7 @@ def test_disconnect_ends_by_itself_when_its_time_is_over(caplog):
         client.disconnect()
         client._over.wait(3)
         assert client.closed
-        assert "before the broker had a message" in caplog.text
+        assert "before the broker confirmed a message" in caplog.text
 
 
 def test_nothing_to_deliver_needs_no_broker():

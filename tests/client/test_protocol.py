@@ -207,3 +207,11 @@ def test_pongs_that_nobody_reads_do_not_pile_up(url):
     assert 0 < len(protocol.take()) < 64 * 1024
     protocol.receive(ping)
     assert protocol.take(), "who reads is answered again"
+
+
+def test_an_etid_of_zero_is_none():
+    protocol = Protocol(URL)
+    protocol.receive(HEAD + smq.frame(smq.init(1, "10.0.0.1")))
+    protocol.connect(b"abcdef", b"", b"")
+    (ended,) = protocol.receive(smq.frame(smq.connack(0, 0)))
+    assert (ended.end.word, protocol.state) == ("protocolerror", State.CLOSED)
