@@ -92,7 +92,7 @@ def test_parameters(besieged: Besieged, name: str, body: bytes) -> None:
         ("a string of pairs", b'["' + b"\\ud83d\\ude00" * 75_000 + b'"]'),
         ("a string of backslashes", b'["' + b"\\\\" * 500_000 + b'"]'),
         ("a million values", b"[" + b"1," * 999_999 + b"1]"),
-        ("400,000 members", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
+        ("100,000 members", b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}"),
         ("comments", b"/**/" * 250_000 + b"[1]"),
         ("blanks", b" " * 1_000_000 + b"x"),
     ],
