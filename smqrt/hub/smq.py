@@ -213,18 +213,20 @@ class Smq:
 
     # ---- connections
 
-    def connect(self, request: Any, arg: Any = None) -> None:
+    def connect(self, request: Any, arg: Any = None) -> bool:
         """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
 
         Args:
-            request: the request of a directory function, or a WSGI environ whose `wsgi.websocket` is
-                gevent-websocket's.
+            request: the request of a directory function, or a WSGI environ (help: wsgi).
             arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
 
-        Blocks until the handshake ended (for an environ: until the connection ends). A request that is not SMQ gets
-        404.
+        Blocks until the handshake ended (under gevent-websocket: until the connection ends). A request that is not SMQ
+        gets 404.
+
+        Returns:
+            False when nothing was answered: the WSGI server hands no connections over, see `smqrt.wsgi`.
         """
-        self._broker.connect(request, arg)
+        return self._broker.connect(request, arg)
 
     def peers(self) -> Iterator[tuple[PeerSocket, Peer]]:
         """`(sock, peer)` of every client and of the server's own client."""

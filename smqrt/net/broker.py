@@ -108,7 +108,8 @@ class Broker:
     def connect(self, request: Any, arg: Any = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
 
-        Returns false, after a 404, when the request is not SMQ; after a 403, when it is of a page of another host.
+        A request that is not SMQ gets 404, one of a page of another host 403, any when this broker is closed 503.
+        Returns false when nothing was answered, because the WSGI server hands no connections over.
         """
         return handover.connect(self, request, arg)
 

@@ -30,21 +30,24 @@ def is_smq(request: Any) -> bool:
 
 def connect(broker: Broker, request: Any, arg: Any) -> bool:
     """See `Broker.connect`."""
+    origin = Origin(request, arg)
     if isinstance(request, dict):
-        return wsgi.connect(broker, request, Origin(request, arg))
+        if wsgi.HANDLER not in request:
+            return wsgi.connect(broker, request, origin)
+        request = wsgi.HandlerRequest(request)
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
     if not raw and key is None:
         request.response.error(404, "This address speaks SMQ.")
-        return False
+        return True
     if request.refuse_foreign(broker.options.origins):
-        return False
+        return True
     if broker.hub.closed:  # its clients come back before there is a new one
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
-        return False
-    _begin(broker, request, key, arg)
+        return True
+    _begin(broker, request, key, origin)
     return True
 
 
@@ -65,12 +68,12 @@ def _valid_upgrade(request: Any, key: str) -> bool:
     )
 
 
-def _begin(broker: Broker, request: Any, key: str | None, arg: Any) -> None:
+def _begin(broker: Broker, request: Any, key: str | None, origin: Origin) -> None:
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
     taken = request.detach()
     broker.keep_alive(taken.transport)
     connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
-    session = open_session(broker, connection, Origin(request, arg))
+    session = open_session(broker, connection, origin)
     hello = init(session, request.peer[0])
     if key is not None:
         connection.greet(websocket.switching_protocols(key, _UPGRADE_LINES), websocket.encode(websocket.BINARY, hello))

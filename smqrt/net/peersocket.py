@@ -56,13 +56,17 @@ class PeerSocket:
         Keys: subject and issuer (dicts of commonname, country, ...), commonname, subjectaltnames, tzfrom and tzto (ISO
         8601), serial.
         """
-        return certificates.describe(self.tls.peer_certificate()) if self.tls else None
+        return certificates.describe(self._certificate())
 
     def trusted(self) -> bool:
         """Returns whether the client showed a certificate of one of the authorities of the listener. One of somebody
         else never gets here: OpenSSL ends the TLS handshake.
         """
-        return self.tls is not None and self.tls.peer_certificate() is not None
+        return self._certificate() is not None
+
+    def _certificate(self) -> bytes | None:
+        shown = getattr(self.transport, "peer_certificate", None)
+        return shown() if shown else None
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
         """Set an option of the socket; nothing happens when there is no connection any more.

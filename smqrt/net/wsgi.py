@@ -1,7 +1,8 @@
-"""A hub inside somebody else's gevent application: a WSGI environ whose `wsgi.websocket` gevent-websocket made.
+"""A hub inside somebody else's WSGI application.
 
-Here a greenlet reads and a greenlet writes, because the WebSocket object knows no callbacks; the broker sees an outbox
-like any other.
+The handler of `smqrt.wsgi` hands over the connection itself, which then goes the way of all others. What
+gevent-websocket puts into an environ (`wsgi.websocket`) is served too: a greenlet reads and a greenlet writes, because
+the WebSocket object knows no callbacks; the broker sees an outbox like any other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -17,7 +19,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.session import Session, State
+from smqrt.broker.session import Session
 from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from smqrt.net.broker import Broker
 
 log = logging.getLogger("smqrt")
+
+HANDLER = "smqrt.handler"
+"""The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
 
 _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))
 
@@ -183,23 +188,70 @@ def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return locked
 
 
+class HandlerRequest:
+    """A request of `smqrt.wsgi`'s handler, with what connecting needs of a request of the own server.
+
+    Attributes:
+        response: the answer, when it is to be an error.
+        peer: the client's address.
+    """
+
+    def __init__(self, environ: dict[str, Any]) -> None:
+        self._environ, self._handler = environ, environ[HANDLER]
+        self.method = environ["REQUEST_METHOD"]
+        self.peer = (str(environ.get("REMOTE_ADDR", "")), 0)
+        self.response = self
+
+    def get(self, name: str) -> str | None:
+        """The value of a header field, None when there is none."""
+        value: str | None = self._environ.get("HTTP_" + name.upper().replace("-", "_"))
+        return value
+
+    def error(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+        """Answer with an error."""
+        self._handler.answer(f"{status} {HTTPStatus(status).phrase}", detail + "\n", headers or {})
+
+    def refuse_foreign(self, more: Origins | None) -> bool:
+        """Answer with 403 when it comes from a page of another host; tells whether it does."""
+        if foreign := _foreign(self._environ, more):
+            self.error(403, "This page may not connect here.")
+        return foreign
+
+    def detach(self) -> HandlerRequest:
+        """Take the connection away from the server: fills `transport`, `watcher` and `data`."""
+        self.transport, self.watcher, self.data = self._handler.take()
+        self.secure = False  # the record layer, if there is one, is the server's
+        return self
+
+
 def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
-    """Serve the WebSocket of `environ`; returns when it ends. One of a page of another host is closed at once.
+    """Serve the WebSocket that gevent-websocket put into `environ`; returns when it ends. One of a page of another host
+    is closed at once.
+
+    Returns:
+        False when there is none: nothing was answered.
 
     Raises:
-        ArgumentError: the environ has no WebSocket.
+        ArgumentError: it is no environ.
     """
+    if "REQUEST_METHOD" not in environ:
+        raise ArgumentError("environ: a WSGI environ is needed; it has no REQUEST_METHOD")
     sock = environ.get("wsgi.websocket")
     if sock is None:
-        raise ArgumentError("environ: no wsgi.websocket in it; serve with geventwebsocket.handler.WebSocketHandler")
+        if "HTTP_SIMPLEMQ" in environ or "HTTP_SEC_WEBSOCKET_KEY" in environ:
+            log.warning("an SMQ client was not served: this WSGI server needs the handler of smqrt.wsgi (help: wsgi)")
+        return False
+    if broker.hub.closed:
+        sock.close(1001, b"closed")
+        return True
     if _foreign(environ, broker.options.origins):
         sock.close(1008, b"foreign origin")
-        return False
+        return True
     connection = WsgiConnection(sock)
     session = open_session(broker, connection, origin)
     connection.reply(init(session, str(environ.get("REMOTE_ADDR", ""))))
     connection.run()
-    return session.state is State.CLOSED
+    return True
 
 
 def _foreign(environ: dict[str, Any], more: Origins | None) -> bool:

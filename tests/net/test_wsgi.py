@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,9 +198,10 @@ def test_the_ledger_of_a_subscriber_that_does_not_read(
     publisher.expect_nothing()
 
 
-def test_without_a_websocket(caplog: pytest.LogCaptureFixture, mount: Callable[..., Mounted]) -> None:
-    """A raw SMQ request cannot be served by WSGI: the error names what is missing."""
-    caplog.set_level(logging.DEBUG)
-    device = mount().open()
-    device.send_bytes(b"GET /smq HTTP/1.1\r\nHost: x\r\nSimpleMQ: 1\r\n\r\n").read_head()
-    assert device.head.startswith(b"HTTP/1.1 500")
+def test_a_raw_device_without_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+    """gevent-websocket hands no connections over: nothing is answered, so that the application can, and the log names
+    what is missing."""
+    environ = {"REQUEST_METHOD": "GET", "HTTP_SIMPLEMQ": "1"}
+    assert hub.create().connect(environ) is False
+    assert "this WSGI server needs the handler of smqrt.wsgi" in caplog.text
+    assert hub.create().connect({"REQUEST_METHOD": "GET"}) is False

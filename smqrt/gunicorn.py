@@ -1,0 +1,20 @@
+"""Hubs under gunicorn: `gunicorn --worker-class smqrt.gunicorn.Worker --workers 1 application`.
+
+Every worker process has hubs of its own, so that clients of one do not hear those of another: use one worker.
+"""
+
+from __future__ import annotations
+
+from gunicorn.workers.ggevent import GeventPyWSGIWorker, PyWSGIHandler
+
+from smqrt.wsgi import HandsOver
+
+
+class Handler(HandsOver, PyWSGIHandler):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's handler, from which applications may take connections."""
+
+
+class Worker(GeventPyWSGIWorker):  # type: ignore[misc]
+    """gunicorn's worker on `gevent.pywsgi`, with that handler."""
+
+    wsgi_handler = Handler
