@@ -7,7 +7,8 @@ with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(
     mqtt.publish("house/attic/lamp", b"on", qos=1).wait()
 """
 
-from smqrt.mqtt.client import MqttClient, OnPub, OnStatus
+from smqrt.mqtt.client import MqttClient, OnPub
+from smqrt.mqtt.decision import OnStatus
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End
 from smqrt.mqtt.options import Options, Will

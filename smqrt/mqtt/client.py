@@ -12,6 +12,7 @@ from gevent.event import Event
 
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
 from smqrt.mqtt.connection import Connection
+from smqrt.mqtt.decision import DEFAULT_DELAY_S, OnStatus, delay_of
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End, refused
 from smqrt.mqtt.opening import Opener
@@ -27,19 +28,10 @@ from smqrt.wire.mqtt_properties import MAX_PROPERTIES, Packet, Props, encode, en
 
 log = logging.getLogger("smqrt.mqtt")
 
-DEFAULT_DELAY_S, SHORT_DELAY_S = 5.0, 0.1
-LONGEST_DELAY_S = 86_400.0
+SHORT_DELAY_S = 0.1
 HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
 LINGER_S = 1.0
 """What the end of a connection takes behind DISCONNECT, beyond the time-out of `close`."""
-
-OnStatus = Callable[[str, str, Mapping[str, Any]], Any]
-"""`f(type, code, status)`, called when a connection stands, was refused, or ended; see `End` for the words.
-
-On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})`: a true value keeps the connection.
-Otherwise: None or False gives up, True tries again after 5 seconds, a number after so many seconds. When it raises, or
-answers something else, the client goes on as one without `onstatus`, and the log tells; so it does, without a word,
-when the answer is NotImplemented."""
 
 OnPub = Callable[[str, bytes, dict[str, Any], int], Any]
 """`f(topic, payload, properties, cpt)`; `cpt` is the first byte of the packet: DUP 8, QoS 6, retain 1."""
@@ -367,7 +359,8 @@ class MqttClient:
 
     def close(self, timeout: float | None = 5.0) -> None:
         """End for good, and wait for it: what was handed in is delivered before, if need be over a connection that is
-        made for it. DISCONNECT is sent. A second call does nothing but wait.
+        made for it. DISCONNECT is sent. A second call does nothing but wait. A callback that calls it does not wait for
+        the end, which comes behind all callbacks.
 
         Args:
             timeout: seconds for the delivery; then it is over. None waits as long as it takes.
@@ -378,12 +371,13 @@ class MqttClient:
         end_s = None if timeout is None else monotonic() + timeout
         if self._begin_to_close():
             self._deliver_and_part(0, timeout)
-        self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
-        self._part()
-        self._greenlet.join(2 * LINGER_S)
+        if not self._callbacks.is_current:
+            self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
+            self._part()
+            self._greenlet.join(2 * LINGER_S)
         lost, self._undelivered = self._undelivered, 0
         if lost:
-            why = self.end or f"there was no time left after {timeout:g} s"
+            why = self.end or "there was no time left"
             raise DeliveryError(f"close: {lost} messages or subscriptions were not delivered: {why}")
 
     def _begin_to_close(self) -> bool:
@@ -517,7 +511,7 @@ class MqttClient:
         self._callbacks.ask(lambda: decision.append(self.onstatus(end.type, end.code, end.status)))  # type: ignore[misc]
         if not decision:
             return default  # it raised, and the log tells
-        return None if end.code == "sysshutdown" else _delay_of(decision[0], default)
+        return None if end.code == "sysshutdown" else delay_of(decision[0], default)
 
     def _finish(self) -> None:
         if self._farewell is not None:
@@ -626,22 +620,6 @@ class MqttClient:
         """See `smqrt.mqtt.protocol.Events`."""
         if self._connection is not None:
             self._connection.end(end)
-
-
-def _delay_of(answer: Any, default: float | None) -> float | None:
-    """Seconds until the next attempt, as `onstatus` wants it; None for never."""
-    if answer is None or answer is False:
-        return None
-    if answer is True:
-        return DEFAULT_DELAY_S
-    if answer is NotImplemented:
-        return default
-    if isinstance(answer, int | float) and 0 <= answer <= LONGEST_DELAY_S:
-        return float(answer)
-    log.error(
-        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, LONGEST_DELAY_S
-    )
-    return default
 
 
 class _Stopped(Exception):

@@ -15,8 +15,9 @@ import pytest
 
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError
 from smqrt.mqtt import MqttClient
+from smqrt.net.stream import Stream
 from tests.mqtt.mosquitto import Mosquitto
-from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, stall
+from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, publish, stall
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
@@ -326,3 +327,54 @@ def test_a_broker_that_takes_little_by_little_is_not(connect: Connect, monkeypat
     assert client.flush(20)
     assert client.connected
     peer.stopped.set()
+
+
+@pytest.mark.parametrize("which", ["onstatus of a connection", "onstatus of none", "onpub"])
+def test_a_callback_may_close_its_client(mosquitto: Mosquitto, until: Until, which: str) -> None:
+    took_s: list[float] = []
+
+    def close(*_: Any) -> bool:
+        begin_s = time.monotonic()
+        client.close()
+        took_s.append(time.monotonic() - begin_s)
+        return True
+
+    address = "127.0.0.1:1" if which.endswith("none") else mosquitto.address
+    client = MqttClient(address, None if which == "onpub" else close, close)
+    if which == "onpub":
+        client.subscribe("own")
+        client.publish("own", b"x")
+    until(lambda: client.closed and took_s)
+    assert len(took_s) == 1
+    assert took_s[0] < 1
+
+
+def test_acknowledgements_that_nobody_takes_are_bounded(
+    connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    sent, messages = [0], publish("t", b"", 1, 7, properties=b"") * 5000
+
+    def flood_of_qos_1(sock: socket.socket) -> None:
+        accept(sock)
+        while True:
+            sock.sendall(messages)
+            sent[0] += 5000
+
+    peer = Peer(flood_of_qos_1, 4096)
+
+    def narrow() -> Stream:
+        host, _, port = peer.address.partition(":")
+        stream = Stream.connect(host, int(port))
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return stream
+
+    told: list[Any] = []
+    most = 0
+    client = connect(narrow, lambda *what: told.append(what[:2]) or len(told) == 1, keepalive=0, wait=False)
+    while not client.closed:
+        most = max(most, len(client._engine._out_packet))
+        gevent.sleep(0.001)
+    assert told == [("mqtt", "connect"), ("sock", "timeout")]
+    assert 1000 < most < 12_000
+    assert sent[0] > 2 * most
