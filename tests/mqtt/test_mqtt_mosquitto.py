@@ -325,4 +325,6 @@ def test_nothing_is_left_of_clients_that_ended(mosquitto: Mosquitto) -> None:
     use_clients(1)
     before = left()
     use_clients(20)
-    assert left() == before
+    files, clients = left()
+    assert files <= before[0]  # sockets of earlier tests may go meanwhile
+    assert clients == before[1]
