@@ -245,8 +245,7 @@ class Session:
 
     def publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
         """Send a message, or hold it until its names have numbers. False: no room, it is dropped and counted."""
-        held = _Held(payload, topic, subtopic)
-        if self.waiting_bytes + held.size_bytes > self._queue_bytes:
+        if self.waiting_bytes + len(payload) + smq.PUBLISH_HEADER_BYTES > self._queue_bytes:
             self.dropped += 1
             return False
         if not self._held and self._protocol is not None and self._send_publish(payload, topic, subtopic):
@@ -255,6 +254,7 @@ class Session:
             self._ask(Type.CREATE, topic)
         if isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None:
             self._ask(Type.CREATESUB, subtopic)
+        held = _Held(payload, topic, subtopic)
         self._held.append(held)
         self._held_bytes += held.size_bytes
         return True
