@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Protocol
 import gevent
 from gevent.event import Event
 
-from smqrt import reload
+from smqrt import reload, state
+from smqrt.errors import StartError
 from smqrt.http.access import Access
 from smqrt.http.help import Help
 from smqrt.http.limits import Limits
@@ -122,14 +124,18 @@ class Server:
         listeners = {"http": Listener(settings.host, settings.port, self.http.accepted)}
         if settings.tls_port is not None:
             try:
-                assert settings.cert
-                assert settings.key
-                context = server_context(settings.cert, settings.key, settings.client_ca)
+                context = self._tls_context()
                 listeners["https"] = Listener(settings.host, settings.tls_port, self.http.accepted_secure, context)
             except BaseException:
                 listeners["http"].close()
                 raise
         return listeners
+
+    def _tls_context(self) -> ssl.SSLContext:
+        settings = self.settings
+        assert settings.cert
+        assert settings.key
+        return server_context(settings.cert, settings.key, settings.client_ca)
 
     def _mount_rtl(self) -> None:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
@@ -221,7 +227,7 @@ class Server:
 
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
-        handlers = [gevent.signal_handler(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)]
+        handlers = [gevent.signal_handler(number, react) for number, react in self._reactions().items()]
         self._watchdog.start()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
@@ -236,6 +242,30 @@ class Server:
         for handler in handlers:
             handler.cancel()
         return self._exit_code
+
+    def _reactions(self) -> dict[signal.Signals, Callable[[], None]]:
+        return {
+            signal.SIGTERM: self._on_signal,
+            signal.SIGINT: self._on_signal,
+            signal.SIGHUP: self.renew,
+            signal.SIGUSR1: self.tell_state,
+        }
+
+    def renew(self) -> None:
+        """Reads the certificate files again, for the handshakes from now on; wrong ones are told, and nothing
+        changes."""
+        listener = self._listeners.get("https")
+        try:
+            if listener is not None:
+                listener.renew(self._tls_context())
+        except StartError as error:
+            log.error("certificates kept as they were: %s", error)
+        else:
+            self._report("certificates read again" if listener else "there are no certificates to read again")
+
+    def tell_state(self) -> None:
+        """Logs what the greenlets and the activities of the applications wait for."""
+        log.warning("asked for the state\n%s", state.report(self.vm.waiting()))
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from gevent import get_hub
@@ -43,6 +44,15 @@ class _Parked:
         self.co, self.parking, self.outcome = co, parking, outcome
 
 
+class _Driver:
+    """An activity that blocks a greenlet, and in what."""
+
+    __slots__ = ("co", "op_name", "since_s")
+
+    def __init__(self, co: Any) -> None:
+        self.co, self.op_name, self.since_s = co, "", monotonic()
+
+
 class _Later(Parking):
     """Answered in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
 
@@ -70,7 +80,7 @@ class Activities:
         self._close_ref = close_ref
         self._failure = failure
         self._idle: list[Any] = []
-        self._drivers: set[greenlet] = set()
+        self._drivers: dict[greenlet, _Driver] = {}
         self._parked: set[_Parked] = set()
         self._depth = 0
         self._share = share()
@@ -79,6 +89,13 @@ class Activities:
     def blocked(self) -> int:
         """How many activities wait in an op at the moment."""
         return len(self._drivers) + len(self._parked)
+
+    def waiting(self) -> list[tuple[Any, str, float]]:
+        """The coroutine of each activity that waits, the call in which it does, and for how many seconds."""
+        parked = [(one.co, one.parking.op_name, one.parking.since_s) for one in self._parked]
+        driven = [(one.co, one.op_name, one.since_s) for one in self._drivers.values()]
+        now_s = monotonic()
+        return [(co, name, now_s - since_s) for co, name, since_s in parked + driven]
 
     @property
     def idle(self) -> int:
@@ -206,6 +223,7 @@ class Activities:
             values = self._perform(*answer)
             if values and isinstance(values[0], Parking):
                 if not values[0].done:
+                    values[0].op_name = op.name
                     return values[0]
                 values = self._answer_of(values[0])
             answer = self._send(co, values)
@@ -275,6 +293,8 @@ class Activities:
 
     def _performed(self, answer: Any) -> Values:
         """Run a blocking op in this greenlet, behind the others whose turn it is."""
+        driver = self._drivers[getcurrent()]
+        driver.op_name, driver.since_s = answer[0].name, monotonic()
         if self._share.spent():
             self._share.wait()
         return self._perform(*answer)
@@ -282,18 +302,24 @@ class Activities:
     def _driven(self, co: Any, work: Callable[[], Any]) -> Any:
         """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
         me = getcurrent()
-        self._drivers.add(me)
+        outer = self._drivers.get(me)  # an op may run Lua again
+        self._drivers[me] = _Driver(co)
         try:
             return work()
         except BaseException:
             self._close(co)
             raise
         finally:
-            self._drivers.discard(me)
+            if outer is None:
+                del self._drivers[me]
+            else:
+                self._drivers[me] = outer
 
     def _await(self, parking: Parking) -> None:
         hub = get_hub()
         waiter: Waiter[None] = Waiter(hub)
+        driver = self._drivers[getcurrent()]
+        driver.op_name, driver.since_s = parking.op_name, parking.since_s
         parking.then(lambda value, error: self._in_hub(waiter.switch, None))
         try:
             waiter.get()

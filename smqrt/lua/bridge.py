@@ -50,13 +50,15 @@ class Op:
     Not callable on purpose: Lua code that gets hold of one can do nothing with it but yield it.
 
     parks: `fn` never blocks; it may answer a `Parking`, and the activity needs no greenlet while it waits.
+    name: what an activity waits in, for reports.
     """
 
-    __slots__ = ("fn", "parks")
+    __slots__ = ("fn", "name", "parks")
 
-    def __init__(self, fn: Function, parks: bool = False) -> None:
+    def __init__(self, fn: Function, parks: bool = False, name: str = "") -> None:
         self.fn = fn
         self.parks = parks
+        self.name = name
 
 
 def encoded(value: Any) -> Any:

@@ -106,9 +106,9 @@ class Vm:
         for key, fn in functions.items():
             halves += (key.encode(), guarded(fn, self._failure))
         for key, fn in (blocking or {}).items():
-            halves += (key.encode(), Op(fn))
+            halves += (key.encode(), Op(fn, name=f"{name}.{key}"))
         for key, fn in (parking or {}).items():
-            halves += (key.encode(), Op(fn, parks=True))
+            halves += (key.encode(), Op(fn, True, f"{name}.{key}"))
         self.run(self._refs[b"install"], name.encode(), source, library.chunk_name(name), len(functions), *halves)
 
     def compile(self, source: str | bytes, name: str = "=compile") -> int:
@@ -126,6 +126,17 @@ class Vm:
         name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax or run-time error.
         """
         return self.run(self._refs[b"eval"], encoded(source), name.encode(), *args)
+
+    def waiting(self) -> list[str]:
+        """One line for each activity that waits: where in Lua, in which call, and for how long."""
+        return [
+            f"{self._where(co)} in {name or 'Lua'} for {waited_s:.1f} s"
+            for co, name, waited_s in self.activities.waiting()
+        ]
+
+    def _where(self, co: Any) -> str:
+        place = self.call(self._refs[b"where"], co)
+        return place[0].decode("utf-8", "replace") if type(place) is tuple and place else "?"
 
     def memory_bytes(self) -> int:
         """What the Lua state holds at the moment, garbage included."""

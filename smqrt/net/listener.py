@@ -69,6 +69,11 @@ class Listener:
         host, port = self._socket.getsockname()[:2]
         return host, port
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use another TLS context from the next handshake on."""
+        assert self._handshakes is not None, "a listener without TLS"
+        self._handshakes.context = context
+
     def start(self) -> None:
         """Begin to accept."""
         self._watcher.start(self._accept)

@@ -163,6 +163,64 @@ def test_what_is_no_origin_or_host_is_one_sentence(serve: Serve, tmp_path: Path,
     assert len(served.lines) == 1
 
 
+def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> None:
+    from smqrt.net.selfsigned import self_signed_pair
+
+    pairs = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        pairs.append([Path(path) for path in self_signed_pair("127.0.0.1", tmp_path / name)])
+    (cert, key), (new_cert, new_key) = pairs
+    served = serve(application(tmp_path / "app"), "--tls-port", "0", "--cert", cert, "--key", key)
+
+    def shown() -> str:
+        return ssl.get_server_certificate(("127.0.0.1", served.tls_port))
+
+    old = shown()
+    context = ssl.create_default_context(cafile=cert)
+    plain = socket.create_connection(("127.0.0.1", served.tls_port))
+    kept = context.wrap_socket(plain, server_hostname="127.0.0.1")
+    cert.write_text("rubbish")
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for("certificates kept as they were: .* are no certificate with its key")
+    assert shown() == old
+    cert.write_bytes(new_cert.read_bytes())
+    key.write_bytes(new_key.read_bytes())
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for("certificates read again")
+    assert shown().encode() == new_cert.read_bytes()
+    kept.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert kept.recv(100).startswith(b"HTTP/1.1 200")
+    kept.close()
+    assert served.stop() == 0
+
+
+def test_sighup_without_tls_does_no_harm(serve: Serve, tmp_path: Path) -> None:
+    served = serve(application(tmp_path / "app"))
+    assert requests.get(served.url).ok
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for("there are no certificates to read again")
+    assert requests.get(served.url).text == "<h1>app</h1>"
+
+
+def test_sigusr1_tells_what_everybody_waits_for(serve: Serve, tmp_path: Path) -> None:
+    preload = """
+ba.thread.run(function()
+   ba.sleep(60000)
+end)
+local l = ba.socket.bind(0, {intf = "127.0.0.1"})
+l:event(function(me) me:accept() end)
+"""
+    served = serve(application(tmp_path / "app", preload, slow="<?lsp ba.exec 'sleep 60' ?>"))
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(b"GET /slow.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        served.process.send_signal(signal.SIGUSR1)
+        served.wait_for(r"\.preload:3 in ba.thread.sleep for \d+\.\d s")
+        served.wait_for(r"\.preload:6 in ba.sockets.read for \d+\.\d s")
+        served.wait_for(r"\d+ greenlets\n(.*\n)*.*runtime\.py:\d+ run")
+    assert served.stop() == 0
+
+
 def test_words_for_the_application(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", index="<?lsp= table.concat(mako.argv, '|') ?>")
     assert requests.get(serve(app, "--", "one", "--two").url).text.endswith(f"{app}|one|--two")

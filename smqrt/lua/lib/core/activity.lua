@@ -86,5 +86,6 @@ core.entries = {
   free = core.ref(core.unref),
   close = core.ref(core.close_activity),
   relax = core.ref(overtime.relax),
+  where = core.ref(core.place_of),
   memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
 }

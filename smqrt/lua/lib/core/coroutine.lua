@@ -8,7 +8,7 @@ local core = ...
 local resume, yield, status, running = coroutine.resume, coroutine.yield, coroutine.status, coroutine.running
 local close, create, isyieldable = coroutine.close, coroutine.create, coroutine.isyieldable
 local check, error, failure, raise, traceback = core.check, error, core.failure, core.raise, debug.traceback
-local select, setmetatable = select, setmetatable
+local getinfo, select, setmetatable = debug.getinfo, select, setmetatable
 
 local TOO_MANY <const> = "too many arguments to a blocking call"
 local BOUNDARY <const> = "blocking call across a C boundary (a sort comparator, a gsub callback, a finalizer or the like)"
@@ -47,6 +47,17 @@ function core.close_activity(co)
   if status(co) == "dead" then return end
   local ok, message = close(co)
   if not ok then core.log_error("error while a killed activity was closed: " .. core.describe(message)) end
+end
+
+--- The position of the innermost application frame of a waiting activity, as "file:line", for reports.
+function core.place_of(co)
+  while waits[co] do co = waits[co] end
+  for level = 0, 100 do
+    local info = getinfo(co, level, "Sl")
+    if not info then break end
+    if not core.is_library(info) then return info.short_src .. ":" .. info.currentline end
+  end
+  return "the library"
 end
 
 local relay
