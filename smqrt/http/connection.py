@@ -26,7 +26,6 @@ from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
 from smqrt.net.deadlines import NEVER
-from smqrt.net.turn import TURN_S
 
 if TYPE_CHECKING:
     from smqrt.http.server import HttpServer
@@ -37,6 +36,7 @@ _READ, _WRITE = 1, 2
 _END = b"\r\n\r\n"
 _CR = 13
 _LOOKED_AT_BYTES = 16384  # of a body that came with its head
+_REQUESTS_AT_ONCE = 4  # then the others who wait have a turn
 _LINGER_S = 2.0  # how long a client may take to read our last words
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
 _view = memoryview(_buffer)
@@ -89,8 +89,18 @@ class HttpConnection:
     # Hub greenlet: receiving heads
 
     def _readable(self) -> None:
-        if self.transport is None or self._busy is not None or self._lingering:
+        if not self._listens:
             return  # a call scheduled before things changed
+        if self.server.share.spent():
+            self._yield_turn()
+        else:
+            self._receive()
+
+    @property
+    def _listens(self) -> bool:
+        return self.transport is not None and self._busy is None and not self._lingering
+
+    def _receive(self) -> None:
         try:
             size = self.transport.recv_into(_buffer)
         except BlockingIOError:
@@ -109,13 +119,12 @@ class HttpConnection:
     def _work_off(self) -> None:
         """Answer the requests that have arrived, one after the other, until one blocks or others should have a turn."""
         try:
-            until_s = monotonic() + TURN_S
-            while True:
+            for _ in range(_REQUESTS_AT_ONCE):
                 head = self._cut_head() if self.data and self._busy is None else None
                 if head is None:
                     return
                 self._begin(Request(head, self))
-                if self.data and monotonic() >= until_s:
+                if self.data and self.server.share.spent():
                     break
         except BadRequest as error:
             self._refuse(error)
@@ -126,9 +135,9 @@ class HttpConnection:
             self._yield_turn()
 
     def _yield_turn(self) -> None:
-        if self.transport is not None and self._busy is None:
+        if self._listens:
             self._watcher.stop()
-            get_hub().loop.timer(0).start(self._go_on)  # `run_callback` would come before the others' events
+            self.server.share.later(self._go_on)
 
     def _cut_head(self) -> bytes | None:
         data = self.data
@@ -164,9 +173,15 @@ class HttpConnection:
 
     def _go_on(self) -> None:
         """Continue behind a request that had blocked, or behind a turn of others."""
-        if self.transport is None or self._lingering:
+        if not self._listens:
+            return
+        if self.server.share.spent():
+            self._yield_turn()
             return
         self._watcher.start(self._readable)
+        if not self.data or self._checked:
+            self._receive()
+            return
         self._work_off()
         if self.secure and self.transport is not None and self.transport.has_pending:
             get_hub().loop.run_callback(self._readable)

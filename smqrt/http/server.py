@@ -12,6 +12,7 @@ from smqrt.http.connection import HttpConnection
 from smqrt.http.limits import BodyMemory, Limits
 from smqrt.http.message import Request
 from smqrt.net.deadlines import Deadlines
+from smqrt.net.turn import share
 
 
 class Dispatcher(Protocol):
@@ -36,6 +37,7 @@ class HttpServer:
         self.limits = limits or Limits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
+        self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
             self.limits.first_byte_s, self.limits.header_s, self.limits.body_idle_s, self.limits.keep_alive_s

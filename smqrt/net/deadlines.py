@@ -12,6 +12,8 @@ from typing import Protocol
 
 from gevent import get_hub
 
+from smqrt.net.turn import share
+
 NEVER = float("inf")
 TICK_S = 0.25
 
@@ -61,8 +63,11 @@ class Deadlines:
         self._timer.close()
 
     def _look(self) -> None:
-        now = monotonic()
+        now, turn = monotonic(), share()
         for item in [item for item in self._watched if item.deadline_s <= now]:
+            if turn.spent():  # so many at once: the others of them in a later turn
+                turn.later(self._look)
+                return
             item.deadline_s = NEVER
             try:
                 item.expired()

@@ -18,6 +18,7 @@ from gevent import get_hub
 
 from smqrt.errors import StartError
 from smqrt.net.deadlines import NEVER, Deadlines
+from smqrt.net.turn import share
 
 log = logging.getLogger("smqrt")
 
@@ -281,6 +282,7 @@ class HandshakeQueue:
         self.on_ready = on_ready
         self.timeout_s = timeout_s
         self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self.share = share()
         self._open: set[_Handshake] = set()
 
     def begin(self, sock: _socket.socket, address: tuple[Any, ...]) -> None:
@@ -311,7 +313,16 @@ class _Handshake:
         self.deadline_s = monotonic() + queue.timeout_s
 
     def step(self) -> None:
-        """Go on as far as the other side's bytes reach."""
+        """Go on as far as the other side's bytes reach, in a later turn when many do."""
+        if self._queue.share.spent():
+            self._watcher.stop()
+            self._queue.share.later(self._go_on)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.deadline_s == NEVER:
+            return  # it ended meanwhile
         try:
             self._transport.handshake()
         except BlockingIOError:

@@ -1,0 +1,129 @@
+"""Many connections that want something at the same moment: each alone takes little, together they must not take the
+loop."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+
+import pytest
+
+from tests.hostile.conftest import APPS, Attack, Besieged
+from tests.hostile.test_http_heads import HEADS
+
+CLIENTS = 400
+SILENT_S = 15.0  # longer than the server waits for a head
+RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER of 0 s: closing resets
+
+
+def crowd_sends(sockets: list[socket.socket], data: bytes, attack: Attack) -> int:
+    """Sends `data` on all of them at once, and throws away what comes until the server has closed them.
+
+    Returns:
+        how many bytes came.
+    """
+    left = {sock: memoryview(data) for sock in sockets}
+    came = 0
+    with selectors.DefaultSelector() as selector:
+        for sock in sockets:
+            sock.setblocking(False)
+            selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        while selector.get_map() and (ready := selector.select(SILENT_S)):
+            for key, events in ready:
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        left[sock] = left[sock][sock.send(left[sock][:16384]) :]
+                        if not left[sock]:
+                            selector.modify(sock, selectors.EVENT_READ)
+                    answer = sock.recv(1 << 18)
+                    came += len(answer)
+                    if not answer:
+                        selector.unregister(sock)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    pass
+                except OSError:
+                    selector.unregister(sock)
+        assert not selector.get_map(), "the server left connections open"
+    attack.sent(len(data) * len(sockets) - sum(map(len, left.values())))
+    return came
+
+
+def get(besieged: Besieged, target: bytes, field: bytes = b"") -> bytes:
+    lines = [b"GET " + target + b" HTTP/1.1", b"Host: 127.0.0.1:%d" % besieged.port, *filter(None, [field])]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def last(request: bytes) -> bytes:
+    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+def attack_by_crowd(besieged: Besieged, case: str, data: bytes, clients: int = CLIENTS) -> None:
+    sockets = [besieged.open() for _ in range(clients)]
+    with besieged.attack(f"{clients} at once: {case}") as attack:
+        assert crowd_sends(sockets, data, attack)
+    for sock in sockets:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a path of escapes", "a path of 2,000 folders of an application", "a query of parameters", "a content type"],
+)
+def test_a_crowd_with_heads_with(besieged: Besieged, name: str) -> None:
+    attack_by_crowd(besieged, f"a head with {name}", last(get(besieged, *HEADS[name])))
+
+
+@pytest.mark.parametrize("target", [b"/nothing", b"/lua/form.lsp", b"/help/"])
+def test_a_crowd_with_pipelines(besieged: Besieged, target: bytes) -> None:
+    request = get(besieged, target)
+    attack_by_crowd(besieged, f"200 requests for {target.decode()}", request * 200 + last(request), 100)
+
+
+def test_a_crowd_that_comes_and_goes(besieged: Besieged) -> None:
+    with besieged.attack("5,000 connections that come and go") as attack:
+        for _ in range(10):
+            sockets = [besieged.open() for _ in range(500)]
+            for sock in sockets:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                sock.close()
+            attack.sent(0)
+
+
+def test_heads_that_are_late_together(besieged: Besieged) -> None:
+    attack_by_crowd(besieged, "a head without end", b"GET / HTTP/1.1\r\n", 2000)
+
+
+@pytest.fixture
+def besieged_tls(besiege: Callable[..., Besieged]) -> Besieged:
+    return besiege(APPS / "lua", "--tls-port", "0")
+
+
+def open_tls(besieged: Besieged) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", besieged.served.tls_port), 20))
+
+
+def client_hello() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    outgoing = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def test_a_pipeline_over_tls(besieged_tls: Besieged) -> None:
+    request = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
+    with besieged_tls.attack("TLS: 20 pipelines of 1,000 requests") as attack:
+        assert crowd_sends([open_tls(besieged_tls) for _ in range(20)], request * 1000 + last(request), attack)
+
+
+def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
+    sockets = [socket.create_connection(("127.0.0.1", besieged_tls.served.tls_port), 20) for _ in range(1000)]
+    with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
+        assert crowd_sends(sockets, client_hello(), attack)
