@@ -36,7 +36,7 @@ from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
-from smqrt.net import broker
+from smqrt.net import broker, gate
 from smqrt.net.listener import Listener
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.tls import server_context
@@ -188,6 +188,8 @@ class Server:
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         _prepare_process()
+        gate.connections.limit = self.settings.max_connections
+        gate.connections.per_address = self.settings.connections_per_address
         if self.settings.reload:
             watches = {one: reload.Watch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)

@@ -58,6 +58,14 @@ class Settings:
     bodies_mib: int = _setting(
         128, "Memory for bodies of requests that are read as a whole, of all requests together, in MiB; beyond, 503."
     )
+    max_connections: int = _setting(
+        0, "Connections that may be open at once; beyond, 503. 0: as many as there are file descriptors, less 128."
+    )
+    connections_per_address: int = _setting(
+        2000,
+        "Connections of one IP address; beyond, 503. 0: no limit. Addresses of this machine have none. "
+        "More when all clients come through one proxy elsewhere.",
+    )
     sessions_per_address: int = _setting(
         1000,
         "HTTP sessions of one IP address; beyond, the one it used least recently ends. "

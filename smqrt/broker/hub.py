@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from smqrt.broker.hooks import Hooks
+from smqrt.broker.limits import Limits
 from smqrt.broker.outbox import Outbox, Retired, put_off
 from smqrt.broker.routes import Recorder
 from smqrt.broker.server_client import ServerClient
 from smqrt.broker.session import Session, State
-from smqrt.broker.stats import Drop, Stats
+from smqrt.broker.stats import Drop, Refusal, Stats
 from smqrt.broker.topics import NameStore, Observer, SubTopics, Topic, Topics
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.wire import smq
 
 SERVER_ETID = 1
+log = logging.getLogger("smqrt")
+
 LOG_INTERVAL_S = 1.0
 """A slow client's drops are logged at most this often."""
 
@@ -31,6 +35,7 @@ class Hub:
         random_server_etid: give the server's own client a random ETID instead of 1.
         queue_size: places in the server's publish queue.
         clock: monotonic seconds.
+        limits: what clients may make it keep.
     """
 
     def __init__(
@@ -44,8 +49,10 @@ class Hub:
         random_server_etid: bool = False,
         queue_size: int = 200,
         clock: Callable[[], float],
+        limits: Limits | None = None,
     ) -> None:
         self.hooks = hooks
+        self.limits = limits or Limits()
         self.stats = Stats()
         self.topics = Topics(random_u32, encode, node, store)
         self.subtopics = SubTopics(random_u32, store)
@@ -60,6 +67,7 @@ class Hub:
         self._clock = clock
         self._logged: dict[Session | ServerClient, float] = {}
         self._changed: dict[Topic, None] = {}
+        self._refused_s: dict[Refusal, float] = {}
 
     # ---- clients come and go
 
@@ -83,8 +91,10 @@ class Hub:
             self.hooks.onconnect(session)
 
     def connect_timed_out(self, session: Session) -> None:
-        """Refuse a client that sent no Connect in time; one whose credentials are being looked at may go on."""
-        if session.state is State.WAITING:
+        """Refuse a client that sent no Connect in time, or whom `authenticate` gave no answer in time."""
+        if session.state is State.ASKING:
+            self.log(session, "authenticate gave no answer in time: the client is refused")
+        if session.state in (State.WAITING, State.ASKING):
             session.refuse(smq.ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def disconnect(self, session: Session, reason: CloseReason, text: bytes | None = None) -> None:
@@ -104,7 +114,10 @@ class Hub:
     def _remove(self, session: Session, reason: CloseReason) -> None:
         self.stats.closes += 1
         if self.hooks.onclose:
-            self.hooks.onclose(session, reason)
+            try:
+                self.hooks.onclose(session, reason)
+            except Exception:  # the client has to go all the same
+                log.exception("error in onclose")
         if self.recorder:
             self.recorder.left(session)
         del self.sessions[session.etid]
@@ -211,6 +224,16 @@ class Hub:
         """Tell the operator's log hook."""
         if self.hooks.log:
             self.hooks.log(session, text)
+
+    def refuse(self, session: Session | None, refusal: Refusal) -> None:
+        """Count that a limit was reached; say so in the log, at most once a second for each limit."""
+        self.stats.refused[refusal] += 1
+        now_s = self._clock()
+        if now_s - self._refused_s.get(refusal, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._refused_s[refusal] = now_s
+            text = f"refused: {refusal.value}; {self.stats.refused[refusal]} times so far"
+            log.warning("%s", text)
+            self.log(session, text)
 
     def overflowed(self, session: Session | ServerClient, reason: Drop, messages: int) -> None:
         """Count copies that a slow client did not get; log it at most once a second per client."""

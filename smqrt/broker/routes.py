@@ -6,6 +6,7 @@ data path anything then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,8 @@ from smqrt.wire.smq import count_frames
 
 if TYPE_CHECKING:
     from smqrt.broker.hub import Hub
+
+log = logging.getLogger("smqrt")
 
 
 class Recorder(Protocol):
@@ -142,7 +145,12 @@ class Guarded:
         return True
 
     def _answered(self, run: bytes, allowed: bytes | None) -> None:
-        if not self._pass(run, allowed):
+        try:
+            waits = self._pass(run, allowed)
+        except Exception:  # the publisher must not wait for ever
+            log.exception("error while a message was routed; it is lost")
+            waits = False
+        if not waits:
             self._peer.outbox.resume()
 
     def deliver_view(self, view: memoryview) -> bool:

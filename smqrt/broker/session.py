@@ -11,6 +11,7 @@ strictly in order.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Outbox
 from smqrt.broker.routes import Guarded, destination
-from smqrt.broker.topics import Route, Topic
+from smqrt.broker.stats import Refusal
+from smqrt.broker.topics import Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
@@ -33,6 +35,9 @@ MAX_ROUTES = 1024
 """Entries of a client's route cache. A publisher with more destinations than that pays a lookup now and then."""
 
 _NO_ROUTES: dict[bytes, Route] = {}
+
+
+log = logging.getLogger("smqrt")
 
 
 class State(Enum):
@@ -53,6 +58,7 @@ class Session:
         seed: the u32 sent in Init.
         origin: what the layer above knows of the request that opened the connection.
         topics: the named topics it subscribes to, by id.
+        names_made, names_made_bytes: the topics and sub-topics that were new when it asked for them.
         extra: a place for the layer above (the peer table of an application).
         routes: the route cache: nine bytes of a frame to where it goes.
         lanes: what the connection derived from `routes`; it goes when they change.
@@ -68,6 +74,8 @@ class Session:
         "hub",
         "info",
         "lanes",
+        "names_made",
+        "names_made_bytes",
         "origin",
         "outbox",
         "routes",
@@ -93,6 +101,7 @@ class Session:
         self.extra: Any = None
         self._observed: set[Topic] | None = None
         self._fragments: bytearray | None = None
+        self.names_made = self.names_made_bytes = 0
         self._unsafe: deque[tuple[Pending | None, Callable[[bool], None]]] | None = None
         self._waits_for_disk = False
 
@@ -148,14 +157,18 @@ class Session:
         return False
 
     def _answered(self, then: Callable[[Any], None], value: Any) -> None:
-        if self.state is State.CLOSED:
-            return
+        if self.state is not State.CLOSED and self.guarded(then, value):
+            self.outbox.resume()
+
+    def guarded(self, function: Callable[[Any], Any], value: Any) -> bool:
+        """Call `function(value)`; an error ends the client, which would wait for ever, and is logged. True without."""
         try:
-            then(value)
+            function(value)
         except Exception:
+            log.exception("error while a client was served; its connection is closed")
             self.hub.disconnect(self, CloseReason.HOOK_FAILED)
-            raise
-        self.outbox.resume()
+            return False
+        return True
 
     # ---- Connect
 
@@ -207,7 +220,8 @@ class Session:
     def _safe(self, value: Any, error: BaseException | None) -> None:
         while self._unsafe and (self._unsafe[0][0] is None or self._unsafe[0][0].done):
             pending, then = self._unsafe.popleft()
-            then(pending is None or not pending.failed)
+            if not self.guarded(then, pending is None or not pending.failed):
+                return
         if self._waits_for_disk and len(self._unsafe or ()) < MAX_UNSAFE_ANSWERS:
             self._waits_for_disk = False
             self.outbox.resume()
@@ -223,7 +237,10 @@ class Session:
         return self._ask(self.hub.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
 
     def _subscribed(self, name: bytes, permitted: Any) -> None:
-        if not permitted:
+        if len(self.topics or ()) >= self.hub.limits.client:
+            self.hub.refuse(self, Refusal.CLIENT_SUBSCRIPTIONS)
+            permitted = False
+        if not permitted or not self._may_name(self.hub.topics, name):
             self._answer(smq.ack(Type.SUBACK, 0, name))
             return
         topic = self.hub.topics.named(name)
@@ -243,8 +260,21 @@ class Session:
         return self._ask(self.hub.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
 
     def _created(self, name: bytes, permitted: Any) -> None:
+        permitted = permitted and self._may_name(self.hub.topics, name)
         number = self.hub.topics.named(name).id if permitted else 0
         self._acknowledge(Type.CREATEACK, number, name, self.hub.topics.unsaved(name))
+
+    def _may_name(self, table: Topics | SubTopics, name: bytes) -> bool:
+        """Whether the client may use `name`; a new one counts for it."""
+        if name in table.by_name:
+            return True
+        refusal = self.hub.limits.of_all(table, name) or self.hub.limits.of_client(self, name)
+        if refusal:
+            self.hub.refuse(self, refusal)
+            return False
+        self.names_made += 1
+        self.names_made_bytes += len(name)
+        return True
 
     def _acknowledge(self, kind: Type, number: int, name: bytes, pending: Pending | None) -> None:
         self._when_safe(pending, lambda safe: self.outbox.reply(smq.ack(kind, number if safe else 0, name)))
@@ -256,6 +286,7 @@ class Session:
         return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
 
     def _subcreated(self, name: bytes, permitted: Any) -> None:
+        permitted = permitted and self._may_name(self.hub.subtopics, name)
         number = self.hub.subtopics.named(name) if permitted else 0
         self._acknowledge(Type.CREATESUBACK, number, name, self.hub.subtopics.unsaved(name))
 
@@ -275,8 +306,11 @@ class Session:
         elif topic is not self.topic:
             if self._observed is None:
                 self._observed = set()
-            self._observed.add(topic)
-            topic.observe(self)
+            if topic not in self._observed and len(self._observed) >= self.hub.limits.client:
+                self.hub.refuse(self, Refusal.CLIENT_OBSERVES)  # it gets the present number, and no more
+            else:
+                self._observed.add(topic)
+                topic.observe(self)
             if topic.name is not None:
                 self._answer(smq.change(number, topic.subscribers))
 

@@ -17,6 +17,17 @@ class Drop(Enum):
     QUEUE_FULL = "the server's publish queue is full"
 
 
+class Refusal(Enum):
+    """Which limit somebody reached."""
+
+    NAMES = "the hub has as many names as it may (maxnames)"
+    NAME_BYTES = "the hub's names have as many bytes as they may"
+    CLIENT_NAMES = "a client has brought in as many names as it may (clientnames)"
+    CLIENT_SUBSCRIPTIONS = "a client has as many subscriptions as it may (clientnames)"
+    CLIENT_OBSERVES = "a client observes as much as it may (clientnames)"
+    HANDSHAKES = "an address has as many unfinished handshakes as it may"
+
+
 @dataclass(slots=True)
 class Stats:
     """The counters of one hub."""
@@ -25,6 +36,7 @@ class Stats:
     refusals: int = 0
     closes: int = 0
     drops: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
+    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
 
     def drop(self, reason: Drop, messages: int) -> None:
         """Count `messages` that were not delivered for `reason`."""

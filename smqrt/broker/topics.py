@@ -222,6 +222,7 @@ class Topics:
         self._node = node << _ETID_BITS
         self._store = store
         self._leaving: set[int] = set()
+        self.names_bytes = 0
         for name, number in store.load("topic") if store else ():
             self._insert(number, name)
 
@@ -273,6 +274,7 @@ class Topics:
         self.by_key[topic.key] = topic
         if name is not None:
             self.by_name[name] = topic
+            self.names_bytes += len(name)
         return topic
 
 
@@ -282,6 +284,7 @@ class SubTopics:
     def __init__(self, random_u32: Callable[[], int], store: NameStore | None = None) -> None:
         self.by_name: dict[bytes, int] = {}
         self.by_id: dict[int, bytes] = {}
+        self.names_bytes = 0
         self._random_u32 = random_u32
         self._store = store
         for name, number in store.load("subtopic") if store else ():
@@ -305,3 +308,4 @@ class SubTopics:
 
     def _insert(self, name: bytes, number: int) -> None:
         self.by_name[name], self.by_id[number] = number, name
+        self.names_bytes += len(name)

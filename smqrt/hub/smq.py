@@ -66,6 +66,8 @@ def create(
     readtmo: int = 4000,
     queuesize: int = 200,
     budget: int | None = None,
+    maxnames: int = 250_000,
+    clientnames: int = 10_000,
     rndtid: bool = False,
     persist: str | bytes | os.PathLike[str] | None = None,
     origins: str | Iterable[str] | None = None,
@@ -89,6 +91,8 @@ def create(
         readtmo: time for Connect in ms (4000).
         queuesize: places of the server's publish queue (200).
         budget: bytes that may wait for a client that does not read (1 MiB).
+        maxnames: topics in all, and sub-topics in all (250,000).
+        clientnames: names that one client may bring in, its subscriptions, what it observes, each (10,000).
         rndtid: a random ETID for the server instead of 1.
         persist: file that keeps topic names and their numbers over restarts.
         origins: pages of other hosts that may connect, such as `["https://example.com"]`; `"*"` for all.
@@ -116,6 +120,8 @@ def create(
         readtmo_ms=checked.positive("readtmo", readtmo),
         queuesize=checked.positive("queuesize", queuesize),
         budget_bytes=None if budget is None else checked.positive("budget", budget),
+        maxnames=checked.positive("maxnames", maxnames),
+        clientnames=checked.positive("clientnames", clientnames),
         rndtid=bool(rndtid),
         persist=None if persist is None else checked.path("persist", persist),
         origins=None if origins is None else Origins(origins),
@@ -247,6 +253,10 @@ class Smq:
     def drops(self) -> dict[str, int]:
         """How many copies of messages were not delivered so far, by reason (help: data-path)."""
         return self._broker.drops()
+
+    def refused(self) -> dict[str, int]:
+        """How often each limit was reached so far (help: limits)."""
+        return self._broker.refused()
 
     def setkeepalive(self, idle: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""

@@ -15,6 +15,7 @@ from gevent import get_hub
 
 from smqrt.errors import StreamError
 from smqrt.net.addresses import resolve
+from smqrt.net.gate import connections
 from smqrt.net.listener import EXHAUSTED, PAUSE_S
 from smqrt.net.readiness import READ, Ready, Signal, Wait
 from smqrt.net.tls import HandshakeQueue
@@ -64,8 +65,9 @@ class Acceptor:
             except OSError as error:
                 self._failed(error)
                 break
-            client = _socket.socket(sock.family, sock.type, 0, fd)
-            client.setblocking(False)
+            client = connections.admit(sock.family, sock.type, fd, address)
+            if client is None:
+                continue
             client.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             if self._handshakes is None:
                 return client

@@ -16,9 +16,10 @@ from weakref import WeakSet
 
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hub import Hub
+from smqrt.broker.limits import Limits
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.session import Session
-from smqrt.broker.topics import NameStore, Topic
+from smqrt.broker.topics import NameStore, SubTopics, Topic, Topics
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.net import datapath, handover
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
@@ -46,6 +47,8 @@ class Options:
     rndtid: bool = False
     persist: str | None = None
     budget_bytes: int | None = None
+    maxnames: int = 250_000
+    clientnames: int = 10_000
     origins: Origins | None = None
 
 
@@ -94,6 +97,7 @@ class Broker:
             store=store,
             random_server_etid=options.rndtid,
             queue_size=options.queuesize,
+            limits=Limits(options.maxnames, options.clientnames),
         )
         self.hub.limit_chunks = handover.limit_chunks
         self.options = options
@@ -163,6 +167,10 @@ class Broker:
         """How many copies of messages were not delivered so far, by reason: the names of `Drop` in lower case."""
         return {reason.name.lower(): count for reason, count in self.hub.stats.drops.items()}
 
+    def refused(self) -> dict[str, int]:
+        """How often each limit was reached so far: the names of `Refusal` in lower case."""
+        return {refusal.name.lower(): count for refusal, count in self.hub.stats.refused.items()}
+
     def etid2peer(self, etid: int) -> Session | ServerClient | None:
         """The client with that ETID."""
         return self.hub.server if etid == self.hub.server.etid else self.hub.sessions.get(etid)
@@ -171,12 +179,27 @@ class Broker:
 
     def create(self, name: bytes, tid: int = 0) -> int:
         """Get or create a topic; gives its id."""
-        return self._open().topics.named(_fitting("topic", name), _checked_id("tid", tid)).id
+        return self._named(name, _checked_id("tid", tid)).id
+
+    def _named(self, name: bytes, tid: int = 0) -> Topic:
+        topics = self._open().topics
+        self._check_room("topic", topics, _fitting("topic", name))
+        return topics.named(name, tid)
+
+    def _check_room(self, what: str, table: Topics | SubTopics, name: bytes) -> None:
+        refusal = None if name in table.by_name else self.hub.limits.of_all(table, name)
+        if refusal:
+            self.hub.refuse(None, refusal)
+            raise ArgumentError(f"{what}: {refusal.value}; {len(table.by_name)} are there")
 
     def createsub(self, name: bytes | None, stid: int = 0) -> int:
         """Get or create a sub-topic; gives its id, 0 for no name."""
         number = _checked_id("stid", stid)
-        return 0 if name is None else self._open().subtopics.named(_fitting("subtopic", name), number)
+        if name is None:
+            return 0
+        table = self._open().subtopics
+        self._check_room("subtopic", table, _fitting("subtopic", name))
+        return table.named(name, number)
 
     def gettid(self) -> int:
         """The server's ETID."""
@@ -214,7 +237,7 @@ class Broker:
     def _topic(self, topic: Name) -> Topic | None:
         if topic == SELF:
             return self.hub.server.topic
-        return self._known(topic) if isinstance(topic, int) else self._open().topics.named(_fitting("topic", topic))
+        return self._known(topic) if isinstance(topic, int) else self._named(topic)
 
     def _sub(self, subtopic: Name | None) -> int:
         return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)

@@ -12,7 +12,7 @@ from array import array
 from time import time
 from typing import Any
 
-from gevent import get_hub
+from gevent import Timeout, get_hub
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import Held, Outbox, backlog
@@ -179,7 +179,7 @@ class RawConnection(Outbox):
             return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
         except ProtocolError as error:
             self.session.fail(error)
-        except Exception:
+        except (Exception, Timeout):  # a Timeout that an application forgot to cancel is no Exception
             log.exception("error while routing; the connection is closed")
             self.lost(CloseReason.HOOK_FAILED)
         return size

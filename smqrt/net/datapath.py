@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import get_hub
 
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
+from smqrt.broker.session import State
 from smqrt.errors import CloseReason
 from smqrt.net import jit
 from smqrt.wire.kernels import encode_run
@@ -29,6 +30,8 @@ STALLED_AFTER_S = 10.0
 SHARE_S = 0.006
 TURN_S, LEAST_TURN_S = 0.012, 0.004
 """What connections that receive a lot take of a turn together; the least is for those who gave way in the last one."""
+AUTHENTICATE_S = 30.0
+"""What `authenticate` has to answer after the time for Connect is over."""
 LINGER_S = 2.0
 """How long a closed connection waits for the client's own close."""
 
@@ -36,6 +39,11 @@ kernels = jit.load()
 encode = partial(encode_run, kernels)
 
 _handshakes: dict[RawConnection, float] = {}
+_asking: set[RawConnection] = set()
+"""Those whose Connect came in time, but not the answer of `authenticate`."""
+_shaking: dict[RawConnection, str] = {}
+unfinished: Counter[str] = Counter()
+"""Handshakes under way, by address."""
 _blocked: dict[RawConnection, float] = {}
 _lingering: dict[RawConnection, float] = {}
 gave_way: deque[RawConnection] = deque()
@@ -99,6 +107,10 @@ def check_deadlines() -> None:
     """Refuse late handshakes, end stalled clients, close what lingered long enough."""
     now = time.monotonic()
     for connection in _due(_handshakes, now):
+        if connection.session.state is State.ASKING and connection not in _asking:
+            _asking.add(connection)
+            _handshakes[connection] = now + AUTHENTICATE_S
+            continue
         handshake_over(connection)
         connection.session.hub.connect_timed_out(connection.session)
     for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
@@ -112,14 +124,22 @@ def _due(deadlines: dict[RawConnection, float], now: float) -> list[RawConnectio
     return [connection for connection, deadline in deadlines.items() if deadline <= now]
 
 
-def handshake_begins(connection: RawConnection, timeout_s: float) -> None:
-    """Expect the handshake to be over within `timeout_s`."""
+def handshake_begins(connection: RawConnection, timeout_s: float, address: str) -> None:
+    """Expect the handshake with `address` to be over within `timeout_s`."""
     _handshakes[connection] = time.monotonic() + timeout_s
+    _shaking[connection] = address
+    unfinished[address] += 1
 
 
 def handshake_over(connection: RawConnection) -> None:
     """The handshake ended in time."""
     _handshakes.pop(connection, None)
+    _asking.discard(connection)
+    address = _shaking.pop(connection, None)
+    if address is not None:
+        unfinished[address] -= 1
+        if not unfinished[address]:
+            del unfinished[address]
 
 
 def blocked_now(connection: RawConnection) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.errors import StartError
+from smqrt.net.gate import connections
 from smqrt.net.tls import HandshakeQueue
 
 log = logging.getLogger("smqrt")
@@ -106,9 +107,10 @@ class Listener:
             self._pass_on(fd, address)
 
     def _pass_on(self, fd: int, address: tuple[Any, ...]) -> None:
-        client = _socket.socket(self._family, self._type, 0, fd)
+        client = connections.admit(self._family, self._type, fd, address)
+        if client is None:
+            return
         try:
-            client.setblocking(False)
             self._on_accept(client, address)
         except OSError:
             client.close()  # gone already

@@ -23,7 +23,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
-from smqrt.net.opening import init, open_session
+from smqrt.net.opening import init, open_session, too_many
 from smqrt.net.origins import Origins, same_origin
 from smqrt.wire import smq
 
@@ -246,10 +246,18 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
         return True
     if _foreign(environ, broker.options.origins):
         sock.close(1008, b"foreign origin")
+<<<<<<< HEAD
         return True
+=======
+        return False
+    address = str(environ.get("REMOTE_ADDR", ""))
+    if too_many(broker, address):
+        sock.close(1013, b"too many clients of this address are connecting")
+        return False
+>>>>>>> cd3c05f (Names, subscriptions, observations and connections have limits; no hook leaves a client waiting for ever)
     connection = WsgiConnection(sock)
-    session = open_session(broker, connection, origin)
-    connection.reply(init(session, str(environ.get("REMOTE_ADDR", ""))))
+    session = open_session(broker, connection, origin, address)
+    connection.reply(init(session, address))
     connection.run()
     return True
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hub import Hub
+from smqrt.broker.limits import Limits
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
@@ -35,14 +36,14 @@ class Ear(Outbox):
 class Crowd:
     """A hub and a way to get connected clients."""
 
-    def __init__(self, hooks: Hooks | None = None, **options: object) -> None:
+    def __init__(self, hooks: Hooks | None = None, limits: Limits | None = None) -> None:
         numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
         self.hub = Hub(
             hooks or Hooks(),
             random_u32=numbers.__next__,
             encode=bytes,
             clock=lambda: 0.0,
-            **options,  # type: ignore[arg-type]
+            limits=limits or Limits(client=100_000),
         )
         self._uids = itertools.count(100000)
 

@@ -207,6 +207,10 @@ class HubHalf:
         session = self._session(number)
         return session.outbox.dropped if session else None
 
+    def refused(self, number: int) -> tuple[Any, ...]:
+        """`limit, count, ...` of the limits that were reached."""
+        return tuple(part for word, count in self.of(number).refused().items() for part in (word.encode(), count))
+
     def drops(self, number: int) -> tuple[Any, ...]:
         """`reason, count, ...` of what was not delivered."""
         return tuple(part for word, count in self.of(number).drops().items() for part in (word.encode(), count))
@@ -328,8 +332,8 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics peer_dropped drops journal origin session socket create release subscribe onmsg "
-    "observe deliver_default peers etid2peer belongs names"
+    "on_forget peer peer_topics peer_dropped drops refused journal origin session socket create release subscribe "
+    "onmsg observe deliver_default peers etid2peer belongs names"
 )
 _SHARED = (
     "create:topic createsub gettid publish pubon unsubscribe unobserve queuesize tid2topic topic2tid tid2subtopic "

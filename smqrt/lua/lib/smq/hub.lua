@@ -224,6 +224,9 @@ end
 -- syntax: smq:drops()         -> {reason = count}: copies of messages that were not delivered
 function smq.drops(self) return fold({}, py.drops(handle(self))) end
 
+-- syntax: smq:refused()       -> {limit = count}: how often each limit was reached
+function smq.refused(self) return fold({}, py.refused(handle(self))) end
+
 function smq.setkeepalive(self, idle, interval)
   py.setkeepalive(handle(self), arg.integer(idle, 1, "setkeepalive"), arg.optional(arg.integer, interval, 0, 2, "setkeepalive"))
 end
@@ -330,7 +333,8 @@ end
 
 -- ---- the module
 
-local numbers = {keepidle = "keepidle_s", keepintv = "keepintv_s", readtmo = "readtmo_ms", queuesize = "queuesize", budget = "budget_bytes"}
+local numbers = {keepidle = "keepidle_s", keepintv = "keepintv_s", readtmo = "readtmo_ms", queuesize = "queuesize", budget = "budget_bytes",
+  maxnames = "maxnames", clientnames = "clientnames"}
 local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
 
 local function add(list, key, value)

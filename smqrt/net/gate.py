@@ -1,0 +1,111 @@
+"""How many connections may be open: in all, so that descriptors are left for files, and per address."""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import logging
+import resource
+import time
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+from smqrt.net.origins import is_loopback
+
+log = logging.getLogger("smqrt")
+
+RESERVE = 128
+"""Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
+PER_ADDRESS = 2000
+LOG_INTERVAL_S = 1.0
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+
+
+class Admitted(_socket.socket):
+    """An accepted connection, which is counted until it is closed."""
+
+    __slots__ = ("_address", "_gate")
+    _gate: Gate | None
+
+    def counted(self, gate: Gate, address: str) -> None:
+        """Be counted by `gate`."""
+        self._gate, self._address = gate, address
+
+    def close(self) -> None:
+        """Close, and count no more."""
+        gate = getattr(self, "_gate", None)
+        if gate is not None:
+            self._gate = None
+            gate.left(self._address)
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Gate:
+    """Counts the connections that strangers opened, and refuses those over a limit.
+
+    Attributes:
+        limit: connections in all; 0 for as many as there are descriptors, less `RESERVE`.
+        per_address: connections of one address; 0 for no limit. Addresses of this machine have none: behind a proxy on
+            it, everybody comes from there.
+        refused: how many were refused.
+    """
+
+    def __init__(self, limit: int = 0, per_address: int = PER_ADDRESS) -> None:
+        self.limit, self.per_address = limit, per_address
+        self.open = self.refused = 0
+        self._by_address: Counter[str] = Counter()
+        self._logged_s = -LOG_INTERVAL_S
+
+    def admit(self, family: int, kind: int, fd: int, address: tuple[Any, ...]) -> Admitted | None:
+        """The socket of a connection that was accepted; None when it was one too many, and is closed."""
+        sock, host = Admitted(family, kind, 0, fd), address[0]
+        sock.setblocking(False)
+        over = self._over(host)
+        if over:
+            self._refuse(sock, host, over)
+            return None
+        self.open += 1
+        self._by_address[host] += 1
+        sock.counted(self, host)
+        return sock
+
+    def left(self, host: str) -> None:
+        """One of its connections was closed."""
+        self.open -= 1
+        self._by_address[host] -= 1
+        if not self._by_address[host]:
+            del self._by_address[host]
+
+    def _over(self, host: str) -> str:
+        if self.open >= (self.limit or _most()):
+            return f"{self.open} connections are open; the setting max_connections, or ulimit -n, allows no more"
+        if self.per_address and self._by_address[host] >= self.per_address and not _is_own(host):
+            return f"{self.per_address} connections of {host} are open; see the setting connections_per_address"
+        return ""
+
+    def _refuse(self, sock: Admitted, host: str, why: str) -> None:
+        self.refused += 1
+        with contextlib.suppress(OSError):
+            sock.send(_BUSY)  # a client of TLS sees the end only
+        sock.close()
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            log.warning("refused a connection of %s (%d so far): %s", host, self.refused, why)
+
+
+def _most() -> int:
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
+
+
+@lru_cache(1024)
+def _is_own(host: str) -> bool:
+    return is_loopback(host)
+
+
+connections = Gate()
+"""The gate of this process: all its ports share the descriptors."""
