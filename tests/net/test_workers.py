@@ -173,7 +173,11 @@ def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixtu
     assert [record.message.partition(" left ")[0] for record in caplog.records] == ["Timeout.start"]
 
 
-@pytest.mark.parametrize("error", [gevent.Timeout(), GreenletExit(), ValueError("x"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [gevent.Timeout(), GreenletExit(), ValueError("x"), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> None:
     seen: list[str] = []
 
