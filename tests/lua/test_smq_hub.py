@@ -371,6 +371,7 @@ def test_as_many_topics_as_strangers_like_can_be_listed(lua: Callable[[], LuaSit
     site = lua()
     device = site.device()
     session = site.broker.hub.sessions[device.etid]
+    site.broker.hub.limits.names = 300_000
     for number in range(300_000):
         site.broker.create(b"t%d" % number)
     session.topics = dict.fromkeys(tid for tid, _ in site.broker.topics())
@@ -445,6 +446,7 @@ def test_subscribe_observe_and_json(lua: Callable[[str], LuaSite]) -> None:
 def test_names_are_kept_in_a_file(lua: Callable[[str], LuaSite], tmp_path: Path) -> None:
     site = lua(f'smq = require"smq.hub".create{{persist = "{tmp_path}/names.db"}}')
     tid = site.device().create(b"news")
+    site.run("smq:close()")
     (again,) = site.run(f'record(require"smq.hub".create{{persist = "{tmp_path}/names.db"}}:topic2tid "news")')
     assert again == tid
 
