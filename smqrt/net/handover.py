@@ -68,23 +68,15 @@ def _valid_upgrade(request: Any, key: str) -> bool:
     )
 
 
-<<<<<<< HEAD
 def _begin(broker: Broker, request: Any, key: str | None, origin: Origin) -> None:
-=======
-def _begin(broker: Broker, request: Any, key: str | None, arg: Any) -> None:
     if too_many(broker, request.peer[0]):
         request.response.error(503, "Too many clients of your address are connecting.")
         return
->>>>>>> cd3c05f (Names, subscriptions, observations and connections have limits; no hook leaves a client waiting for ever)
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
     taken = request.detach()
     broker.keep_alive(taken.transport)
     connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
-<<<<<<< HEAD
-    session = open_session(broker, connection, origin)
-=======
-    session = open_session(broker, connection, Origin(request, arg), request.peer[0])
->>>>>>> cd3c05f (Names, subscriptions, observations and connections have limits; no hook leaves a client waiting for ever)
+    session = open_session(broker, connection, origin, request.peer[0])
     hello = init(session, request.peer[0])
     if key is not None:
         connection.greet(websocket.switching_protocols(key, _UPGRADE_LINES), websocket.encode(websocket.BINARY, hello))

@@ -246,15 +246,11 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
         return True
     if _foreign(environ, broker.options.origins):
         sock.close(1008, b"foreign origin")
-<<<<<<< HEAD
         return True
-=======
-        return False
     address = str(environ.get("REMOTE_ADDR", ""))
     if too_many(broker, address):
         sock.close(1013, b"too many clients of this address are connecting")
-        return False
->>>>>>> cd3c05f (Names, subscriptions, observations and connections have limits; no hook leaves a client waiting for ever)
+        return True
     connection = WsgiConnection(sock)
     session = open_session(broker, connection, origin, address)
     connection.reply(init(session, address))
