@@ -13,7 +13,7 @@ from smqrt.http.tree import Directory
 
 LAST = -127  # an application of the same name comes first
 _PARTS = {
-    "Begin": "quick-start application hub-api clients command-line protocol",
+    "Begin": "quick-start application hub-api clients wsgi command-line protocol",
     "Serve": "serving security limits data-path",
     "Lua": "lua-api cosockets sockets http-client tls",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
