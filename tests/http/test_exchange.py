@@ -103,11 +103,11 @@ def test_a_long_pipeline_lets_others_have_a_turn(bench: Any) -> None:
             other.sock._sock.send(get("/other"))
 
     bench.handle(handler)
-    wire = bench.connect().send(b"".join(get(f"/{number}") for number in range(1000)))
-    for _ in range(1000):
+    wire = bench.connect().send(b"".join(get(f"/{number}") for number in range(4000)))
+    for _ in range(4000):
         wire.answer()
-    assert seen.index("other") < 500
-    assert len(seen) == 1001
+    assert seen.index("other") < 2000, "a share of time, however many requests a quick machine does in it"
+    assert len(seen) == 4001
 
 
 def test_arriving_byte_by_byte(bench: Any) -> None:
