@@ -56,8 +56,14 @@ class Pending:
             return
         self._done, self._value, self._error = True, value, error
         waiting, self._waiting = self._waiting, []
+        failure: Exception | None = None
         for continuation in waiting:
-            continuation(value, error)
+            try:
+                continuation(value, error)
+            except Exception as fault:  # the others wait for the answer as well
+                failure = failure or fault
+        if failure is not None:
+            raise failure
 
 
 def settle(answer: Any, continuation: Continuation) -> None:

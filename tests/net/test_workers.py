@@ -189,3 +189,17 @@ def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> N
 
     found: list[Any] = []
     assert in_hub(body) == ["done"]
+
+
+def test_all_who_wait_get_the_answer_though_one_fails() -> None:
+    pending = Pending()
+    seen: list[str] = []
+
+    def fails(value: Any, error: BaseException | None) -> None:
+        raise LookupError("mine")
+
+    pending.then(fails)
+    pending.then(lambda value, error: seen.append(value))
+    with pytest.raises(LookupError, match="mine"):
+        pending.resolve("answer")
+    assert seen == ["answer"]

@@ -132,12 +132,12 @@ function methods:upload(op)
   arg.table(op, 1, "upload")
   local file, message, is_own = open_file(op, "r", "upload")
   if not file then return nil, message end
+  local closer <close> = not is_own and file or nil -- func may raise
   local stat = not is_own and op.io:stat(op.name)
   local size = stat and stat.size or op.size
   local request = asked(op, {method = op.method or "PUT", size = size}, "upload")
   local done, fault, details = self:request(request)
   if done then done, fault, details = copy_up(self, file, op, size) end
-  if not is_own then file:close() end
   if not done then return nil, fault, details end
   local status, failure, more = self:status()
   if not status then return nil, failure, more end
@@ -169,6 +169,7 @@ function methods:download(op)
   if not ok then return nil, message, details end
   local file, fault, is_own = open_file(op, "w", "download")
   if not file then return nil, fault end
+  local closer <close> = not is_own and file or nil -- func may raise
   local done, failure, more = copy_down(self, file, op)
   if not is_own then file:close() end
   if not done and not is_own then op.io:remove(op.name) end

@@ -79,6 +79,8 @@ class Reading(Parking):
                 self._await_turn()
         except StreamError as failure:
             self.resolve(fail(failure.word))
+        except Exception as fault:  # nobody would wake the reader again
+            self.reject(fault)
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         if not self._done:

@@ -52,9 +52,10 @@ local function out_of_range(what, position, size)
   raise(format("bytearray: %s %s is out of range (1 to %d)", what, position, size))
 end
 
--- A window of i and j inside `size`, both optional and checked.
+-- A window of i and j inside `size`, both optional and checked. A negative j counts from the end, as in string.sub.
 local function range(i, j, size, fname)
   i, j = arg.optional(arg.integer, i, 1, 2, fname), arg.optional(arg.integer, j, size, 3, fname)
+  if j < 0 then j = j + size + 1 end
   if i < 1 or i > size + 1 then out_of_range("position", i, size) end
   if j > size or j < i - 1 then out_of_range("end", j, size) end
   return i, j
