@@ -49,7 +49,8 @@ def test_it(vm: Vm, source: str) -> None:
         "return create(3)[4]", "return create(3)[0]", "create(3)[4] = 1", "create(3)[1] = 256", "create(3)[1] = -1",
         'create(3)[2] = "abc"', "create(3)[1] = 1.5", "create(-1)", "create({})", "create(3).x = 1",
         "bta.tostring(create(3), 0)", "bta.tostring(create(3), 1, 4)", "bta.setsize(create(3), 2, 4)",
-        'bta.copy(create(3), 5, "x")', 'bta.copy(create(3), 1, "abc", 1, -5)', 'bta.copy(create(3), 1, "x", 1, 2)', "bta.h2n(create(3), 1, 4, 0)",
+        'bta.copy(create(3), 1, "abc", 1, -5)',
+        'bta.copy(create(3), 5, "x")', 'bta.copy(create(3), 1, "x", 1, 2)', "bta.h2n(create(3), 1, 4, 0)",
         "bta.n2h(create(3), 3, 2)", "bta.n2h(create(9), 1, 9)", 'bta.size("x")', "create(1 << 40)",
     ],
 )  # fmt: skip

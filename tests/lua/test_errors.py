@@ -7,9 +7,7 @@ import logging
 import pytest
 from recorder import Recorder
 
-from smqrt.lua.api import base, smq_hub
 from smqrt.lua.bridge import ArgumentError, LuaError, fail
-from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 
@@ -147,21 +145,3 @@ def test_type_answers_userdata_for_objects_of_the_api(vm: Vm, recorder: Recorder
 )
 def test_wrong_arguments_raise_at_the_line_of_the_application(vm: Vm, call: str, message: str) -> None:
     assert error_of(vm, f"\n{call}").message == f"shop/index.lsp:2: {message}"
-
-
-def test_a_traceback_tells_no_variable_of_the_library(caplog: pytest.LogCaptureFixture) -> None:
-    vm, services = Vm(), Services()
-    base.install(vm, services)
-    smq_hub.install(vm, services, None)
-    vm.eval(
-        """
-        local hub = require "smq.hub".create{log = print, onpublish = function()
-          error "not this one"
-        end}
-        hub:subscribe "a"
-        hub:publish("x", "a")
-        """,
-        "@shop/.preload",
-    )
-    assert "error in onpublish of the hub made at shop/.preload:2: shop/.preload:3: not this one" in caplog.text
-    assert "shop/.preload:3: in the callback" in caplog.text

@@ -39,19 +39,12 @@ end
 core.describe = describe
 
 local FRAME <const> = "\n\tsmqrt/lua/lib/[^\n]*"
-local CALLED <const> = "(: in )%l+ '(%l+)'(" .. FRAME .. ")" -- by the library, with its own name for the function
-local TELLS_NOTHING <const> = {f = true, fn = true, func = true, callback = true, handler = true, handle = true}
-
-local function called(at, name, frame)
-  return TELLS_NOTHING[name] and at .. "the callback" .. frame or nil
-end
 
 --- A traceback without what is the library's: the bottom, by which Python came in, and the frames in between.
 local function own_frames(trace)
   local at = find(trace, BOTTOM, 1, true)
   if at then trace = sub(trace, 1, at - 1) end
   trace = gsub(trace, "\n\t%[C%]: in function 'error'(" .. FRAME .. ")", "%1")
-  trace = gsub(trace, CALLED, called)
   return (gsub(gsub(trace, FRAME .. "\n\t%(%.%.%.tail calls%.%.%.%)", ""), FRAME, ""))
 end
 
