@@ -337,6 +337,24 @@ class Smq:
         sender = None if ptid is None else checked.number("ptid", ptid)
         return self._broker.publish(payload(data), checked.name("topic", topic), sub, sender)
 
+    def publish_threadsafe(
+        self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
+    ) -> bool:
+        """Publish from any thread: the one method of a hub that other threads may call.
+
+        The loop's thread publishes soon, in the order of the calls; at the latest `close` does.
+
+        Returns:
+            False when 10,000 messages, or 16 MiB of them, wait for the loop already: this one was not taken.
+
+        Raises:
+            ArgumentError: as `publish`; what only the hub's thread can know is logged there.
+            ClosedError: the hub has been closed.
+        """
+        sub = None if subtopic is None else checked.name("subtopic", subtopic)
+        sender = None if ptid is None else checked.number("ptid", ptid)
+        return self._broker.publish_threadsafe(payload(data), checked.name("topic", topic), sub, sender)
+
     def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
         """Send to one client on behalf of another; false unless both are connected."""
         to, sender = checked.number("totid", totid), checked.number("fromtid", fromtid)

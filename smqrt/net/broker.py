@@ -149,6 +149,7 @@ class Broker:
         """
         if self.hub.closed:
             return
+        datapath.inlet.drain()
         self.hub.close()
         self._observers.clear()
         if self.hub.store:
@@ -249,6 +250,15 @@ class Broker:
         tid = topic if isinstance(topic, int) else self._topic(topic).id  # type: ignore[union-attr]
         sender = None if ptid is None else _checked_id("ptid", ptid)
         return self._open().publish(data, _checked_id("topic", tid), self._sub(subtopic), sender)
+
+    def publish_threadsafe(
+        self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None
+    ) -> bool:
+        """As `publish`, from any thread; false when so much waits for the loop that this was not taken."""
+        self._open()
+        if len(data) > smq.MAX_PAYLOAD_BYTES:
+            raise ArgumentError(f"data: {len(data)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}, split it")
+        return datapath.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
         """Send to one client on behalf of another."""

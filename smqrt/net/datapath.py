@@ -7,6 +7,7 @@ Deadlines are kept in dictionaries that hold only the few connections that have 
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from gevent import get_hub
 
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import State
-from smqrt.errors import CloseReason
+from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
+from smqrt.net.inlet import Inlet
 from smqrt.wire.kernels import encode_run
 
 if TYPE_CHECKING:
@@ -52,16 +54,31 @@ turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
 _watchers: list[Any] = []
 _loop: Any = None
+_thread: int | None = None
 _turn_ends_s = 0.0
+inlet: Inlet
+"""The way in for other threads."""
 _AT_ONCE = 2
 
 
 def install() -> None:
-    """Start the flush and the deadlines on this thread's loop; later calls do nothing."""
-    if _watchers:
+    """Start the flush and the deadlines on this thread's loop; later calls do nothing.
+
+    Raises:
+        ArgumentError: the loop of another thread, which still runs, has them: they can't be shared.
+    """
+    global _loop, _thread, inlet
+    hub = get_hub()
+    if _watchers and _loop is hub.loop:
         return
-    global _loop
-    loop = _loop = get_hub().loop
+    if _watchers and _thread != hub.thread_ident and _thread in sys._current_frames():
+        raise ArgumentError(
+            "another thread of this process has hubs: their loop can't be shared; create all hubs in one thread (others"
+            " use publish_threadsafe), or in a process each"
+        )
+    _watchers.clear()
+    _thread, inlet = hub.thread_ident, Inlet()
+    loop = _loop = hub.loop
     # Before the default priority: otherwise what greenlets write waits for the next event.
     flush = loop.prepare(priority=-2)
     flush.start(_flush)

@@ -1,0 +1,99 @@
+"""Hubs and threads: one thread has them all, and the others have one way in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import gevent
+import pytest
+from gevent.threadpool import ThreadPool
+
+from smqrt import hub
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.net import datapath, inlet
+from tests.device import Site, bounded, publish
+
+
+@pytest.fixture
+def thread() -> ThreadPool:
+    return ThreadPool(1)
+
+
+def test_a_hub_in_a_second_thread_is_refused(thread: ThreadPool, site: Site) -> None:
+    with pytest.raises(ArgumentError, match="another thread of this process has hubs: .* use publish_threadsafe"):
+        thread.apply(hub.create)
+    site.device(b"uid-a1").expect_nothing()
+
+
+FIRST_ENDED = """
+import threading
+from smqrt import hub
+made = []
+first = threading.Thread(target=lambda: made.append(hub.create()))
+first.start()
+first.join()
+hub.create().publish("x", "topic")
+print("ok")
+"""
+
+
+def test_a_thread_that_has_ended_has_no_hubs_any_more() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_ENDED], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_a_thread_publishes_in_order(site: Site, thread: ThreadPool) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    payloads: list[Any] = [b"bytes", "text", {"json": 1}, *map(str, range(1000))]
+
+    def work() -> list[bool]:
+        return [site.smq.publish_threadsafe(data, "news") for data in payloads]
+
+    assert thread.apply(work) == [True] * len(payloads)
+    with bounded():
+        device.expect(*(publish(tid, 1, data) for data in (b"bytes", b"text", b'{"json":1}')))
+        device.expect(*(publish(tid, 1, b"%d" % number) for number in range(1000)))
+
+
+def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    reader = gevent.spawn(device.receive)
+    gevent.sleep(0.05)
+    thread.spawn(site.smq.publish_threadsafe, "x", tid)
+    with bounded(5):
+        assert reader.get() == publish(tid, 1, b"x")
+
+
+def test_what_waits_is_bounded_and_the_thread_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(inlet, "MAX_JOBS", 3)
+    before = datapath.inlet.refused
+    assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
+    gevent.sleep(0.01)
+    assert site.smq.publish_threadsafe("x", "news")
+    gevent.sleep(0.01)
+    monkeypatch.setattr(inlet, "MAX_BYTES", 10)
+    assert not site.smq.publish_threadsafe("x" * 11, "news")
+    assert datapath.inlet.refused == before + 3
+    assert "threads hand in more than the loop takes" in caplog.text
+
+
+def test_wrong_arguments_are_told_to_the_thread(site: Site) -> None:
+    for data, topic in ((1.5j, "news"), ("x" * 65521, "news"), ("x", 1.5)):
+        with pytest.raises(ArgumentError):
+            site.smq.publish_threadsafe(data, topic)  # type: ignore[arg-type]
+
+
+def test_close_publishes_what_was_taken_and_nothing_after_it(site: Site) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    site.smq.publish_threadsafe("in time", "news")
+    site.smq.close()
+    with pytest.raises(ClosedError):
+        site.smq.publish_threadsafe("late", "news")
+    device.expect_end(publish(tid, 1, b"in time"))
