@@ -32,7 +32,8 @@ class Inlet:
         self._bytes = self.refused = 0
         self._logged_s = -LOG_INTERVAL_S
         self._lock = _new_lock()
-        self._wake: Any = get_hub().loop.async_()
+        loop: Any = get_hub().loop
+        self._wake = loop.async_()
         self._wake.ref = False
         self._wake.start(self._work)
 
