@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
 _MAX_KNOWN = 1024
+_SHOWN = 255  # characters; no name has more
 
 
 class Access:
@@ -71,9 +72,10 @@ class Access:
         origin = request.get("origin")
         if origin is None or self._welcome(request, origin, more):
             return
-        host = request.get("host", "")
-        what = f"{request.method} {request.path!r} of a page of {origin!r} for {host!r}"
-        self._refuse(what, f"origins={origin}", "Pages of other origins may not do this; the setting is `origins`.")
+        what = f"of a page of {origin[:_SHOWN]!r} for {(request.get('host') or '')[:_SHOWN]!r}"
+        self._refuse(
+            request, what, f"origins={origin}", "Pages of other origins may not do this; the setting is `origins`."
+        )
 
     def shows_errors(self, request: Request) -> bool:
         """Tells whether the client may see what went wrong inside the server."""
@@ -93,14 +95,17 @@ class Access:
         host = request.get("host")
         name = host_name(host or "")
         if host is None or is_loopback(name) or self._hosts.has(name):
-            if host is not None and len(self._known) < _MAX_KNOWN:
+            if host is not None and len(host) <= _SHOWN and len(self._known) < _MAX_KNOWN:
                 self._known.add(host)
         elif self._hosts or _is_local(request):
-            what = f"{request.method} {request.path!r} for the host {host!r}"
-            self._refuse(what, f"hosts={name}", "This server does not answer to that name; the setting is `hosts`.")
+            what = f"for the host {host[:_SHOWN]!r}"
+            self._refuse(
+                request, what, f"hosts={name}", "This server does not answer to that name; the setting is `hosts`."
+            )
 
-    def _refuse(self, what: str, setting: str, sentence: str) -> NoReturn:
-        self.refusals.add(f"refused: {what}; to allow it, set {ascii(setting)[1:-1]}")
+    def _refuse(self, request: Request, what: str, setting: str, sentence: str) -> NoReturn:
+        asked = f"{request.method} {request.path[:_SHOWN]!r}"
+        self.refusals.add(f"refused: {asked} {what}; to allow it, set {ascii(setting[:_SHOWN])[1:-1]}")
         raise HttpError(403, sentence)
 
 

@@ -108,4 +108,4 @@ def _in_journal(path: str) -> bool:
 def _is_journal(folder: str) -> bool:
     if not os.path.isdir(folder + "wal"):  # the usual case: `glob` takes fifty times as long to see it
         return False
-    return any(file.name == "lock" or file.suffix == ".arrows" for file in Path(folder, "wal").glob("*/*"))
+    return any(Path(folder, "wal").glob("*/lock"))

@@ -25,6 +25,7 @@ from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.opening import init, open_session, too_many
 from smqrt.net.origins import Origins, same_origin
+from smqrt.net.refusals import Refusals
 from smqrt.wire import smq
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ log = logging.getLogger("smqrt")
 
 HANDLER = "smqrt.handler"
 """The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
+
+_refusals = Refusals()
 
 _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))
 
@@ -264,5 +267,5 @@ def _foreign(environ: dict[str, Any], more: Origins | None) -> bool:
         return False
     if more is not None and more.has(origin):
         return False
-    log.warning("refused: a page of %a for %a; to allow it, create the hub with origins=[%a]", origin, host, origin)
+    _refusals.add(f"refused: a page of {origin!a} for {host!a}; to allow it, create the hub with origins=[{origin!a}]")
     return True

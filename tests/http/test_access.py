@@ -91,6 +91,17 @@ def test_the_line_has_no_control_characters(
     assert all(message.isprintable() for message in caplog.messages)
 
 
+def test_long_ones_are_cut_and_not_kept(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.server.access = access = Access(loopback=True)
+    bench.handle(lambda request, relpath: request.response.write(b"done"))
+    long = "a" * 5000
+    fields = f"Host: {long}.localhost\r\nOrigin: http://{long}\r\nContent-Length: 0\r\n"
+    assert bench.connect().send(f"POST /{long} HTTP/1.1\r\n{fields}\r\n".encode()).answer().status == 403
+    [line] = caplog.messages
+    assert len(line) < 1200
+    assert not access._known
+
+
 def _shown(access: Access, bench: Bench, head: str) -> bool:
     seen: list[bool] = []
 
