@@ -151,6 +151,11 @@ class Body:
                 turn.breathe()
             turn.breathe()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is known to have arrived to its end; a chunked body is when it was read."""
+        return self.complete or (self._left is not None and self._left <= len(self._source.data))
+
     def skip_buffered(self) -> bool:
         """Throw away what has arrived, without waiting; tell whether that was the whole rest."""
         while not self.complete and self._source.data:

@@ -220,8 +220,8 @@ class HttpConnection:
         try:
             self.server.access.check(request)
             self.server.root.dispatch(request)
-            if request.has_body and not response.committed and not response.ended:
-                request.skip_body()
+            if request.has_body and self._busy is request and not request.skip_body():
+                response.close = True
             response.end()
         except HttpError as error:
             self._answer_error(request, error)
@@ -253,15 +253,19 @@ class HttpConnection:
 
     # Worker: what a handler needs
 
-    def may_stay(self) -> bool:
-        """Whether the connection can take another request behind the busy one."""
+    def may_stay(self, is_over: bool) -> bool:
+        """Whether the connection can take another request behind the busy one.
+
+        Args:
+            is_over: the response is complete; before that, its handler may still want the body.
+        """
         request = self._busy
         if request is None or not request.keep_alive or self.server.draining:
             return False
         if request.content_length == 0:
             return True
         try:
-            return request.skip_body()
+            return request.skip_body() if is_over else request.body_is_here
         except BadRequest:
             return False
 

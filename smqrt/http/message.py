@@ -165,6 +165,11 @@ class Request(Head):
         """
         return self.content_length == 0 or self._reader().skip_buffered()
 
+    @property
+    def body_is_here(self) -> bool:
+        """Whether all of the body has arrived, so that it is known where the next request begins."""
+        return self.content_length == 0 or self._reader().is_here
+
     def hold(self, count: int) -> None:
         """Count `count` bytes of the body as held in memory until the request is over, as `body` does by itself.
 
@@ -403,7 +408,9 @@ class Response:
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
-        if not self._connection.may_stay() or (self._headers and self._headers.says("connection", "close")):
+        if not self._connection.may_stay(is_over=self.ended) or (
+            self._headers and self._headers.says("connection", "close")
+        ):
             self.close = True
         if self.close:
             return b"Connection: close\r\n"

@@ -737,3 +737,46 @@ def test_drain_gives_up(bench: Any) -> None:
     bench.connect().send(get())
     gevent.sleep(0.01)
     assert not bench.server.drain(0.05)
+
+
+# a body that is read while the response is under way
+
+
+def send_back(request: Request, relpath: str) -> None:
+    for piece in request.chunks():
+        request.response.write(piece)
+
+
+@pytest.mark.parametrize("framing", ["chunked", "length"])
+def test_what_is_written_meanwhile_takes_nothing_of_the_body(bench: Any, framing: str) -> None:
+    bench.handle(send_back)
+    sent = b"".join(b"%05d" % number for number in range(60000))
+    wire = bench.connect()
+    if framing == "chunked":
+        pieces = (sent[at : at + 3000] for at in range(0, len(sent), 3000))
+        body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        wire.send(b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
+    else:
+        body = sent
+        wire.send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(sent))
+    sending = gevent.spawn(wire.send, body)
+    assert wire.answer().body == sent
+    sending.join()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_small_body_lets_the_connection_stay(bench: Any, reads: bool) -> None:
+    """Also when the response is longer than what is kept, and nobody looks at the body."""
+
+    def write(request: Request, relpath: str) -> None:
+        request.response.write(b"x" * 20000)
+        if reads:
+            assert request.body() == b"hello"
+
+    bench.handle(write)
+    wire = bench.connect()
+    for _ in range(2):
+        wire.send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nhello")
+        answer = wire.answer()
+        assert len(answer.body) == 20000
+        assert "connection" not in answer.fields
