@@ -19,6 +19,7 @@ from smqrt.net.stream import Stream
 
 _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929
+_NO_HOST = re.compile(r"[\0-\x20\x7f/\\@]")  # a line break would begin a header field of its own
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _SOCKS_WORDS = {
     2: "prxnotallowed",
@@ -125,6 +126,8 @@ class _Wire:
 
 
 def _http(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+    if _NO_HOST.search(host):
+        raise StreamError("cannotresolve", f"{host!r} is no name or address")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     fields = f"Host: {authority}\r\n"
     if proxy.authorization is not None:

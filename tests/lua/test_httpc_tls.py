@@ -61,6 +61,31 @@ def test_whom_to_trust(server: AppServer, ca: trustme.CA, make: str) -> None:
             assert len(scripted.heads) == heads, "a request went to somebody who is not trusted"
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_redirect_that_leaves_tls(server: AppServer, ca: trustme.CA, trusted: bool) -> None:
+    context = gevent_context(ca.issue_cert("localhost"))
+    with ScriptedHttp([answer(b"plain")]) as plain:
+        away = answer(b"", "302 Found", f"Location: {plain.url}/")
+        with ScriptedHttp([away], context=context) as scripted:
+            code = (
+                TRUSTING.replace("httpc", "http")
+                + """
+                http:request{url = "{url}", trusted = {trusted}}
+                print(http:status())
+            """.replace("{url}", f"https://localhost:{scripted.port}").replace("{trusted}", str(trusted).lower())
+            )
+            lines = run(server, ca, code)
+        assert lines[0].startswith("nil\tsslnotenabled\t" if trusted else "200")
+        assert plain.connections == (0 if trusted else 1)
+
+
+def test_trusted_and_an_address_without_tls(server: AppServer, ca: trustme.CA) -> None:
+    with ScriptedHttp([answer(b"plain")]) as plain:
+        code = f"""print(require"httpc".create():request{{url = "{plain.url}", trusted = true}})"""
+        assert run(server, ca, code)[0].startswith("nil\tsslnotenabled\thttp://127.0.0.1")
+        assert plain.connections == 0
+
+
 def test_the_default_client_trusts_whom_the_machine_trusts(server: AppServer, ca: trustme.CA) -> None:
     with ScriptedHttp([answer(b"x")], context=gevent_context(ca.issue_cert("localhost"))) as scripted:
         code = """

@@ -148,3 +148,16 @@ def test_credentials_that_cannot_be_sent() -> None:
     with pytest.raises(ArgumentError, match="the password of a SOCKS proxy"):
         Proxy("127.0.0.1", 1080, True, "x", "x" * 256)
     assert "secret" not in repr(Proxy("127.0.0.1", 1080, True, "x", "secret"))
+
+
+@pytest.mark.parametrize("host", ["a\r\nX-Injected: 1", "a b", "a\0", "u@a", "a/b"])
+def test_no_field_can_be_smuggled_in_by_the_host(serving: Callable[..., int], host: str) -> None:
+    seen: list[bytes] = []
+
+    def note(client: Any, _address: Any) -> None:
+        seen.append(client.recv(65536))
+
+    with pytest.raises(StreamError, match="cannotresolve"):
+        open_through(Proxy("127.0.0.1", serving(note)), host, 80, 3)
+    gevent.sleep(0.01)
+    assert seen in ([], [b""])

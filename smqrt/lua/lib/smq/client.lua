@@ -32,8 +32,8 @@ function events.connect(self, etid, rnd, ip)
 end
 
 function events.reconnect(self, etid, rnd, ip)
-  local f = self.onreconnect or self.onconnect
-  if f then f(etid, rnd, ip) end
+  local onreconnect = self.onreconnect or self.onconnect
+  if onreconnect then onreconnect(etid, rnd, ip) end
 end
 
 function events.close(self, err, canreconnect, text)
@@ -119,12 +119,12 @@ function methods.createsub(self, subtopic, onack)
   return py.number_subtopic(handle(self), arg.string(subtopic, 1, "createsub"), optional_ref(onack, 2, "createsub"))
 end
 
--- Decodes JSON before f is called; what is no JSON comes as it is.
-local function decoding(f)
+-- Decodes JSON before onmsg is called; what is no JSON comes as it is.
+local function decoding(onmsg)
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)
     if value == nil then value = data end
-    f(value, ptid, tid, subtid)
+    onmsg(value, ptid, tid, subtid)
   end
 end
 
