@@ -23,7 +23,9 @@ from smqrt.net.turn import share
 log = logging.getLogger("smqrt")
 
 HANDSHAKE_S = 5.0
-_READ_BYTES = 65536
+_READ_BYTES = 16384  # may be 600 changes of the key, which take 7 ms
+_BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # who sends large records is read in larger pieces
+_MAX_ANSWERS_BYTES = 65536  # that the TLS layer gives by itself, and that the other side does not read
 _READ, _WRITE = 1, 2
 
 Buffer = bytes | bytearray | memoryview
@@ -88,7 +90,7 @@ class TlsTransport:
         server_hostname: the name a client asks for.
     """
 
-    __slots__ = ("_incoming", "_outgoing", "_sock", "_ssl", "_unsent")
+    __slots__ = ("_answers_bytes", "_incoming", "_outgoing", "_read_bytes", "_sock", "_ssl", "_unsent")
 
     def __init__(
         self,
@@ -101,39 +103,59 @@ class TlsTransport:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._unsent = b""
+        self._read_bytes = _READ_BYTES
+        self._answers_bytes = 0
 
     def handshake(self) -> None:
-        """Go on with the handshake.
+        """Go on with the handshake, with what one receive brings.
 
         Raises:
             BlockingIOError: it waits for the other side; `wants_write` tells whether to wait for writing instead.
             OSError: it failed (`ssl.SSLError` among others).
         """
-        while True:
-            try:
-                self._ssl.do_handshake()
-                self.flush()
-                return
-            except ssl.SSLWantReadError:
-                self.flush()
-                self._pull()
-            except ssl.SSLError:
-                self._push_alert()
-                raise
+        if not self._shaken():
+            self._pull()
+            if not self._shaken():
+                raise BlockingIOError("the handshake goes on")
+
+    def _shaken(self) -> bool:
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            self.flush()
+            return False
+        except ssl.SSLError:
+            self._push_alert()
+            raise
+        self.flush()
+        return True
 
     def feed(self, data: bytes) -> None:
         """Take ciphertext that somebody received before the handshake."""
         self._incoming.write(data)
 
     def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
-        """Decrypt into `buffer`, at most `size_bytes` (0: its length); 0 at the end of the stream."""
-        while True:
+        """Decrypt into `buffer`, at most `size_bytes` (0: its length); 0 at the end of the stream.
+
+        Receives once at most: else a stream of records that change keys would never let the caller go.
+
+        Raises:
+            BlockingIOError: nothing has arrived, or nothing of it is for us.
+            OSError: the connection is broken; an `ssl.SSLError` too when answers of the TLS layer are not read.
+        """
+        try:
             try:
                 return self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
                 self._pull()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return 0
+            size: int = self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[assignment]
+        except ssl.SSLWantReadError:
+            self._read_bytes = _READ_BYTES
+            raise BlockingIOError("nothing but records of TLS itself, or a part of one") from None
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return 0
+        self._read_bytes = _BULK_READ_BYTES if size >= _BULK_RECORD_BYTES else _READ_BYTES
+        return size
 
     def send(self, data: Buffer) -> int:
         """Encrypt all of `data` and send what the socket takes; the rest waits here, see `wants_write`.
@@ -255,8 +277,18 @@ class TlsTransport:
             except BlockingIOError:
                 pass  # kept for the next flush
 
+    def _push_answers(self) -> None:
+        self._answers_bytes += self._outgoing.pending
+        self._push()
+        if not self._unsent:
+            self._answers_bytes = 0
+        elif self._answers_bytes > _MAX_ANSWERS_BYTES:
+            raise ssl.SSLError("the other side asks for answers and reads none")
+
     def _pull(self) -> None:
-        data = self._sock.recv(_READ_BYTES)
+        if self._outgoing.pending:
+            self._push_answers()
+        data = self._sock.recv(self._read_bytes)
         if data:
             self._incoming.write(data)
         else:

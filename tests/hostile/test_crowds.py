@@ -6,11 +6,10 @@ from __future__ import annotations
 import selectors
 import socket
 import ssl
-from collections.abc import Callable
 
 import pytest
 
-from tests.hostile.conftest import APPS, Attack, Besieged
+from tests.hostile.conftest import Attack, Besieged
 from tests.hostile.test_http_heads import HEADS
 
 CLIENTS = 400
@@ -95,35 +94,3 @@ def test_a_crowd_that_comes_and_goes(besieged: Besieged) -> None:
 
 def test_heads_that_are_late_together(besieged: Besieged) -> None:
     attack_by_crowd(besieged, "a head without end", b"GET / HTTP/1.1\r\n", 2000)
-
-
-@pytest.fixture
-def besieged_tls(besiege: Callable[..., Besieged]) -> Besieged:
-    return besiege(APPS / "lua", "--tls-port", "0")
-
-
-def open_tls(besieged: Besieged) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", besieged.served.tls_port), 20))
-
-
-def client_hello() -> bytes:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    outgoing = ssl.MemoryBIO()
-    with pytest.raises(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
-    return outgoing.read()
-
-
-def test_a_pipeline_over_tls(besieged_tls: Besieged) -> None:
-    request = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
-    with besieged_tls.attack("TLS: 20 pipelines of 1,000 requests") as attack:
-        assert crowd_sends([open_tls(besieged_tls) for _ in range(20)], request * 1000 + last(request), attack)
-
-
-def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
-    sockets = [socket.create_connection(("127.0.0.1", besieged_tls.served.tls_port), 20) for _ in range(1000)]
-    with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
-        assert crowd_sends(sockets, client_hello(), attack)

@@ -1,0 +1,72 @@
+"""TLS as a weapon: records that cost the server more than the client, and are none of the application's."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.wire import smq
+from tests.device import RAW_HEADERS, request
+from tests.hostile.conftest import APPS, Besieged
+from tests.hostile.test_crowds import crowd_sends, get, last
+
+RECORD_BYTES = 27  # a KeyUpdate on the wire
+SMQ_HELLO = request(RAW_HEADERS, target="/watch/smq").replace(b"Host: test", b"Host: localhost")
+FIRST_WORDS = {"HTTP": b"", "SMQ": SMQ_HELLO + smq.frame(smq.connect(b"changes-1", b"", b""))}
+
+
+@pytest.fixture
+def besieged_tls(besiege: Callable[..., Besieged]) -> Besieged:
+    return besiege(APPS / "lua", "--tls-port", "0")
+
+
+def client_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def open_plain(besieged: Besieged) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", besieged.served.tls_port), 20)
+
+
+def client_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def test_a_pipeline(besieged_tls: Besieged) -> None:
+    request = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
+    sockets: list[socket.socket] = [client_context().wrap_socket(open_plain(besieged_tls)) for _ in range(20)]
+    with besieged_tls.attack("TLS: 20 pipelines of 1,000 requests") as attack:
+        assert crowd_sends(sockets, request * 1000 + last(request), attack)
+
+
+def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
+    sockets = [open_plain(besieged_tls) for _ in range(1000)]
+    with besieged_tls.attack("TLS: 1,000 hellos at once, and nothing more") as attack:
+        assert crowd_sends(sockets, client_hello(), attack)
+
+
+@pytest.mark.parametrize("asks", [0, 1], ids=["of its own", "and asks for the server's"])
+@pytest.mark.parametrize("protocol", FIRST_WORDS)
+def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> None:
+    port, count = besieged_tls.served.tls_port, 60_000
+    command = [sys.executable, str(Path(__file__).parent / "key_updates.py"), *map(str, (port, count, asks))]
+    case = f"TLS, {protocol}: two clients change {'both keys' if asks else 'their keys'} 60,000 times"
+    with besieged_tls.attack(case, grows_bytes=8 << 20) as attack:
+        clients = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+        for client in clients:
+            sent = int(client.communicate(FIRST_WORDS[protocol])[0])
+            assert asks or sent == count
+            attack.sent(sent * RECORD_BYTES)
+    assert besieged_tls.served.stop(signal.SIGTERM) == 0
