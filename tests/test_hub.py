@@ -787,6 +787,26 @@ def test_a_handler_that_never_returns_holds_a_bounded_backlog(
     assert len(logged) == 1
 
 
+def test_a_flood_to_a_handler_is_handled_in_portions_and_complete(site: Site) -> None:
+    """Publishers wait meanwhile, each for itself; what the server publishes itself does not."""
+    got: dict[int, list[int]] = {}
+    site.smq.subscribe("ask", lambda data, ptid, *_: got.setdefault(ptid, []).append(int(data)))
+    tid = site.smq.create("ask")
+    devices = [site.device(b"device-%d" % number) for number in range(3)]
+    count = 20_000
+    frames = {
+        one.etid: b"".join(wire.frame(publish(tid, one.etid, b"%d" % at)) for at in range(count)) for one in devices
+    }
+    sending = [gevent.spawn(one.send_bytes, frames[one.etid]) for one in devices]
+    for at in range(5000):
+        site.smq.publish(str(at), "ask")
+    gevent.joinall(sending, raise_error=True)
+    wait_until(lambda: sum(map(len, got.values())) == 3 * count + 5000, "all messages", 20)
+    assert got == {1: list(range(5000)), **{one.etid: list(range(count)) for one in devices}}
+    assert not any(site.smq.drops().values())
+    assert not site.state.server._held
+
+
 def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_site: Callable[..., Site]) -> None:
     dropped = Calls()
 

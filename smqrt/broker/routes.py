@@ -18,6 +18,7 @@ from smqrt.wire.smq import count_frames
 
 if TYPE_CHECKING:
     from smqrt.broker.hub import Hub
+    from smqrt.broker.server_client import ServerClient
 
 log = logging.getLogger("smqrt")
 
@@ -70,10 +71,31 @@ def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
     if topic:
         topic.settle()
     route: Route = topic if topic and topic.subscribers else Unrouted(hub, tid, ptid, peer)
+    server = hub.server
+    if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
+        route = Handled(server, route, peer)
     recorder = hub.recorder
     if recorder is None:
         return route
     return Recorded(recorder, route, peer) if recorder.selects(topic) else Skipped(recorder, route)
+
+
+class Handled:
+    """A route on which handlers of the server listen: publishers wait while these are behind."""
+
+    __slots__ = ("_deliver", "_deliver_view", "_peer", "_server", "route")
+
+    def __init__(self, server: ServerClient, route: Route, peer: Any) -> None:
+        self._server, self._peer, self.route = server, peer, route
+        self._deliver, self._deliver_view = route.deliver, route.deliver_view
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver the run; true when the publisher has to wait."""
+        return self._deliver(run) or (self._server.behind and self._server.hold(self._peer))
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self._deliver_view(view) or (self._server.behind and self._server.hold(self._peer))
 
 
 class Recorded:

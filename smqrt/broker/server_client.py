@@ -5,11 +5,12 @@ smq.md §2.4).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Outbox
+from smqrt.broker.outbox import Outbox, put_off
 from smqrt.broker.routes import Guarded, destination
 from smqrt.broker.stats import Drop
 from smqrt.broker.topics import Route, Topic
@@ -26,6 +27,8 @@ HANDLER_BUDGET_BYTES = 16 << 20
 """What may wait for a handler that blocks; further messages for it are dropped and counted."""
 WAITING_MESSAGE_BYTES = 200
 """What a waiting message takes besides its payload."""
+HANDLED_AT_ONCE = 1000
+"""So many messages are handled in the turn in which they came; for more, publishers wait."""
 MESSAGES_IN_A_ROW = 20
 """So many are routed before others have a turn: a hook that publishes at every message would never end."""
 
@@ -78,6 +81,7 @@ def _no_answer(data: bytes, ptid: int, stid: int) -> bool:
 class ServerClient(Outbox):
     """The pseudo peer behind the hub's own publish and subscribe.
 
+    `behind` tells whether handlers have not got all messages yet: who publishes to them has to wait.
     `answers(data, ptid, stid)` is asked first about a message to the server's ETID: whether somebody waits for it.
 
     Args:
@@ -88,11 +92,14 @@ class ServerClient(Outbox):
 
     __slots__ = (
         "_busy",
+        "_held",
         "_default",
         "_handlers",
         "_queue_size",
+        "_unread",
         "_waiting",
         "answers",
+        "behind",
         "etid",
         "extra",
         "hub",
@@ -119,6 +126,9 @@ class ServerClient(Outbox):
         self._queue_size = queue_size
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         self._busy = False
+        self._unread: deque[bytes] = deque()
+        self._held: list[Any] = []
+        self.behind = False
 
     # ---- receiving
 
@@ -134,22 +144,46 @@ class ServerClient(Outbox):
             self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler, self._overflowed)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
+            topic.forget_routes()  # publishers wait for handlers that are behind
             self.hub.subscribed(topic, self)
 
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving `topic` and forget its handlers."""
         self._handlers.pop(topic.id, None)
         if self.topics.pop(topic.id, None):
+            topic.forget_routes()
             self.hub.unsubscribed(topic, self)
 
     def flush(self) -> None:
-        """Call the handlers for everything in the queue."""
+        """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
         runs, self.queue = self.queue, []
-        for run in runs:
-            for frame in smq.frames(run):
-                self._dispatch(frame)
+        self._unread.extend(runs)
+        if not self.behind:
+            self.behind = True
+            steps = self._read()
+            if next(islice(steps, HANDLED_AT_ONCE, None), steps) is None:
+                put_off(steps)
         if b"" in runs:
             self._route_waiting()
+
+    def _read(self) -> Iterator[None]:
+        while self._unread:
+            for frame in smq.frames(self._unread.popleft()):
+                self._dispatch(frame)
+                yield
+        self.behind = False
+        held, self._held = self._held, []
+        for peer in held:
+            peer.outbox.resume()
+
+    def hold(self, peer: Any) -> bool:
+        """Let the outbox of `peer` resume when the handlers are no longer behind; false for the server itself, whose
+        application is not made to wait.
+        """
+        if peer is self:
+            return False
+        self._held.append(peer)
+        return True
 
     def _dispatch(self, frame: bytes) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)

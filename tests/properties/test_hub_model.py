@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hub import Hub
 from smqrt.broker.outbox import Outbox, flush_dirty
-from smqrt.broker.routes import Unrouted
+from smqrt.broker.routes import Handled, Unrouted
 from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
@@ -269,7 +269,10 @@ class HubModel(RuleBasedStateMachine):
         for one in self.live:
             for key, route in one.session.routes.items():
                 topic = self.hub.topics.by_key[key[1:5]]
-                assert route is topic if topic.subscribers else isinstance(route, Unrouted)
+                ours = topic is self.hub.server.topic or topic.id in self.hub.server.topics
+                assert isinstance(route, Handled) == ours
+                way = route.route if isinstance(route, Handled) else route
+                assert way is topic if topic.subscribers else isinstance(way, Unrouted)
                 assert one.session in (topic.cached or ())
 
     def teardown(self) -> None:
