@@ -29,7 +29,11 @@ _INTERRUPTED = 130
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-_raw = click.option("--raw", is_flag=True, help="Print messages as they came, also what steers a terminal.")
+_raw = click.option(
+    "--raw",
+    is_flag=True,
+    help="Print messages as they came on a terminal too, with what steers it; a pipe always gets them so.",
+)
 
 
 def _mqtt_options(command: _Command) -> _Command:
@@ -301,8 +305,8 @@ def _next(messages: Queue[Any]) -> Any:
 
 
 def _as_text(topic: str, data: bytes, raw: bool, verbose: bool) -> bytes:
-    shown = data if raw else printable(data).encode()
-    return (topic if raw else printable(topic)).encode() + b" " + shown if verbose else shown
+    line = topic.encode() + b" " + data if verbose else data
+    return line if raw or not sys.stdout.isatty() else printable(line).encode()
 
 
 def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, subtid: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,9 +40,9 @@ def smqrt(*arguments, stdin=b"", **env):
 class Subscriber:
     """`smqrt sub` in the background, subscribed."""
 
-    def __init__(self, url, *arguments):
+    def __init__(self, url, *arguments, stdout=subprocess.PIPE):
         command = [sys.executable, "-m", "smqrt", "sub", url, "self", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
         self.etid = self.process.stderr.readline().decode().strip().removeprefix("self is ETID ")
 
     def end(self):
@@ -66,12 +67,32 @@ def test_lines_of_the_standard_input_arrive_whole_and_in_order(url):
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e".encode() + b"\xff"
 
 
+class OnTerminal(Subscriber):
+    """`smqrt sub` whose standard output is a terminal."""
+
+    def __init__(self, url, *arguments):
+        self.terminal, theirs = os.openpty()
+        super().__init__(url, *arguments, stdout=theirs)
+        os.close(theirs)
+
+    def shown(self):
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(self.terminal, 65536):
+                shown += more
+        os.close(self.terminal)
+        self.process.communicate(timeout=20)
+        return shown
+
+
 def test_a_stranger_steers_no_terminal(url):
-    subscriber, raw = Subscriber(url, "e", "-v", "--count", "1"), Subscriber(url, "e", "--raw", "--count", "1")
-    as_json = Subscriber(url, "e", "--json", "--count", "1")
+    """A pipe gets what came: it may be a picture."""
+    terminal, raw = OnTerminal(url, "e", "-v", "--count", "1"), OnTerminal(url, "e", "--raw", "--count", "1")
+    pipe, as_json = Subscriber(url, "e", "--count", "1"), Subscriber(url, "e", "--json", "--count", "1")
     assert smqrt("pub", url, "e", stdin=EVIL).returncode == 0
-    assert subscriber.end()[0] == rb"e \x1b]0;owned\x07\x9b31m\u202e\xff" + b"\n"
-    assert raw.end()[0] == EVIL + b"\n"
+    assert terminal.shown() == rb"e \x1b]0;owned\x07\x9b31m\u202e\xff" + b"\r\n"
+    assert raw.shown() == EVIL + b"\r\n"
+    assert pipe.end()[0] == EVIL + b"\n"
     assert as_json.end()[0].isascii()
 
 
@@ -154,7 +175,7 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
 
 def test_a_file_is_one_message(url, tmp_path):
     (tmp_path / "picture").write_bytes(bytes(range(256)))
-    subscriber = Subscriber(url, "f", "--raw", "--count", "1")
+    subscriber = Subscriber(url, "f", "--count", "1")
     assert smqrt("pub", url, "f", "--file", str(tmp_path / "picture")).returncode == 0
     assert subscriber.end() == (bytes(range(256)) + b"\n", "", 0)
 
