@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import State
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
+from smqrt.net.turn import share
 from smqrt.net.inlet import Inlet
 from smqrt.wire.kernels import encode_run
 
@@ -121,24 +122,38 @@ def share_ends_s() -> float:
 
 
 def check_deadlines() -> None:
-    """Refuse late handshakes, end stalled clients, close what lingered long enough."""
-    now = time.monotonic()
-    for connection in _due(_handshakes, now):
-        if connection.session.state is State.ASKING and connection not in _asking:
-            _asking.add(connection)
-            _handshakes[connection] = now + AUTHENTICATE_S
-            continue
-        handshake_over(connection)
-        connection.session.hub.connect_timed_out(connection.session)
+    """Refuse late handshakes, end stalled clients, close what lingered long enough; when they are many, in several
+    turns.
+    """
+    turn = share()
+    for end, connection in _due(time.monotonic()):
+        if turn.spent():
+            turn.later(check_deadlines)
+            return
+        end(connection)
+
+
+def _due(now: float) -> Iterator[tuple[Callable[[RawConnection], None], RawConnection]]:
+    for connection in [one for one, deadline in _handshakes.items() if deadline <= now]:
+        yield _end_late, connection
     for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
-        reason = CloseReason.SLOW_CONSUMER
-        connection.session.hub.disconnect(connection.session, reason, reason.value.encode())
-    for connection in _due(_lingering, now):
-        linger_over(connection)
+        yield _end_stalled, connection
+    for connection in [one for one, deadline in _lingering.items() if deadline <= now]:
+        yield linger_over, connection
 
 
-def _due(deadlines: dict[RawConnection, float], now: float) -> list[RawConnection]:
-    return [connection for connection, deadline in deadlines.items() if deadline <= now]
+def _end_late(connection: RawConnection) -> None:
+    if connection.session.state is State.ASKING and connection not in _asking:
+        _asking.add(connection)
+        _handshakes[connection] = time.monotonic() + AUTHENTICATE_S
+        return
+    handshake_over(connection)
+    connection.session.hub.connect_timed_out(connection.session)
+
+
+def _end_stalled(connection: RawConnection) -> None:
+    reason = CloseReason.SLOW_CONSUMER
+    connection.session.hub.disconnect(connection.session, reason, reason.value.encode())
 
 
 def handshake_begins(connection: RawConnection, timeout_s: float, address: str) -> None:

@@ -15,6 +15,7 @@ from greenlet import getcurrent
 
 from smqrt.broker.hooks import Pending
 from smqrt.errors import StreamError
+from smqrt.net.turn import Share, share
 
 READ, WRITE = 1, 2
 
@@ -82,20 +83,30 @@ class Signal:
 
 
 class Ready(Signal):
-    """Fires when a file descriptor is ready for `events`. Its watcher runs only while somebody waits."""
+    """Fires when a file descriptor is ready for `events`, in a later turn when many are. Its watcher runs only while
+    somebody waits.
+    """
 
-    __slots__ = ("_watcher",)
+    __slots__ = ("_share", "_watcher")
 
     def __init__(self, fd: int, events: int) -> None:
         super().__init__()
+        self._share: Share = share()
         self._watcher: Any = get_hub().loop.io(fd, events)
 
     def wait(self, timeout_s: float | None = None) -> Wait:
         """Give a `Wait` for the next time the descriptor is ready."""
         wait = super().wait(timeout_s)
         if not self._watcher.active:
-            self._watcher.start(self.fire)
+            self._watcher.start(self._is_ready)
         return wait
+
+    def _is_ready(self) -> None:
+        if self._share.spent():
+            self._watcher.stop()
+            self._share.later(self.fire)
+        else:
+            self.fire()
 
     def forget(self, wait: Wait) -> None:
         """Called by a `Wait` that is over."""

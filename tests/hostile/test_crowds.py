@@ -6,14 +6,19 @@ from __future__ import annotations
 import selectors
 import socket
 import ssl
+import urllib.request
+from collections.abc import Callable
 
 import pytest
 
-from tests.hostile.conftest import Attack, Besieged
+from tests.device import RAW_HEADERS, request
+from tests.hostile.conftest import APPS, Attack, Besieged
 from tests.hostile.test_http_heads import HEADS
+from tests.lua.mqtt_packets import connect, subscribe
 
 CLIENTS = 400
 SILENT_S = 15.0  # longer than the server waits for a head
+NO_PACKET = b"\x00\x00"  # of MQTT: the broker closes
 RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER of 0 s: closing resets
 
 
@@ -78,8 +83,8 @@ def test_a_crowd_with_heads_with(besieged: Besieged, name: str) -> None:
 
 @pytest.mark.parametrize("target", [b"/nothing", b"/lua/form.lsp", b"/help/"])
 def test_a_crowd_with_pipelines(besieged: Besieged, target: bytes) -> None:
-    request = get(besieged, target)
-    attack_by_crowd(besieged, f"200 requests for {target.decode()}", request * 200 + last(request), 100)
+    one = get(besieged, target)
+    attack_by_crowd(besieged, f"200 requests for {target.decode()}", one * 200 + last(one), 100)
 
 
 def test_a_crowd_that_comes_and_goes(besieged: Besieged) -> None:
@@ -94,3 +99,20 @@ def test_a_crowd_that_comes_and_goes(besieged: Besieged) -> None:
 
 def test_heads_that_are_late_together(besieged: Besieged) -> None:
     attack_by_crowd(besieged, "a head without end", b"GET / HTTP/1.1\r\n", 2000)
+
+
+def test_smq_handshakes_that_are_late_together(besieged: Besieged) -> None:
+    head = request(RAW_HEADERS, target="/watch/smq").replace(b"Host: test", b"Host: localhost")
+    attack_by_crowd(besieged, "an SMQ handshake without end", head, 2000)
+
+
+def test_cosockets_that_are_ready_together(besiege: Callable[..., Besieged]) -> None:
+    besieged = besiege(APPS / "mqtt")
+    with urllib.request.urlopen(f"http://127.0.0.1:{besieged.port}/mqtt/port.lsp") as answer:
+        port = int(answer.read())
+    requests = subscribe(5, *(f"t/{number}" for number in range(50)))
+    with besieged.attack("500 at once: CONNECT and 50 filters to the MQTT broker in Lua") as attack:
+        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(500)]
+        for number, sock in enumerate(sockets):
+            sock.sendall(connect(5, f"crowd-{number}"))
+        assert crowd_sends(sockets, requests + NO_PACKET, attack)

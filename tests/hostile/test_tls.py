@@ -45,10 +45,10 @@ def client_hello() -> bytes:
 
 
 def test_a_pipeline(besieged_tls: Besieged) -> None:
-    request = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
+    one = get(besieged_tls, b"/lua/form.lsp?%b" % (b"a=%41&" * 50))
     sockets: list[socket.socket] = [client_context().wrap_socket(open_plain(besieged_tls)) for _ in range(20)]
     with besieged_tls.attack("TLS: 20 pipelines of 1,000 requests") as attack:
-        assert crowd_sends(sockets, request * 1000 + last(request), attack)
+        assert crowd_sends(sockets, one * 1000 + last(one), attack)
 
 
 def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
