@@ -20,8 +20,8 @@ from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import State
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
-from smqrt.net.turn import share
 from smqrt.net.inlet import Inlet
+from smqrt.net.turn import share
 from smqrt.wire.kernels import encode_run
 
 if TYPE_CHECKING:
