@@ -32,6 +32,8 @@ TIMER = "return ba.timer(function() end)"
         (TCP + "s:setoption('keepalive', true, 60, -1)", "1 to 32767, not -1"),
         (TCP + "s:setoption('keepalive', true, 0/0)", "1 to 32767, not nan"),
         (UDP + "u:setoption('ip-membership', true, 5)", "an IPv4 group address"),
+        ("ba.socket.connect('127.0.0.1', 9, {shark = ba.sharkclient(), alpn = ''})", "1 to 255 ASCII characters"),
+        ("ba.socket.connect('127.0.0.1', 9, {shark = ba.sharkclient(), alpn = {'h2', '\\xff'}})", "1 to 255 ASCII"),
         (UDP + "u:sendto('x', '127.0.0.1', 70000)", "port 70000; a port is 0 to 65535"),
     ],
 )

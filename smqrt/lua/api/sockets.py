@@ -37,6 +37,8 @@ from smqrt.wire import websocket
 
 Function = Callable[..., Any]
 
+MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
+
 
 def _failing(function: Function) -> Function:
     """`function`, with `nil, word` in place of StreamError."""
@@ -101,6 +103,7 @@ class SocketHalf:
         *alpn: bytes,
     ) -> Any:
         """Connect, and shake hands when `tls` is the number of a TLS client; blocks."""
+        _protocols(alpn)
         name = host.decode("utf-8", "replace")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         stream = Stream.connect(name, port, timeout_s, source.decode("ascii", "replace") if source else None, ipv6)
@@ -300,7 +303,7 @@ class SocketHalf:
 
     def _secure(self, end: StreamEnd, number: int, alpn: tuple[bytes, ...]) -> None:
         tls = self._services.tls[number]
-        context = tls.context([word.decode("ascii") for word in alpn])
+        context = tls.context(_protocols(alpn))
         if isinstance(tls, ClientTls):
             end.stream.starttls(context, end.host or None)
         else:
@@ -339,6 +342,13 @@ class SocketHalf:
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
+
+
+def _protocols(alpn: tuple[bytes, ...]) -> list[str]:
+    for word in alpn:
+        if not (word.isascii() and 1 <= len(word) <= MAX_ALPN_BYTES):
+            raise ArgumentError(f"alpn: a protocol is 1 to {MAX_ALPN_BYTES} ASCII characters, not {word[:20]!r}")
+    return [word.decode() for word in alpn]
 
 
 def _address(host: str, port: int) -> tuple[bytes, int, bool]:
