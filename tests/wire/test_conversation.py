@@ -159,3 +159,13 @@ def test_violations(data: bytes, code: int) -> None:
 def test_a_masked_frame_from_a_server() -> None:
     with pytest.raises(Violation):
         received(frame(TEXT, b"x"), is_client=True)
+
+
+@pytest.mark.parametrize("payload", [b"", b"x"])
+def test_a_message_of_endless_fragments_is_a_violation(payload: bytes) -> None:
+    side = Conversation()
+    side.feed(frame(BINARY, payload, fin=False) + frame(CONTINUATION, payload, fin=False) * 4096)
+    with pytest.raises(Violation, match="more than 4096 frames") as caught:
+        while side.next() is None:
+            assert side.has_more
+    assert caught.value.code == 1008
