@@ -1,0 +1,1 @@
+<?lsp print((select(2, app.listener:sockname()))) ?>

@@ -1,0 +1,29 @@
+"""Cosockets: many strangers who each want a little at the same moment."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from urllib.request import urlopen
+
+from tests.hostile.conftest import APPS, Besieged
+
+CROWD = 800
+
+
+def test_a_crowd_that_asks_at_once(besiege: Callable[..., Besieged]) -> None:
+    server = besiege(APPS / "lines")
+    port = int(urlopen(f"http://127.0.0.1:{server.port}/lines/port.lsp").read())
+    crowd = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(CROWD)]
+    with server.attack(f"cosockets: {CROWD} clients ask at once") as attack:
+        for _ in range(3):
+            server.served.process.send_signal(signal.SIGSTOP)  # so that it finds all of them at once
+            for one in crowd:
+                one.sendall(b"?")
+            server.served.process.send_signal(signal.SIGCONT)
+            attack.sent(CROWD)
+            for one in crowd:
+                assert one.recv(100) == b"450015000\n"
+    for one in crowd:
+        one.close()
