@@ -290,7 +290,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
         f"first byte after connecting | {limits.first_byte_s:g} s",
         f"the whole head | {limits.header_s:g} s, {limits.head_bytes >> 10} KiB, {MAX_FIELDS} fields",
         f"within a body | {limits.body_idle_s:g} s",
-        f"(forms) | {limits.body_bytes >> 20} MiB",
+        f"`request.body()`) | {limits.body_bytes >> 20} MiB",
         f"keep-alive | {limits.keep_alive_s:g} s",
         f"of a response | {limits.send_idle_s:g} s",
         f"TLS handshake | {HANDSHAKE_S:g} s",

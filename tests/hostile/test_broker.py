@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,7 +102,22 @@ def test_a_thousand_that_leave_two_thousand_common_topics_together(besieged: Bes
             _swallow_acks(device, subscriptions)
         for device in leaving:
             device.sock.shutdown(socket.SHUT_RDWR)
-        _wait_until_gone(besieged)
+        _wait_until_gone(besieged, b"common/1999")
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_a_thousand_that_break_off_in_the_same_moment(besieged: Besieged, kind: str) -> None:
+    subscriptions = [smq.with_name(Type.SUBSCRIBE, b"broken/%d" % number) for number in range(20)]
+    leaving = [Stranger(besieged, b"breaks-%d" % number, kind) for number in range(1000)]
+    for device in leaving:
+        device.send(*subscriptions)
+        _wait_for_acks(device, len(subscriptions))
+    with besieged.attack(f"SMQ ({kind}): 1,000 clients with 20 subscriptions break off in the same moment"):
+        besieged.served.process.send_signal(signal.SIGSTOP)  # so that it finds all of them at once
+        for device in leaving:
+            device.reset()
+        besieged.served.process.send_signal(signal.SIGCONT)
+        _wait_until_gone(besieged, b"broken/19")
 
 
 def _swallow_acks(device: Device, requests: bytes) -> None:
@@ -116,9 +132,9 @@ def _wait_for_acks(device: Device, count: int) -> None:
         device.ack()
 
 
-def _wait_until_gone(besieged: Besieged) -> None:
+def _wait_until_gone(besieged: Besieged, topic: bytes) -> None:
     device = Stranger(besieged, b"looks-1")
-    tid = device.create(b"common/1999")
+    tid = device.create(topic)
     while True:
         device.send(smq.with_id(Type.OBSERVE, tid))
         if int.from_bytes(device.receive()[5:9], "big") == 0:
