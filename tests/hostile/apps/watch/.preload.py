@@ -29,6 +29,9 @@ class Meter:
         self.cpu_s = self.wall_s = 0.0
         self._cpu, self._wall = time.thread_time(), time.perf_counter()
 
+    def stop(self):
+        self._timer.close()
+
     def _tick(self):
         cpu, wall = time.thread_time(), time.perf_counter()
         self.cpu_s = max(self.cpu_s, cpu - self._cpu)
@@ -48,6 +51,10 @@ def held():
     figures = {"cpu_ms": meter.cpu_s * 1000, "wall_ms": meter.wall_s * 1000, "resident_bytes": resident_bytes()}
     meter.restart()
     return json.dumps(figures).encode()
+
+
+def onunload():
+    meter.stop()
 
 
 def answer(request, relpath):
