@@ -34,8 +34,9 @@ SMALL_READ_BYTES = 200
 MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
 MANY_RUNS = 16
 """A receive with more runs than this is worth sorting by subscriber in one go."""
-RUNS_AT_ONCE = 16
-"""So many runs are routed before the clock is looked at: to 10,000 subscribers each they are 10 ms of work."""
+RUNS_AT_ONCE = 8
+"""So many runs are routed before the clock is looked at: to 10,000 subscribers each they are 5 ms of work, to 1,000 that
+do not read 24 ms."""
 GATHER_RUNS = 64
 """Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
 DRAIN_RUNS = 256
@@ -185,8 +186,8 @@ class RawConnection(Outbox):
         return size
 
     def _route_runs(self, size: int) -> int:
-        if backlog:  # subscribers are behind: sending more in bulk would fill their queues
-            self.give_way()
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= datapath.share_ends_s()):
+            self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or others took this turn
             return 0
         session = self.session
         at = self._spread(size) if session.lanes else 0
@@ -497,9 +498,10 @@ class RawConnection(Outbox):
         """A client that does not read: the frame on its way and the control packets behind it get a last chance."""
         first = 1 if self.torn else 0
         torn, runs = self.queue[:first], self.queue[first:]
-        kept, dropped = self.fitting(b"".join(runs), 0)
-        self.released(self.queued_bytes - len(kept) - sum(map(len, torn)))
-        self.queue[:] = [*torn, kept] if kept else torn
+        dropped = self.messages(runs)
+        kept = [run for run in runs if not self.is_message(run, 0)]
+        self.queue[:] = [*torn, *kept]
+        self.released(self.queued_bytes - sum(map(len, self.queue)))
         if dropped:
             self.dropped += dropped
             self.session.hub.stats.drop(Drop.CLOSED, dropped)
@@ -509,7 +511,7 @@ class RawConnection(Outbox):
             self._unblock()
         runs, self.queue = self.queue, []
         if runs:
-            lost = int(self.torn == _TORN_MESSAGE) + self.fitting(b"".join(runs[1 if self.torn else 0 :]), 0)[1]
+            lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
             self.session.hub.stats.drop(Drop.CLOSED, lost)
 
     def close(self) -> None:

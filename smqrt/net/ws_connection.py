@@ -128,12 +128,14 @@ class WsConnection(RawConnection):
         if not self.closed:
             self.put(websocket.encode(websocket.BINARY, packet))
 
-    def frame_bytes(self, run: bytes, at: int) -> int:
+    @staticmethod
+    def frame_bytes(run: bytes, at: int) -> int:
         """The size of the WebSocket frame at `run[at]`."""
         short = run[at + 1]
         return short + 2 if short < 126 else (run[at + 2] << 8 | run[at + 3]) + 4
 
-    def is_message(self, run: bytes, at: int) -> bool:
+    @staticmethod
+    def is_message(run: bytes, at: int) -> bool:
         """Whether the WebSocket frame at `run[at]` carries Publish."""
         return run[at] == 0x82 and run[at + (2 if run[at + 1] < 126 else 4)] == smq.Type.PUBLISH
 

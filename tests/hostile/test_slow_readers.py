@@ -1,0 +1,38 @@
+"""Subscribers that never read, while others publish as fast as they can."""
+
+from __future__ import annotations
+
+import gevent
+import pytest
+
+from smqrt.wire import smq
+from tests.device import RAW, WS, Device, publish
+from tests.hostile.conftest import Attack, Besieged
+from tests.hostile.test_broker import Stranger
+
+SUBSCRIBERS, PUBLISHERS = 300, 20
+BYTES_EACH = 3 << 20
+
+
+def flood(device: Device, tid: int, payload_bytes: int, attack: Attack) -> None:
+    data = smq.frame(publish(tid, device.etid, bytes(payload_bytes))) * (BYTES_EACH // (payload_bytes + 15))
+    device.sock.settimeout(60)
+    device.send_bytes(data)
+    device.send(smq.PING).expect(smq.PONG)  # all of it is worked off
+    attack.sent(len(data))
+
+
+@pytest.mark.parametrize("payload_bytes", [10, 4000])
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_subscribers_that_do_not_read(besieged: Besieged, kind: str, payload_bytes: int) -> None:
+    subscribers = [Stranger(besieged, b"deaf-%d" % number, kind) for number in range(SUBSCRIBERS)]
+    for device in subscribers:
+        device.subscribe(b"flood")
+    publishers = [Stranger(besieged, b"loud-%d" % number) for number in range(PUBLISHERS)]
+    tid = [device.create(b"flood") for device in publishers][0]
+    case = f"SMQ: {PUBLISHERS} flood {SUBSCRIBERS} {kind} subscribers that do not read, {payload_bytes} bytes each"
+    with besieged.attack(case, grows_bytes=400 << 20) as attack:
+        floods = [gevent.spawn(flood, device, tid, payload_bytes, attack) for device in publishers]
+        gevent.joinall(floods, raise_error=True)
+        for device in subscribers + publishers:
+            device.close()
