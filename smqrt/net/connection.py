@@ -35,8 +35,8 @@ MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
 MANY_RUNS = 16
 """A receive with more runs than this is worth sorting by subscriber in one go."""
 RUNS_AT_ONCE = 8
-"""So many runs are routed before the clock is looked at: to 10,000 subscribers each they are 5 ms of work, to 1,000 that
-do not read 24 ms."""
+"""So many runs are routed before the clock is looked at: 5 ms of work to 10,000 subscribers, 24 ms to 1,000 that do not
+read."""
 GATHER_RUNS = 64
 """Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
 DRAIN_RUNS = 256
@@ -187,7 +187,7 @@ class RawConnection(Outbox):
 
     def _route_runs(self, size: int) -> int:
         if backlog or (size >= LARGE_RUN_BYTES and time() >= datapath.share_ends_s()):
-            self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or others took this turn
+            self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or the turn is over
             return 0
         session = self.session
         at = self._spread(size) if session.lanes else 0
