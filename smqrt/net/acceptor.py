@@ -72,6 +72,8 @@ class Acceptor:
             if self._handshakes is None:
                 return client
             self._handshakes.begin(client, address)
+            if self._handshakes.share.spent():
+                break  # the others wait in the kernel
         return self._shaken.popleft() if self._shaken else None
 
     def _failed(self, error: OSError) -> None:

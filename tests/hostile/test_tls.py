@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire import smq
+from tests.conftest import REPOSITORY
 from tests.device import RAW_HEADERS, request
 from tests.hostile.conftest import APPS, Besieged
 from tests.hostile.test_crowds import crowd_sends, get, last
@@ -70,3 +71,13 @@ def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> No
             assert asks or sent == count
             attack.sent(sent * RECORD_BYTES)
     assert besieged_tls.served.stop(signal.SIGTERM) == 0
+
+
+def test_handshakes_that_wait_for_a_listener_of_lua(besiege: Callable[..., Besieged]) -> None:
+    besieged = besiege(REPOSITORY / "tests/apps/mqttbroker")
+    port = int(besieged.served.wait_for(r"mqtt tls: (\d+)")[1])
+    with besieged.attack("TLS in Lua: 3,500 connections wait to be accepted", grows_bytes=256 << 20) as attack:
+        besieged.served.process.send_signal(signal.SIGSTOP)  # they gather in the kernel
+        sockets = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(3500)]
+        besieged.served.process.send_signal(signal.SIGCONT)
+        assert crowd_sends(sockets, client_hello(), attack)
