@@ -36,6 +36,7 @@ from smqrt.net.handover import is_smq
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.origins import Origins
 from smqrt.net.peersocket import PeerSocket
+from smqrt.net.refusals import Refusals
 from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
@@ -380,13 +381,15 @@ class Smq:
         return self._broker.subscribe(checked.name("topic", topic), handler, sub)
 
     def _handler(self, what: str, function: Callable[..., Any], json: bool = False) -> Callable[..., Any]:
+        no_json = Refusals()
+
         def handle(data: bytes, ptid: int, tid: int, stid: int) -> Any:
             value: Any = data
             if json:
                 try:
                     value = jsonlib.loads(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
-                    log.warning("a message to %s is no JSON: it goes to the global onmsg", tid)
+                    no_json.add(f"a message to {tid} is no JSON: it goes to the global onmsg")
                     return self._broker.hub.server.deliver_default(data, ptid, tid, stid)
             return self._guard.call(what, function, value, ptid, tid, stid)
 

@@ -284,10 +284,15 @@ end
 
 -- Decodes JSON before onmsg is called; what is no JSON goes to the global handler as it came.
 local function decoding(number, onmsg)
+  local told_s -- one line a second: who sends them must not fill the log
   return function(data, ptid, tid, subtid)
     local value = ba.json.decode(data)
     if value == nil then
-      tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
+      local now_s = os.time()
+      if now_s ~= told_s then
+        told_s = now_s
+        tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
+      end
       py.deliver_default(number, data, ptid, tid, subtid)
     else
       onmsg(value, ptid, tid, subtid)

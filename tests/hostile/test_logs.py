@@ -1,0 +1,67 @@
+"""What strangers can write into the log: a line now and then, whatever they send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.wire import smq
+from tests.device import Device, publish
+from tests.hostile import test_broker as broker
+from tests.hostile.conftest import Besieged
+
+IN_PYTHON = """
+from smqrt import hub
+
+smq = hub.create()
+
+
+@smq.on("asked")
+def asked(message):
+    message.reply(message.json)
+
+
+smq.subscribe("decoded", json=True, onmsg=lambda *message: None)
+
+
+def answer(request, relpath):
+    smq.connect(request)
+
+
+dir.setfunc(answer)
+"""
+IN_LUA = """
+smq = require "smq.hub".create()
+smq:subscribe("decoded", {json = true, onmsg = function() end})
+"""
+MESSAGES = 3000
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> list[Path]:
+    for name, file, text in (("py", ".preload.py", IN_PYTHON), ("lua", ".preload", IN_LUA)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+    (tmp_path / "lua/smq.lsp").write_text("<?lsp app.smq:connect(request) ?>")
+    return [tmp_path / "py", tmp_path / "lua"]
+
+
+@pytest.mark.parametrize(("path", "topic"), [("/py/", "asked"), ("/py/", "decoded"), ("/lua/smq.lsp", "decoded")])
+def test_messages_that_a_handler_fails_at(
+    besiege: Callable[..., Besieged], apps: list[Path], monkeypatch: pytest.MonkeyPatch, path: str, topic: str
+) -> None:
+    besieged = besiege(*apps)
+    monkeypatch.setattr(broker, "PATH", path)
+    device: Device = broker.Stranger(besieged, b"writes-logs")
+    tid = device.create(topic.encode())
+    frame = smq.frame(publish(tid, device.etid, b"no JSON", 7))
+    with besieged.attack(f"SMQ: {MESSAGES:,} messages that are no JSON to a handler of {path}{topic}") as attack:
+        for _ in range(MESSAGES // 100):
+            device.send_bytes(frame * 100)
+            attack.sent(len(frame) * 100)
+        device.send(smq.PING).expect(smq.PONG)
+    device.close()
+    lines = [line for line in besieged.served.lines if "JSON" in line or "Traceback" in line]
+    assert 1 <= len(lines) < MESSAGES / 10
