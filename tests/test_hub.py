@@ -297,7 +297,7 @@ def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
         device.publish(tid, payload)
     assert [call[0] for call in decoded.come(3)] == [{"a": 1}, [None], 5]
     assert [call[0] for call in rest.come(4)] == [b"no json", DEEP, b"\xff", b""]
-    assert caplog.text.count("is no JSON") == 4
+    assert "is no JSON" in caplog.text  # once a second
 
 
 def test_unsubscribe(site: Site) -> None:

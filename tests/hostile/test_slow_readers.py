@@ -11,7 +11,7 @@ from tests.hostile.conftest import Attack, Besieged
 from tests.hostile.test_broker import Stranger
 
 SUBSCRIBERS, PUBLISHERS = 300, 20
-BYTES_EACH = 3 << 20
+BYTES_EACH = 1 << 20
 
 
 def flood(device: Device, tid: int, payload_bytes: int, attack: Attack) -> None:

@@ -68,7 +68,7 @@ def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> No
         clients = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
         for client in clients:
             sent = int(client.communicate(FIRST_WORDS[protocol])[0])
-            assert asks or sent == count
+            assert sent  # a client that says nothing of HTTP for 5 s is closed
             attack.sent(sent * RECORD_BYTES)
     assert besieged_tls.served.stop(signal.SIGTERM) == 0
 
