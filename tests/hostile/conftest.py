@@ -23,6 +23,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.conftest import Served
 HELD_MS = 50.0
 HEALTHY_MS = 1000.0
 GROWS_BYTES = 64 << 20
+RESTS_S = 0.1  # of CPU in a second, when all attacks are over; the meter itself takes some 10 ms
 APPS = Path(__file__).parent / "apps"
 
 
@@ -145,6 +147,16 @@ class Besieged:
         attack.sent(len(data))
         return answer
 
+    def cpu_s(self, during_s: float) -> float:
+        """Returns how many seconds of CPU the server uses in that time."""
+        began_s = self._used_s()
+        time.sleep(during_s)
+        return self._used_s() - began_s
+
+    def _used_s(self) -> float:
+        fields = Path(f"/proc/{self.served.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, proc(5)
+
     def stop(self) -> None:
         self._healthy.kill()
         self._healthy.wait()
@@ -157,7 +169,9 @@ def _besieged_once() -> Iterator[list[Besieged]]:
     running: list[Besieged] = []
     yield running
     for one in running:
+        busy_s = one.cpu_s(during_s=1.0) if one.alive else 0.0
         one.stop()
+        assert busy_s < RESTS_S, f"nobody asks anything, and the server used {busy_s:.2f} s of CPU in a second"
 
 
 @pytest.fixture

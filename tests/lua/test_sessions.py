@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gevent
+import pytest
 from app_server import AppServer
+
+from smqrt.http.sessions import Sessions
+from smqrt.lua.api import sessions
 
 
 def test_a_session_begins_when_asked_for_and_stays(server: AppServer):
@@ -77,3 +81,20 @@ def test_an_unused_session_ends_by_itself(server: AppServer):
 
 def test_a_session_after_commit_raises(server: AppServer):
     assert "session: iscommitted" in server.page("x<?lsp response:flush() request:session(true) ?>").text
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Sessions]:
+    """Sessions are looked through every 0.1 s; gives whose they were, look by look."""
+    looks: list[Sessions] = []
+    expire = Sessions.expire
+    monkeypatch.setattr(sessions, "EXPIRE_EVERY_S", 0.1)
+    monkeypatch.setattr(Sessions, "expire", lambda self, *args: (looks.append(self), expire(self, *args))[1])
+    return looks
+
+
+def test_sessions_are_looked_through_now_and_then_only(looks: list[Sessions], server: AppServer):
+    server.page("<?lsp request:session(true) ?>")
+    assert "Set-Cookie" in server.ask("/page.lsp").headers
+    gevent.sleep(0.5)
+    assert 3 <= len(looks) <= 5, "and not without pause"

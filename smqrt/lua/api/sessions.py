@@ -29,7 +29,7 @@ class SessionsHalf:
         self._exchanges = exchanges
         self._ended = 0
         self.sessions = Sessions(time, self._on_end, services.sessions_per_address)
-        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, ref=False)
+        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
         self._watching = False
 
     def attach(self, ended: int) -> None:
@@ -111,19 +111,17 @@ class SessionsHalf:
     def _watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._again()
-
-    def _again(self) -> None:
-        self._timer.start(workers.start, self._expire)
+            self._timer.again(workers.start, self._expire)
 
     def _expire(self) -> None:
         """In a worker: the function of an application is started for each session that ends, and that takes time."""
+        self._timer.stop()
         try:
             self.sessions.expire(Turn().breathe)
         finally:
             self._watching = bool(self.sessions)
-            if self._watching:
-                self._again()
+            if self._watching:  # not `start`: a timer of libev that has fired fires again at once
+                self._timer.again(workers.start, self._expire)
 
     def _on_end(self, session: Session) -> None:
         self._vm.start(self._ended, session.number)
