@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from time import monotonic
 from types import FrameType
 from typing import Any, Protocol
 
@@ -19,11 +18,11 @@ from smqrt.broker.hooks import Pending
 from smqrt.hub.peer import Info, Peer
 from smqrt.net import workers
 from smqrt.net.peersocket import PeerSocket
+from smqrt.net.refusals import ErrorLimit
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.hub")
 
-ERRORS_PER_S = 10  # in the log: a stranger who finds a message that a callback fails at must not fill the disk
 _PACKAGE = str(Path(__file__).parents[1])
 
 Name = str | bytes
@@ -119,8 +118,7 @@ class Guard:
 
     def __init__(self, hub: str) -> None:
         self._hub = hub
-        self._second_ends_s = 0.0
-        self._shown = self._left_out = 0
+        self._limit = ErrorLimit()
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The answer of `function`, or `Pending` of it when it blocks in the Hub greenlet."""
@@ -134,16 +132,9 @@ class Guard:
         return answer
 
     def log_error(self, what: str, error: BaseException | bool = True) -> None:
-        """Log an error of a callback with its traceback; of more than `ERRORS_PER_S` the number."""
-        now_s = monotonic()
-        if now_s >= self._second_ends_s:
-            self._second_ends_s, self._shown = now_s + 1, 0
-        if self._shown >= ERRORS_PER_S:
-            self._left_out += 1
-            return
-        others = f" ({self._left_out} more are not shown)" if self._left_out else ""
-        self._shown, self._left_out = self._shown + 1, 0
-        log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
+        """Log an error of a callback with its traceback, within the limit of such errors."""
+        if (others := self._limit.others()) is not None:
+            log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
     def _log_later(self, what: str, value: Any, error: BaseException | None) -> None:
         if error:

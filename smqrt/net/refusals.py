@@ -1,4 +1,4 @@
-"""Refusals of one kind: each is counted, and at most one a second stands in the log."""
+"""Lines that strangers can cause in the log: so many a second, and the others are counted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from time import monotonic
 log = logging.getLogger("smqrt")
 
 _LINE_EVERY_S = 1.0  # a stranger must not fill the log
+ERRORS_PER_S = 10  # of one callback, with tracebacks: a stranger may have found a message that it fails at
 
 
 class Refusals:
@@ -33,3 +34,25 @@ class Refusals:
         others = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
         log.warning("%s%s", sentence, others)
         self._next_line_s, self._unsaid = now_s + _LINE_EVERY_S, 0
+
+
+class ErrorLimit:
+    """Lets `ERRORS_PER_S` errors of one callback into the log in a second, and counts the others."""
+
+    __slots__ = ("_left_out", "_second_ends_s", "_shown")
+
+    def __init__(self) -> None:
+        self._second_ends_s = 0.0
+        self._shown = self._left_out = 0
+
+    def others(self) -> str | None:
+        """Returns None when this error is left out, else what its line says of those that were before it."""
+        now_s = monotonic()
+        if now_s >= self._second_ends_s:
+            self._second_ends_s, self._shown = now_s + 1, 0
+        if self._shown >= ERRORS_PER_S:
+            self._left_out += 1
+            return None
+        others = f" ({self._left_out} more are not shown)" if self._left_out else ""
+        self._shown, self._left_out = self._shown + 1, 0
+        return others

@@ -35,6 +35,7 @@ dir.setfunc(answer)
 IN_LUA = """
 smq = require "smq.hub".create()
 smq:subscribe("decoded", {json = true, onmsg = function() end})
+smq:subscribe("asked", {onmsg = function(data) error("this is no JSON: " .. data) end})
 """
 MESSAGES = 3000
 
@@ -48,7 +49,9 @@ def apps(tmp_path: Path) -> list[Path]:
     return [tmp_path / "py", tmp_path / "lua"]
 
 
-@pytest.mark.parametrize(("path", "topic"), [("/py/", "asked"), ("/py/", "decoded"), ("/lua/smq.lsp", "decoded")])
+@pytest.mark.parametrize(
+    ("path", "topic"), [("/py/", "asked"), ("/py/", "decoded"), ("/lua/smq.lsp", "decoded"), ("/lua/smq.lsp", "asked")]
+)
 def test_messages_that_a_handler_fails_at(
     besiege: Callable[..., Besieged], apps: list[Path], monkeypatch: pytest.MonkeyPatch, path: str, topic: str
 ) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import struct
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,12 +24,14 @@ from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketHalf
+from smqrt.lua.api.text import from_utf8
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.peer import PeerEnd
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import Broker, Options
 from smqrt.net.origins import Origins
+from smqrt.net.refusals import ErrorLimit
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.lua")
@@ -57,7 +60,7 @@ def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
     try:
         answer = vm.call(ref, *arguments)
     except LuaError as error:
-        log.error("error in %s: %s", what, error)
+        _log_error(what, error)
         return otherwise
     if not isinstance(answer, Pending):
         return answer
@@ -65,11 +68,20 @@ def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
 
     def settled(values: Any, error: BaseException | None) -> None:
         if error is not None:
-            log.error("error in %s: %s", what, error)
+            _log_error(what, error)
         later.resolve(otherwise if error is not None else values)
 
     answer.then(settled)
     return later
+
+
+_limits: defaultdict[str, ErrorLimit] = defaultdict(ErrorLimit)
+"""By the name of the callback and of its hub; applications have a few of them."""
+
+
+def _log_error(what: str, error: object) -> None:
+    if (others := _limits[what].others()) is not None:
+        log.error("error in %s%s: %s", what, others, error)
 
 
 def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
@@ -348,6 +360,7 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
     for entry in _SHARED.split():
         method, _, alias = entry.partition(":")
         functions["topic" if alias else method] = _forwarded(half, method)
+    functions["log_error"] = lambda what, message: _log_error(from_utf8(what), from_utf8(message))
     vm.namespace("smq.hub", functions, {"connect": half.connect, "close": half.close})
     return half
 

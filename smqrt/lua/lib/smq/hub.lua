@@ -93,7 +93,7 @@ local function each_frame(run, what, handle)
   end
   while at < size do
     local ok, message = xpcall(walk, core.traceback)
-    if not ok then core.log_error("error in " .. what .. ": " .. message) end
+    if not ok then py.log_error(what, message) end
   end
 end
 
