@@ -186,6 +186,11 @@ def put_off(steps: Iterator[None]) -> None:
     dirty.append(_wake)
 
 
+def _queued_bytes(outbox: Outbox) -> int:
+    queue = outbox.queue
+    return len(queue[0]) if len(queue) == 1 else sum(map(len, queue))
+
+
 def _stopped_clock() -> float:
     return 0.0
 
@@ -207,6 +212,8 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     for _ in range(ROUNDS_PER_TURN):
         if not dirty:
             break
+        if len(dirty) > FLUSHED_AT_ONCE:
+            dirty.sort(key=_queued_bytes)  # who gets a little does not wait behind those who get megabytes
         turn = dirty[:FLUSHED_AT_ONCE]
         late = dirty[FLUSHED_AT_ONCE:]
         dirty.clear()

@@ -12,6 +12,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import ClosedError, DeliveryError
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.device import wait_until
 from tests.scripted_broker import ScriptedBroker
 
 
@@ -44,6 +45,7 @@ def test_with_delivers_five_thousand(broker, address, received):
     with SmqClient(address(broker)) as client:
         for n in range(5000):
             assert client.publish(str(n), "t")
+    wait_until(lambda: len(received) >= 5000, "the broker, which has them all, has given them to its handler")
     assert received == [str(n).encode() for n in range(5000)]
 
 

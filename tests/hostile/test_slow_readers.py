@@ -10,7 +10,7 @@ from tests.device import RAW, WS, Device, publish
 from tests.hostile.conftest import Attack, Besieged
 from tests.hostile.test_broker import Stranger
 
-SUBSCRIBERS, PUBLISHERS = 100, 20
+SUBSCRIBERS, PUBLISHERS = 300, 20
 BYTES_EACH = 1 << 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket as plain_socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 
 import gevent
@@ -194,12 +195,12 @@ def test_burst_is_not_lost(vm: Vm, wire: Dial) -> None:
 def test_flood_does_not_hold_the_loop(wire: Dial) -> None:
     writer = wire().join(name="w")
     sending = gevent.spawn(writer.send, publish(4, "t", b"x") * 300_000)
-    longest, before = 0.0, gevent.get_hub().loop.now()
+    longest_s, before_s = 0.0, time.thread_time()  # CPU: who else uses the machine does not count
     while not sending.ready():
         gevent.sleep(0.001)
-        now = gevent.get_hub().loop.now()
-        longest, before = max(longest, now - before), now
-    assert longest < 0.1
+        now_s = time.thread_time()
+        longest_s, before_s = max(longest_s, now_s - before_s), now_s
+    assert longest_s < 0.1
 
 
 def test_callbacks_may_wait(vm: Vm) -> None:
