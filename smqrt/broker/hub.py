@@ -64,7 +64,7 @@ class Hub:
         self.recorder: Recorder | None = None
         self.limit_chunks: Callable[[Session, int], None] = lambda session, size_bytes: None
         self.closed = False
-        self._clock = clock
+        self.clock = clock
         self._logged: dict[Session | ServerClient, float] = {}
         self._changed: dict[Topic, None] = {}
         self._refused_s: dict[Refusal, float] = {}
@@ -228,7 +228,7 @@ class Hub:
     def refuse(self, session: Session | None, refusal: Refusal) -> None:
         """Count that a limit was reached; say so in the log, at most once a second for each limit."""
         self.stats.refused[refusal] += 1
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s - self._refused_s.get(refusal, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._refused_s[refusal] = now_s
             text = f"refused: {refusal.value}; {self.stats.refused[refusal]} times so far"
@@ -238,7 +238,7 @@ class Hub:
     def overflowed(self, session: Session | ServerClient, reason: Drop, messages: int) -> None:
         """Count copies that a slow client did not get; log it at most once a second per client."""
         self.stats.drop(reason, messages)
-        now = self._clock()
+        now = self.clock()
         if now - self._logged.get(session, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._logged[session] = now
             self.log(session, f"slow consumer: {session.outbox.dropped} messages dropped so far ({reason.value})")

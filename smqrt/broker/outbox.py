@@ -227,6 +227,8 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
                 break
         backlog.extend(turn[at:])
         backlog.extend(late)
+        if clock() >= until_s:
+            break
     if backlog:
         _flush_backlog(clock)
     if _chores or backlog:

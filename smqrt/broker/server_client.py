@@ -27,8 +27,10 @@ HANDLER_BUDGET_BYTES = 16 << 20
 """What may wait for a handler that blocks; further messages for it are dropped and counted."""
 WAITING_MESSAGE_BYTES = 200
 """What a waiting message takes besides its payload."""
-HANDLED_AT_ONCE = 1000
-"""So many messages are handled in the turn in which they came; for more, publishers wait."""
+HANDLING_S = 0.004
+"""What handling may take of the turn in which messages came; for more, publishers wait."""
+HANDLED_BY_CLOCK = 4
+"""So many are handled before the clock is looked at: a handler may take a millisecond."""
 MESSAGES_IN_A_ROW = 20
 """So many are routed before others have a turn: a hook that publishes at every message would never end."""
 
@@ -57,7 +59,7 @@ class Inbox:
         answer = self._handler(data, ptid, tid, stid)
         if isinstance(answer, Pending) and not answer.done:
             self._busy = True
-            answer.then(self._next)
+            answer.then(lambda value, error: put_off(self._next()))
 
     def _wait(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
         if self._waiting_bytes > HANDLER_BUDGET_BYTES:
@@ -66,12 +68,18 @@ class Inbox:
         self._waiting.append((data, ptid, tid, stid))
         self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
 
-    def _next(self, value: object, error: BaseException | None) -> None:
-        self._busy = False
-        while self._waiting and not self._busy:
+    def _next(self) -> Iterator[None]:
+        """Deliver what waits, until the handler has to wait again; what comes meanwhile waits behind it."""
+        while self._waiting:
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message[0]) + WAITING_MESSAGE_BYTES
+            self._busy = False
             self.deliver(*message)
+            if self._busy:
+                return
+            self._busy = True
+            yield
+        self._busy = False
 
 
 def _no_answer(data: bytes, ptid: int, stid: int) -> bool:
@@ -160,11 +168,17 @@ class ServerClient(Outbox):
         self._unread.extend(runs)
         if not self.behind:
             self.behind = True
-            steps = self._read()
-            if next(islice(steps, HANDLED_AT_ONCE, None), steps) is None:
-                put_off(steps)
+            self._handle(self._read())
         if b"" in runs:
             self._route_waiting()
+
+    def _handle(self, steps: Iterator[None]) -> None:
+        clock = self.hub.clock
+        until_s = clock() + HANDLING_S
+        while self.behind and clock() < until_s:
+            deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # runs them
+        if self.behind:
+            put_off(steps)
 
     def _read(self) -> Iterator[None]:
         while self._unread:

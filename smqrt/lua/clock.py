@@ -39,6 +39,10 @@ class Sleep(Parking):
         self._timer.close()
 
 
+def pause() -> None:
+    """Nothing: as every blocking call, it lets others run when this activity has had its share of the loop."""
+
+
 def sleep_ms(ms: float) -> Sleep:
     """Park the activity for that time; others run meanwhile."""
     return Sleep(max(ms, 0) / 1000)

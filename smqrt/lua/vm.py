@@ -18,7 +18,7 @@ import lupa.lua54 as lupa
 from smqrt.lua import library
 from smqrt.lua.activity import Activities
 from smqrt.lua.bridge import Function, LuaError, Op, encoded, guarded
-from smqrt.lua.clock import clock_ms, sleep_ms
+from smqrt.lua.clock import clock_ms, pause, sleep_ms
 
 log = logging.getLogger("smqrt.lua")
 
@@ -61,7 +61,7 @@ class Vm:
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
         _live.add(self)
         halves: dict[str, Function] = {"module_source": _module_source, "log_error": _log_error, "clock": clock_ms}
-        self.namespace("core.python", halves, parking={"sleep": sleep_ms})
+        self.namespace("core.python", halves, {"pause": pause}, parking={"sleep": sleep_ms})
 
     def finish(self) -> None:
         """Cut Lua off from Python, for good. The finalizers that run when the Lua state is freed must not call into

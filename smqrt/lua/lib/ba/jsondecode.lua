@@ -1,7 +1,7 @@
 -- ba.json.decode (spec: bas-api §7).
 --
 -- Beyond JSON it takes comments, a comma behind the last member of an object, and several documents behind each other.
-local core, py = ...
+local core = ...
 
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
 local arg, error, pcall, rawtype, tonumber, unpack = core.arg, error, pcall, core.rawtype, tonumber, table.unpack
@@ -21,7 +21,7 @@ local function pause()
   tokens_left = TOKENS_A_TURN
   if not isyieldable() then return end
   local own_null, own_depth, own_name = null, depth_left, longest_name
-  py.pause()
+  core.pause()
   null, depth_left, longest_name, tokens_left = own_null, own_depth, own_name, TOKENS_A_TURN
 end
 

@@ -8,3 +8,6 @@ core.log_error = py.log_error
 
 --- Milliseconds that never go back, and a wait of so many.
 core.clock, core.sleep = py.clock, py.sleep
+
+--- Lets others run; not for places that can't be left (`core.isyieldable`).
+core.pause = py.pause

@@ -2,11 +2,14 @@
 local core, py = ...
 
 local arg, ref, exchange = core.arg, core.ref, core.exchange
+local cpu_clock = os.clock
 local pairs, rawget, select, setmetatable, sub, tostring, type, unpack, xpcall =
   pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack, xpcall
 
 local PUBLISH <const> = ">I2BI4I4I4" -- length, type, tid, ptid, subtid
 local HEADER <const> = 15
+local CALLED_BY_CLOCK <const> = 8 -- so many messages of a run are handled before the clock is looked at
+local PORTION_S <const> = 0.004   -- of the CPU, then others run
 
 -- ---- clients
 
@@ -82,10 +85,15 @@ end
 
 -- Calls `handle` for each message of a run. An error is logged, and does not keep `handle` from the messages behind it.
 local function each_frame(run, what, handle)
-  local at, size = 1, #run
+  local at, size, count, until_s = 1, #run, 0, cpu_clock() + PORTION_S
   local function walk()
     while at < size do
       local from = at
+      count = count + 1
+      if count % CALLED_BY_CLOCK == 0 and cpu_clock() >= until_s then
+        core.pause()
+        until_s = cpu_clock() + PORTION_S
+      end
       local length, _, tid, ptid, subtid = unpack(PUBLISH, run, from)
       at = from + length
       handle(sub(run, from + HEADER, at - 1), ptid, tid, subtid, from, at - 1)
