@@ -44,6 +44,24 @@ def test_two_people_see_each_other_come_speak_and_go(served_demos: Served, new_p
     expect(people(ada)).to_have_text(["Ada (you)"])
 
 
+def test_a_newcomer_alone_is_told_to_open_a_second_window(
+    served_demos: Served, new_page: Callable[..., Any]
+) -> None:
+    first = new_page(served_demos.url + "/chat/")
+    hint = first.get_by_role("link", name="Open this page in a second window")
+    expect(hint).to_be_visible()
+    join(first, "Ada")
+    expect(first.get_by_text("Only you.")).to_be_visible()
+    with first.context.expect_page() as opened:
+        hint.click()
+    second = join(opened.value, "Bela")
+    for page, names in ((first, ["Ada (you)", "Bela"]), (second, ["Bela (you)", "Ada"])):
+        expect(people(page)).to_have_text(names)
+        expect(page.get_by_text("Only you.")).to_be_hidden()
+    second.close()
+    expect(first.get_by_text("Only you.")).to_be_visible()
+
+
 def test_a_device_takes_part(served_demos: Served, new_page: Callable[..., Any], device: Callable[..., Any]) -> None:
     page = join(new_page(served_demos.url + "/chat/"), "Ada")
     clock = device("chat/device.py", served_demos.url + "/chat/smq.lsp")

@@ -25,6 +25,7 @@ from tests.device import (
     Device,
     client_context,
     connect_packet,
+    masked,
     publish,
     wait_until,
 )
@@ -167,6 +168,34 @@ def test_refusals_and_take_over(lua: Callable[[str], LuaSite]) -> None:
     assert names == [b"authenticate", b"onclose", b"onconnect"]
     assert (b"onclose", old.etid, b"uid-a1", b"reconnect", True) in site.calls
     old.expect_end(wire.disconnect(b"reconnect"))
+
+
+ENDS: dict[str, tuple[str, Callable[[Device], object], Any, bytes]] = {
+    "good-bye": (RAW, Device.disconnect, 0, b"disconnect"),
+    "forged": (RAW, lambda device: device.send(publish(5, 5, b"")), 0, b"corrupt frame"),
+    "unknown packet": (RAW, lambda device: device.send(b"\xff"), 0, b"unknown packet"),
+    "no good-bye": (RAW, Device.close, b"socketreadfailed", b"connection ended"),
+    "reset": (RAW, Device.reset, b"socketreadfailed", b"read failed"),
+    "close frame": (WS, lambda device: device.send_bytes(masked(b"\x03\xe8", 8)), b"socketclosed", b"websocket closed"),
+    "no WebSocket": (WS, lambda device: device.send_bytes(b"\xff\xff\xff"), 0, b"websocket protocol error"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_onclose_gets_the_finer_reason(lua: Callable[[str], LuaSite], name: str) -> None:
+    kind, end, word, reason = ENDS[name]
+    site = lua('smq = require"smq.hub".create{onclose = function(...) record(select("#", ...), select(4, ...)) end}')
+    end(site.device(kind=kind))
+    assert site.come(1) == [(5, word, reason)]
+
+
+def test_onclose_tells_a_take_over_and_a_shutdown_from_each_other(lua: Callable[[str], LuaSite]) -> None:
+    site = lua('smq = require"smq.hub".create{onclose = function(...) record(select(4, ...)) end}')
+    site.device()
+    site.device()
+    assert site.come(1) == [(b"reconnect", b"reconnect")]
+    site.run('smq:shutdown("maintenance")')
+    assert site.come(1) == [(b"sysshutdown", b"sysshutdown")]
 
 
 def test_nothing_is_kept_of_clients_that_are_gone(lua: Callable[[str], LuaSite]) -> None:
