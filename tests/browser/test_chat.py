@@ -44,9 +44,7 @@ def test_two_people_see_each_other_come_speak_and_go(served_demos: Served, new_p
     expect(people(ada)).to_have_text(["Ada (you)"])
 
 
-def test_a_newcomer_alone_is_told_to_open_a_second_window(
-    served_demos: Served, new_page: Callable[..., Any]
-) -> None:
+def test_a_newcomer_alone_is_told_to_open_a_second_window(served_demos: Served, new_page: Callable[..., Any]) -> None:
     first = new_page(served_demos.url + "/chat/")
     hint = first.get_by_role("link", name="Open this page in a second window")
     expect(hint).to_be_visible()

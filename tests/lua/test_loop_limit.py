@@ -54,11 +54,11 @@ def test_every_other_application_goes_on(serve: Serve, tmp_path: Path) -> None:
 GIVE_WAY = {
     "read": """<?lsp local sock, bytes = assert(ba.socket.connect("127.0.0.1", tonumber(request:data().port))), 0
         local clock = os.clock()
-        repeat bytes = bytes + #assert(sock:read()) until os.clock() - clock > 3
+        repeat bytes = bytes + #assert(sock:read()) until os.clock() - clock > 1.2
         print(bytes) ?>""",
     "write": """<?lsp local sock, bytes = assert(ba.socket.connect("127.0.0.1", tonumber(request:data().port))), 0
         local clock = os.clock()
-        repeat assert(sock:write(("x"):rep(9000))) bytes = bytes + 9000 until os.clock() - clock > 3
+        repeat assert(sock:write(("x"):rep(9000))) bytes = bytes + 9000 until os.clock() - clock > 1.2
         print(bytes) ?>""",
     "publish": """<?lsp local smq, messages, clock = require "smq.hub".create(), 0, os.clock()
         repeat smq:publish("x", "topic") messages = messages + 1 until os.clock() - clock > 60
@@ -91,8 +91,8 @@ def _gush(listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
-def test_a_loop_that_never_waits_but_gives_way_goes_on_beside_the_others(serve: Serve, tmp_path: Path, how: str) -> None:
-    """The socket has always something, or takes everything: the loop is never blocked, for six times the limit."""
+def test_a_loop_that_gives_way_goes_on_beside_the_others(serve: Serve, tmp_path: Path, how: str) -> None:
+    """The socket always has something, or takes everything, and the loop computes for longer than the limit."""
     write(tmp_path / "apps" / "busy", **GIVE_WAY)
     write(tmp_path / "apps" / "well", index="<h1>well</h1>")
     served = serve(tmp_path / "apps", "--lua-loop-s", "0.5")
@@ -108,7 +108,7 @@ def test_a_loop_that_never_waits_but_gives_way_goes_on_beside_the_others(serve: 
         asks.join()
     assert answers[0].status_code == 200, answers[0].text
     assert int(answers[0].text) > 1_000_000
-    assert beside > 20
+    assert beside > 5
     assert "without giving way" not in served.output
 
 
