@@ -16,11 +16,16 @@ from smqrt.wire import smq
 
 
 class Ear(Outbox):
-    """A client's side: keeps the packets that were flushed."""
+    """A client's side: keeps the packets that were flushed.
+
+    Attributes:
+        got: the packets, without framing; ended: whether the hub has closed the connection.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.got: list[bytes] = []
+        self.ended = False
 
     def reply(self, packet: bytes) -> None:
         self.put(smq.frame(packet))
@@ -31,6 +36,7 @@ class Ear(Outbox):
 
     def finish(self, reason: CloseReason) -> None:
         self.flush()
+        self.ended = True
 
 
 class Crowd:

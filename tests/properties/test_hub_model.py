@@ -11,35 +11,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hub import Hub
-from smqrt.broker.outbox import Outbox, flush_dirty
+from smqrt.broker.outbox import flush_dirty
 from smqrt.broker.routes import Handled, Unrouted
 from smqrt.broker.session import Session, State
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.broker.crowd import Ear
 from tests.device import publish
 
 NAMES = [b"a", b"b", b"\xff"]
-
-
-class Recorder(Outbox):
-    """A client's side: keeps the packets that were flushed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.got: list[bytes] = []
-        self.ended = False
-
-    def reply(self, packet: bytes) -> None:
-        self.put(smq.frame(packet))
-
-    def flush(self) -> None:
-        runs, self.queue = self.queue, []
-        self.got += [frame[2:] for run in runs for frame in smq.frames(run)]
-
-    def finish(self, reason: CloseReason) -> None:
-        self.flush()
-        self.ended = True
 
 
 @dataclass(eq=False)
@@ -47,7 +28,7 @@ class Client:
     """What the model knows of a client."""
 
     session: Session
-    outbox: Recorder
+    outbox: Ear
     uid: bytes
     etid: int = 0
     topics: list[int] = field(default_factory=list)
@@ -105,7 +86,7 @@ class HubModel(RuleBasedStateMachine):
     @rule(target=clients, uid=st.sampled_from([b"uid-a1", b"uid-b1", b"uid-c1"]))
     def connect(self, uid: bytes) -> Client:
         old = next((one for one in self.live if one.uid == uid), None)
-        outbox = Recorder()
+        outbox = Ear()
         session = Session(self.hub, outbox, 5)
         session.control(smq.connect(uid))
         if old:
