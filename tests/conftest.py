@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -48,17 +50,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(part)
 
 
-@pytest.fixture(scope="session")
-def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this tree, built once."""
-    folder = tmp_path_factory.mktemp("wheel")
+def free_port() -> int:
+    """A port of 127.0.0.1 where nobody listens. Linux gives odd ones here, and even ones to those who connect."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def made_once(name: str, make: Callable[[Path], object], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder of the run; the first worker that asks for it lets `make` fill it, the others wait."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made := folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what another began and could not finish
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
+def build_wheel(folder: Path) -> None:
     copy = folder / "copy"
-    copy.mkdir()
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "smqrt"):
-        subprocess.run(["cp", "-r", REPOSITORY / name, copy], check=True)
+    # Other workers write there meanwhile.
+    shutil.copytree(REPOSITORY / "smqrt", copy / "smqrt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, copy)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
     subprocess.run(command, check=True, timeout=100)
-    return next(folder.glob("smqrt-*.whl"))
 
 
 def install_wheel(python: str, wheel: Path, folder: Path, install_s: float = 300) -> str:
@@ -70,9 +90,16 @@ def install_wheel(python: str, wheel: Path, folder: Path, install_s: float = 300
 
 
 @pytest.fixture(scope="session")
+def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this tree."""
+    return next(made_once("wheel", build_wheel, tmp_path_factory).glob("smqrt-*.whl"))
+
+
+@pytest.fixture(scope="session")
 def clean_python(wheel_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment without any extra."""
-    return install_wheel(sys.executable, wheel_path, tmp_path_factory.mktemp("clean"))
+    folder = made_once("clean", lambda folder: install_wheel(sys.executable, wheel_path, folder), tmp_path_factory)
+    return str(folder / "venv/bin/python")
 
 
 class Served:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -30,7 +29,7 @@ from smqrt.net import datapath
 from smqrt.net.tls import HANDSHAKE_S
 from smqrt.settings import environment_name, flag, table
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 
 HELP = REPOSITORY / "smqrt" / "help"
 PAGES = [
@@ -135,12 +134,6 @@ def is_server(command: str) -> bool:
 
 def port_of(command: str) -> str:
     return (re.findall(r"--port (\d+)", command) or ["9357"])[0]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def fits(wanted: str, line: str) -> bool:

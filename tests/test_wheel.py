@@ -56,7 +56,8 @@ def installed(request: pytest.FixtureRequest, wheel_path: Path, tmp_path_factory
     folder = tmp_path_factory.mktemp("demonstrations")
     own = request.param == sys.executable
     python = request.getfixturevalue("clean_python") if own else install_wheel(request.param, wheel_path, folder)
-    shutil.copytree(REPOSITORY / "app_preload", folder / "app_preload", ignore=shutil.ignore_patterns(".journal"))
+    ignored = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
+    shutil.copytree(REPOSITORY / "app_preload", folder / "app_preload", ignore=ignored)
     served = Installed(python, folder)
     yield served
     served.stop()

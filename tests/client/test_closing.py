@@ -1,6 +1,5 @@
 """The end of a client: what was published arrives, or the application is told."""
 
-import socket
 import time
 
 import gevent
@@ -12,6 +11,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import ClosedError, DeliveryError
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from tests.conftest import free_port
 from tests.device import wait_until
 from tests.scripted_broker import ScriptedBroker
 
@@ -27,11 +27,6 @@ def received(broker):
     got = []
     broker.smq.subscribe("t", lambda data, *_: got.append(data))
     return got
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def test_with_delivers_what_was_published_before_it_connected(broker, address, received):

@@ -1,7 +1,6 @@
 """Lost connections, refusals, silence and rubbish: what the client tells and when it comes back."""
 
 import logging
-import socket
 import time
 
 import gevent
@@ -10,16 +9,12 @@ from gevent.queue import Queue
 
 from smqrt.errors import DeliveryError
 from smqrt.wire import smq
+from tests.conftest import free_port
 from tests.scripted_broker import ScriptedBroker
 
 
 def collect(queue):
     return lambda *arguments: queue.put(arguments)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 @pytest.fixture(params=["raw", "websocket"])

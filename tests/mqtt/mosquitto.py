@@ -9,14 +9,10 @@ from pathlib import Path
 
 import trustme
 
+from tests.conftest import free_port
+
 START_S = 10
 COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\nuser root\n"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Mosquitto:

@@ -12,19 +12,13 @@ from pathlib import Path
 import pytest
 from gevent import socket
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 from tests.device import RAW, WS, Device, publish, request, wait_until
 
 WAIT_S = 30
 PAGE = (REPOSITORY / "smqrt" / "help" / "wsgi.md").read_text("utf-8")
 APPLICATION = re.search(r"```python\n# flasked/shop.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMAND = re.search(r"^gunicorn --chdir flasked (.*)$", PAGE, re.MULTILINE)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def answers(port: int) -> bool:
