@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from smqrt.cli.connecting import connection_options
+from smqrt.cli.interrupted import Interruptible
 from smqrt.cli.output import counted, json_line, payload_fields, progress, reader_left, write_line
 from smqrt.errors import ArgumentError, JournalError, SmqrtError
 from smqrt.printable import printable
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
-_INTERRUPTED = 130
 _MOMENT = "earliest, latest, 2h (so long ago), an ISO time (UTC) or a sequence number."
 _SAMPLE_ROWS = 20_000
 _RETRY_S = 5.0
 
 
-class _Journals(click.Group):
+class _Journals(Interruptible):
     """Says what goes wrong in one sentence: exit code 2 for a wrong word, 1 for everything else."""
 
     def invoke(self, ctx: click.Context) -> object:
@@ -47,8 +47,6 @@ class _Journals(click.Group):
             ) from None
         except BrokenPipeError:
             reader_left()
-        except KeyboardInterrupt:
-            sys.exit(_INTERRUPTED)
         return None
 
 
@@ -434,15 +432,15 @@ def replay(
     smqrt journal replay plant smq://localhost:9357/plant/ --speed 10x --from 2h
     smqrt journal replay plant ws://test:9357/plant/ --speed max --prefix replayed/
     """
-    from smqrt.cli.journal_replay import publishing
+    from smqrt.cli.journal_replay import position, publishing
     from smqrt.journal.inspect import in_order
     from smqrt.journal.replay import parse_speed, play
 
     factor = parse_speed(speed)
     opened = _opened(path, token)
     first, last = _range(opened, start, end)
-    rows = in_order(opened, first, last, topics or None)
     with (
+        position(in_order(opened, first, last, topics or None)) as rows,
         publishing(hub, **connection) as (publish, wait, longest_bytes),
         progress("replay", _rows_between(first, last)) as advance,
     ):

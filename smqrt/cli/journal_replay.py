@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,8 @@ import gevent
 from smqrt.cli.connecting import Failure, Refused, failure, open_client
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.journal.inspect import Recorded
+from smqrt.journal.moment import iso
 from smqrt.journal.replay import Publish
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -40,6 +42,28 @@ def publishing(url: str, **connection: Any) -> Iterator[tuple[Publish, Callable[
             raise failure(client.end)
         if client.dropped:
             raise Refused(f"the hub refused {client.dropped} messages")
+
+
+@contextmanager
+def position(rows: Iterable[Recorded]) -> Iterator[Iterator[Recorded]]:
+    """Yields the same rows; who interrupts what takes them is told where to go on.
+
+    Raises:
+        KeyboardInterrupt: it came, and says so.
+    """
+    at_us: int | None = None
+
+    def noted() -> Iterator[Recorded]:
+        nonlocal at_us
+        for recorded in rows:
+            at_us = recorded.row.ts_us
+            yield recorded
+
+    try:
+        yield noted()
+    except KeyboardInterrupt as interrupt:
+        where = "Nothing was published yet." if at_us is None else f"--from {iso(at_us)} goes on."
+        raise type(interrupt)(f"Interrupted. {where}") from None
 
 
 def _publisher(client: SmqClient) -> Publish:

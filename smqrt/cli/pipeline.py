@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 
+from smqrt.cli.interrupted import Interruptible
 from smqrt.cli.output import json_line, write_line
 from smqrt.cli.pipeline_places import Places, with_app, with_journal
 from smqrt.cli.pipeline_progress import shown, watching
@@ -24,13 +26,16 @@ from smqrt.journal.moment import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import Status, read, read_all
 
+if TYPE_CHECKING:
+    from smqrt.pipeline.doctor import Check
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FROM = "Where queries begin that never ran: earliest, latest, 2h (so long ago), an ISO time or a sequence number."
 _MODE = "Where the driver runs: here, or in the cluster."
 _HUB_RETRY = "Seconds that a micro-batch waits for a hub that is away."
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
     """Compute on what flows through a hub, with Spark: `smqrt help pipelines` is the beginning."""
 
@@ -232,10 +237,12 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
     and a file for each query.
     """
     from smqrt.pipeline import testing
+    from smqrt.pipeline.interrupts import interruptible
 
     given = bool(what) and Path(what[0]).exists()
     folder = Path(what[0]).absolute() if given else places.pipelines
-    sys.exit(testing.run(folder, rows, update, what[given:], click.echo))
+    names = what[given:]
+    sys.exit(interruptible(lambda stopping: testing.run(folder, rows, update, names, click.echo, stopping=stopping)))
 
 
 @pipeline.command()
@@ -248,8 +255,10 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
 def backfill(name: str, places: Places, **options: Any) -> None:
     """Compute the query NAME once more on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again
+    from smqrt.pipeline.interrupts import interruptible
 
-    sys.exit(again(places.catalog(), name, places.options(**options)))
+    catalog = places.catalog()
+    sys.exit(interruptible(lambda stopping: again(catalog, name, places.options(**options), stopping=stopping)))
 
 
 @pipeline.command(cls=_Submit)
@@ -293,13 +302,23 @@ def submit(
 def doctor(places: Places, no_spark: bool) -> None:
     """Look whether everything is there that pipelines need. Exit code 1 when something is missing."""
     from smqrt.pipeline.doctor import Place, examine
+    from smqrt.pipeline.interrupts import interruptible
 
-    faults = 0
-    for check in examine(Place(places.app, places.state, places.journal, places.token, not no_spark)):
-        mark = click.style("ok   ", "green") if check.ok else click.style("FAULT", "red", bold=True)
-        click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
-        faults += not check.ok
-    sys.exit(bool(faults))
+    place = Place(places.app, places.state, places.journal, places.token, not no_spark)
+    sys.exit(interruptible(lambda stopping: _tell(examine(place), stopping)))
+
+
+def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
+    """Prints a line for each; returns the exit code: 1 when something is missing."""
+    faults = False
+    with closing(checks):
+        for check in checks:
+            if stopping.is_set():
+                break
+            mark = click.style("ok   ", "green") if check.ok else click.style("FAULT", "red", bold=True)
+            click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
+            faults |= not check.ok
+    return int(faults)
 
 
 @pipeline.command()

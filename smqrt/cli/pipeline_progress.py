@@ -15,6 +15,7 @@ from rich.text import Text
 
 from smqrt.cli.pipeline_table import line, table
 from smqrt.pipeline.status import Status, read_all
+from smqrt.printable import printable
 
 _REFRESH_S = 0.5
 _LINE_EVERY_S = 10.0
@@ -37,7 +38,7 @@ def shown(state: Path, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
     thread = threading.Thread(target=show, args=(state, names, over, console), daemon=True)
     thread.start()
     try:
-        yield lambda text: console.print(Text(text))
+        yield lambda text: console.print(Text(printable(text, lines=True)), soft_wrap=not console.is_terminal)
     finally:
         over.set()
         thread.join()

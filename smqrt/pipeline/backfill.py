@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 _DONE = "backfills.json"
 
 
-def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSession | None = None) -> int:
+def backfill(
+    catalog: Catalog,
+    name: str,
+    options: RunOptions,
+    spark: SparkSession | None = None,
+    stopping: threading.Event | None = None,
+) -> int:
     """Computes a query on the rows between `options.start` and `options.until`.
 
     A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
@@ -38,6 +44,7 @@ def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSessi
         name: which query.
         options: how; `republish` must be set for queries that publish.
         spark: a session to use; None starts one and stops it at the end.
+        stopping: ends the waiting for a hub that is away.
 
     Returns:
         0.
@@ -52,7 +59,7 @@ def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSessi
         raise PipelineError(
             f"{declaration.where}: {name} publishes, and old results aren't published again unasked; say --republish."
         )
-    task = _Task(catalog, declaration, options)
+    task = _Task(catalog, declaration, options, stopping or threading.Event())
     if spark is not None:
         return task.run(spark)
     spark = session.spark(options.master, f"smqrt backfill {name}", options.state, options.settings)
@@ -63,8 +70,10 @@ def backfill(catalog: Catalog, name: str, options: RunOptions, spark: SparkSessi
 
 
 class _Task:
-    def __init__(self, catalog: Catalog, declaration: Declaration, options: RunOptions) -> None:
-        self._catalog, self._declaration, self._options = catalog, declaration, options
+    def __init__(
+        self, catalog: Catalog, declaration: Declaration, options: RunOptions, stopping: threading.Event
+    ) -> None:
+        self._catalog, self._declaration, self._options, self._stopping = catalog, declaration, options, stopping
         journal = open_journal(options.journal, options.token)
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest")
@@ -108,7 +117,7 @@ class _Task:
         kept = self._folder / _DONE
         done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
         for other, (start, end) in done.items():
-            if other != path and Path(other).exists() and _overlap(self._start, self._end, start, end):
+            if other != path and tables.is_whole(Path(other)) and _overlap(self._start, self._end, start, end):
                 raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
         done[path] = [self._start, self._end]
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +125,7 @@ class _Task:
 
     def _publish(self, frame: DataFrame) -> None:
         rows = list(collected(messages(frame, self._declaration)))
-        hub = sinks.Hub(self._options.journal, self._options.token, self._options.hub_retry_s, threading.Event())
+        hub = sinks.Hub(self._options.journal, self._options.token, self._options.hub_retry_s, self._stopping)
         new = hub.commit(f"backfill.{self._declaration.name}.{self._key()}", 0, rows)
         again = "" if new == len(rows) else f", {len(rows) - new} had been published by an earlier backfill"
         self._options.report(f"{self._declaration.name}: {new} published{again}")

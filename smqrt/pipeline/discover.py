@@ -15,6 +15,11 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import api, sql
 from smqrt.pipeline.api import Declaration
 
+_EARLY = (
+    "this needs Spark, which starts when all pipelines have been read: give a function's type as an object, such as "
+    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and do the rest inside of the query."
+)
+
 
 class Catalog:
     """The declarations of one folder, checked: every input exists, and nothing reads itself.
@@ -203,9 +208,17 @@ def _place(error: Exception, path: Path) -> str:
     return f"{path}:{lines[-1] if lines else 1}"
 
 
+def _asks_spark(error: Exception) -> bool:
+    """Whether pyspark says that Spark doesn't run; many of its functions only assert it."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (isinstance(error, AssertionError) and "/pyspark/" in last)
+
+
 def _sentence(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"it isn't Python: {error.msg}."
     if isinstance(error, TypeError) and "required positional argument" in str(error):
         return f"{error}; give it to the decorator."
+    if _asks_spark(error):
+        return _EARLY
     return f"it can't be loaded: {type(error).__name__}: {error}."

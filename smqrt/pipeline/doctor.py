@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -72,7 +72,7 @@ class Place:
     spark: bool = True
 
 
-def examine(place: Place) -> Iterator[Check]:
+def examine(place: Place) -> Generator[Check]:
     """Looks at everything that pipelines need, the cheap things first.
 
     Spark is started only where Java and these packages are there and the pipelines could be read.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smqrt.errors import PipelineError
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import lag, references, session, sinks
 from smqrt.pipeline.api import Declaration
@@ -28,6 +29,7 @@ from smqrt.pipeline.frames import Journal
 from smqrt.pipeline.plans import Plan, plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.status import Board
+from smqrt.printable import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +38,7 @@ _LOOK_S, _FINISH_LOOK_S = 0.2, 0.02
 
 
 def _to_stderr(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message, lines=True), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -155,22 +157,34 @@ class Runner:
         wanted = plans(self._catalog, self._catalog.select(names))
         self._options.state.mkdir(parents=True, exist_ok=True)
         context = Context(self._catalog, self._options)
-        with self._session(wanted) as context.spark:
-            context.board.watch(context.spark)
-            return self._all([Query(plan, context) for plan in wanted])
+        try:
+            with self._session(wanted) as context.spark:
+                context.board.watch(context.spark)
+                return self._all([Query(plan, context) for plan in wanted])
+        except sinks.Stopped:
+            return 0
 
     @contextmanager
     def _session(self, wanted: list[Plan]) -> Iterator[SparkSession]:
         if self._spark is not None:
             yield self._spark
             return
-        title = "smqrt " + ", ".join(plan.name for plan in wanted)
-        spark = session.spark(self._options.master, title, self._options.state, self._options.settings)
+        spark = self._started("smqrt " + ", ".join(plan.name for plan in wanted))
         try:
             yield spark
         finally:
             with suppress(Exception):  # a JVM that is gone can't be stopped
                 spark.stop()
+
+    def _started(self, title: str) -> SparkSession:
+        options = self._options
+        try:
+            return session.spark(options.master, title, options.state, options.settings)
+        except PipelineError as error:
+            # A signal to all processes of a service ends a JVM that has only begun to start.
+            if self._stopping.wait(_LOOK_S):
+                raise sinks.Stopped("It was stopped while Spark was starting.") from error
+            raise
 
     def _all(self, queries: list[Query]) -> int:
         try:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import java, warm
@@ -65,15 +65,11 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     _check_pyspark()
     found = java.find()
     java.use(found)
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName(app_name)
-    for name, value in (_settings(master, state, found) | dict(extra or {})).items():
-        builder = builder.config(name, value)
+    named = {"spark.app.name": app_name} | ({"spark.master": master} if master else {})
     _environment(is_local(master))
     _quiet()
     try:
-        session = (builder.master(master) if master else builder).getOrCreate()
+        session = _started(named | _settings(master, state, found) | dict(extra or {}))
     except Exception as error:
         raise PipelineError(f"Spark doesn't start: {first_line(error)} smqrt pipeline doctor looks for why.") from error
     if not is_local(master):
@@ -81,6 +77,25 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
 
         register(session)
     return session
+
+
+def _started(settings: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf().setAll(list(settings.items()))
+    SparkContext._ensure_initialized(conf=conf)  # as the session itself would do, after which its work begins
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise it is the JVM of spark-submit, which started this process
+        _leave_signals_to_driver(SparkContext._jvm)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _leave_signals_to_driver(jvm: Any) -> None:
+    """Service managers send SIGTERM to the JVM too, which would end in the middle of a micro-batch. It ends with its
+    driver anyway, as its stdin does.
+    """
+    for name in ("TERM", "INT", "HUP"):
+        jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), jvm.sun.misc.SignalHandler.SIG_IGN)
 
 
 def _quiet() -> None:

@@ -33,7 +33,7 @@ RETRY_S = 60.0
 
 
 class Stopped(PipelineError):
-    """The query is to stop while it waits for the hub."""
+    """What is waited for isn't wanted any more: the query is to stop."""
 
 
 @dataclass

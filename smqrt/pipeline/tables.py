@@ -22,6 +22,8 @@ BACKFILL = "@"
 """Between the name of a table's folder and the key of a backfill: `silver/readings@3f2a…`."""
 
 _LOG = "_spark_metadata"
+_WHOLE = "_SUCCESS"
+"""Spark writes it at last."""
 
 
 def location(declaration: Declaration, app: Path) -> str:
@@ -45,19 +47,28 @@ def frame(spark: SparkSession, path: Path) -> DataFrame:
     Raises:
         PipelineError: nothing has been written.
     """
-    frames = [spark.read.parquet(str(folder)) for folder in folders(path)]
+    frames = [spark.read.parquet(str(folder)) for folder in _read(path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
     return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
 
 
 def folders(path: Path) -> list[Path]:
-    """Returns the folders that make up a table: its stream's, and one for each backfill.
+    """Returns the folders that make up a table: its stream's, and one for each backfill, also if it was interrupted.
 
     Args:
         path: the table's folder.
     """
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
+
+
+def is_whole(backfill: Path) -> bool:
+    """Whether a backfill is there, and was written to its end.
+
+    Args:
+        backfill: its folder.
+    """
+    return (backfill / _WHOLE).exists()
 
 
 def files(path: Path) -> list[Path]:
@@ -69,7 +80,11 @@ def files(path: Path) -> list[Path]:
     Args:
         path: the table's folder.
     """
-    return sorted(file for folder in folders(path) for file in _files(folder))
+    return sorted(file for folder in _read(path) for file in _files(folder))
+
+
+def _read(path: Path) -> list[Path]:
+    return [folder for folder in folders(path) if folder == path or is_whole(folder)]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ def run(
     names: Sequence[str] = (),
     say: Callable[[str], None] = print,
     spark: SparkSession | None = None,
+    stopping: threading.Event | None = None,
 ) -> int:
     """Runs the queries of a folder on a recorded slice, and compares what they give with golden files.
 
@@ -52,6 +55,7 @@ def run(
         names: which queries, such as "hot" or "readings.dead_letters"; none means all.
         say: is told the lines to print.
         spark: a session to use, which is left running; None starts one and stops it at the end.
+        stopping: once it is set, no other query is run and nothing is said.
 
     Returns:
         0, or 1 when a query fails or gives something else.
@@ -59,6 +63,8 @@ def run(
     Raises:
         PipelineError: the pipelines or the slice can't be read, or Spark doesn't start.
     """
+    stopping = stopping or threading.Event()
+    say = _unless(stopping, say)
     catalog = _tested(load(folder))
     wanted = _wanted(catalog, names)
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
@@ -66,13 +72,18 @@ def run(
         own = spark or session.spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
         try:
             test = _Test(own, catalog, Journal(str(place)), Path(scratch))
-            passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted]
+            wanted_still = takewhile(lambda _: not stopping.is_set(), wanted)
+            passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted_still]
         finally:
             if spark is None:
                 own.stop()
     if not names:
         _tell_unused(catalog.folder / FOLDER, [plan.name for plan in wanted], say)
     return 0 if all(passed) else 1
+
+
+def _unless(stopping: threading.Event, say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: None if stopping.is_set() else say(line)
 
 
 class _Test:

@@ -16,6 +16,10 @@ HEAD = "from smqrt.pipeline import alert, expect, publish, reference, source, ta
 READINGS = HEAD + "@source(topics='site1/#')\ndef readings(df): return df\n"
 
 Write = Callable[..., Catalog]
+EARLY = (
+    "this needs Spark, which starts when all pipelines have been read: give a function's type as an object, such as "
+    "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and do the rest inside of the query."
+)
 
 
 @pytest.fixture
@@ -83,6 +87,9 @@ def test_another_file_may_import_a_source(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("from pyspark.sql import functions as F\n@F.udf('int')\ndef same(n): return n\n", f"a.py:2: {EARLY}"),
+        ("from pyspark.sql import functions as F\nN = F.col('n')\n", f"a.py:2: {EARLY}"),
+        ("assert False\n", "a.py:1: it can't be loaded: AssertionError: ."),
         ("import nowhere\n", "a.py:1: it can't be loaded: ModuleNotFoundError: No module named 'nowhere'."),
         ("x = 1\ndef f(:\n", "a.py:2: it isn't Python: invalid syntax."),
         (HEAD + "\n@publish()\ndef f(a): return a\n", "a.py:3: publish() missing 1 required positional argument: 'to'"),

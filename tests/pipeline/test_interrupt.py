@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,11 @@ class Terminal:
     def ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
+    def everybody(self) -> dict[int, str]:
+        """The driver and all its descendants: their process ids and the names of their programs."""
+        assert self.process
+        return family(self.process.pid)
+
     @property
     def printed(self) -> str:
         return self.log.read_text()
@@ -108,6 +114,27 @@ class Terminal:
         if not self.ended:
             self.send(signal.SIGKILL)
             self.wait()
+
+
+def family(pid: int) -> dict[int, str]:
+    """A process and its descendants, by their numbers: the names of their programs. Who is dead isn't there."""
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            before, _, after = (path / "stat").read_text().rpartition(")")
+            if after.split()[0] not in "ZX":
+                parents[int(path.name)], names[int(path.name)] = int(after.split()[1]), before.partition("(")[2]
+    found: set[int] = set()
+    more = {pid}
+    while more:
+        found |= more
+        more = {child for child, parent in parents.items() if parent in more}
+    return {each: names[each] for each in found if each in names}
+
+
+def alive(pid: int) -> bool:
+    return pid in family(pid)
 
 
 @pytest.fixture
@@ -149,14 +176,63 @@ def test_the_micro_batch_is_finished(terminal: Terminal, stop: Callable[[Termina
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_sigterm_to_the_jvm_too(terminal: Terminal) -> None:
-    """As some service managers do: the JVM ends before the micro-batch does, which the next start does again."""
+def test_sigterm_to_everybody(terminal: Terminal) -> None:
+    """As systemd does by default: to the JVM and the helpers of Spark too, which are in process groups of their own."""
     terminal.start()
     terminal.wait_inside()
-    terminal.send(signal.SIGTERM)
+    everybody = terminal.everybody()
+    assert {"java", "python"} <= {name.rstrip(".0123456789") for name in everybody.values()}
+    for _ in range(2):
+        for pid in everybody:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+    assert set(terminal.everybody()) >= set(everybody), terminal.printed
+    terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
-    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [])
+    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
     assert not terminal.traces
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
+    terminal.start()
+    eventually(lambda: "java" in terminal.everybody().values(), "the JVM starts", START_S)
+    everybody = terminal.everybody()
+    for pid in everybody:
+        os.kill(pid, signal.SIGTERM)
+    assert terminal.wait() == 0, terminal.printed
+    assert not terminal.traces
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
+    terminal.start()
+    terminal.wait_inside()
+    everybody = terminal.everybody()
+    assert terminal.process
+    terminal.process.kill()
+    terminal.wait()
+    terminal.go.touch()  # a worker that computes sees that nobody wants its result only when it has one
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_jvm_that_dies(terminal: Terminal) -> None:
+    terminal.start()
+    terminal.wait_inside()
+    [jvm] = [pid for pid, name in terminal.everybody().items() if name == "java"]
+    os.kill(jvm, signal.SIGKILL)
+    assert terminal.wait() == 1, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("failed", "failed", [])
+    assert not terminal.traces
+    told = [line for line in terminal.printed.splitlines() if "Spark is gone" in line and "batch" not in line]
+    assert len(told) == 2, terminal.printed
 
 
 @pytest.mark.cluster

@@ -136,8 +136,12 @@ def test_files_that_count(tmp_path: Path) -> None:
     more = tmp_path / "t@3f" / "date=1"
     more.mkdir(parents=True)
     (more / "e.parquet").touch()
+    (tmp_path / "t@3f/_SUCCESS").touch()
+    unfinished = tmp_path / "t@4e/_temporary"
+    unfinished.mkdir(parents=True)
+    (unfinished / "f.parquet").touch()
     assert tables.files(table) == [table / "a b.parquet", table / "c.parquet", table / "d.parquet", more / "e.parquet"]
-    assert tables.folders(table) == [table, tmp_path / "t@3f"]
+    assert tables.folders(table) == [table, tmp_path / "t@3f", tmp_path / "t@4e"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Commands that are ended in the middle: Ctrl-C and SIGTERM unwind them, and one line says so."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which unwinds what runs as Ctrl-C does."""
+
+
+class Interruptible(click.Group):
+    """Commands that end with exit code 130 after Ctrl-C, and 143 after SIGTERM, as a shell has it.
+
+    What an interrupt says is printed, without it that it was one.
+    """
+
+    def invoke(self, ctx: click.Context) -> object:
+        """See `click.Group.invoke`."""
+        with _sigterm_unwinds():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as interrupt:
+                click.echo(str(interrupt) or "Interrupted.", err=True)
+                sys.exit(128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT))
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _terminated(number: int, frame: Any) -> None:
+    raise Terminated
