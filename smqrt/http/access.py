@@ -54,7 +54,7 @@ class Access:
         Raises:
             HttpError: 403.
         """
-        if not self._any_host and request.get("host", "") not in self._known:
+        if request.host not in self._known and not self._any_host:
             self._check_host(request)
         if request.method not in _SAFE:
             self.check_origin(request)

@@ -76,10 +76,8 @@ class HttpConnection:
         self._writable: Any = None
         self._watcher = get_hub().loop.io(transport.fileno(), _READ)
         self._watcher.start(self._readable)
-        if data:
+        if data or (secure and transport.has_pending):
             get_hub().loop.run_callback(self._go_on)
-        elif secure and transport.has_pending:
-            get_hub().loop.run_callback(self._readable)
 
     @property
     def busy(self) -> bool:
@@ -89,8 +87,7 @@ class HttpConnection:
     # Hub greenlet: receiving heads
 
     def _readable(self) -> None:
-        if not self._listens:
-            return  # a call scheduled before things changed
+        """The watcher's callback: it runs only while `_listens`."""
         if self.server.share.spent():
             self._yield_turn()
         else:
@@ -114,7 +111,7 @@ class HttpConnection:
         self.data = self.data + data if self.data else data
         self._work_off()
         if self.secure and self.transport is not None and self.transport.has_pending:
-            get_hub().loop.run_callback(self._readable)
+            get_hub().loop.run_callback(self._go_on)
 
     def _work_off(self) -> None:
         """Answer the requests that have arrived, one after the other, until one blocks or others should have a turn."""
@@ -184,7 +181,7 @@ class HttpConnection:
             return
         self._work_off()
         if self.secure and self.transport is not None and self.transport.has_pending:
-            get_hub().loop.run_callback(self._readable)
+            get_hub().loop.run_callback(self._go_on)
 
     # Worker: one exchange
 
@@ -200,8 +197,7 @@ class HttpConnection:
             self.close()
             raise
         finally:
-            request.forget_body()
-            request.env.clear()  # tells the layers above that it is over, now and not when garbage is collected
+            request.forget()
         if self._busy is not request:
             return  # detached
         self._busy = None

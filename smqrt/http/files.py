@@ -16,7 +16,7 @@ from smqrt.http.message import Request
 from smqrt.http.mime import content_type
 from smqrt.http.private import MAGIC_BYTES
 from smqrt.http.ranges import MULTIPART_BOUNDARY, Span, multipart_length, parse_ranges, part_head
-from smqrt.http.resources import Io, IoError, Stat
+from smqrt.http.resources import Io, IoError, Stat, is_page
 from smqrt.net.turn import Turn
 
 MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
@@ -34,6 +34,7 @@ class Entry:
 
     name: str
     stat: Stat
+    is_page: bool
     body: bytes | None = None
     head: bytes = b""
     fields: dict[str, str] | None = None  # of the reader, when `head` was built
@@ -85,7 +86,7 @@ class StaticFiles:
     def _look(self, name: str) -> Entry | None:
         self._drop(name)
         try:
-            entry = Entry(name, self._io.published(name))
+            entry = Entry(name, self._io.published(name), is_page(name))
             if not entry.stat.isdir and self._io.private.content(name, self._io.read_published(name, MAGIC_BYTES)[1]):
                 return None
         except IoError:

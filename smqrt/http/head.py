@@ -40,6 +40,7 @@ class Head:
             ("*" for `OPTIONS *`).
         query: the part behind the first "?", as sent.
         version: "1.0" or "1.1".
+        host: the Host header, empty without one.
         headers: name and value in the client's order and spelling (latin-1).
         content_length: bytes of the body, None when it is chunked.
         keep_alive: whether the client wants the connection to stay.
@@ -47,8 +48,8 @@ class Head:
     """
 
     __slots__ = (
-        "_index", "content_length", "expects_continue", "headers", "keep_alive", "method", "path", "query", "target",
-        "version",
+        "_index", "content_length", "expects_continue", "headers", "host", "keep_alive", "method", "path", "query",
+        "target", "version",
     )  # fmt: skip
 
     method: str
@@ -56,6 +57,7 @@ class Head:
     path: str
     query: str
     version: str
+    host: str
     headers: list[tuple[str, str]]
     content_length: int | None
     keep_alive: bool
@@ -86,6 +88,7 @@ class Head:
         self._index = {name.lower(): value for name, value in reversed(self.headers)}
         if len(self._index) != len(self.headers):
             self._refuse_doubles()
+        self.host = self._index.get("host", "")
         self._check_host()
         self.keep_alive = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
         self.expects_continue = False
@@ -98,7 +101,7 @@ class Head:
     def adopt(self, other: Head) -> None:
         """Take over what `other` says."""
         self.method, self.target, self.version = other.method, other.target, other.version
-        self.path, self.query = other.path, other.query
+        self.path, self.query, self.host = other.path, other.query, other.host
         self.headers, self._index = list(other.headers), other._index
         self.content_length, self.keep_alive = other.content_length, other.keep_alive
         self.expects_continue = other.expects_continue

@@ -178,8 +178,11 @@ class Request(Head):
         """
         self._reader().hold(count)
 
-    def forget_body(self) -> None:
-        """Called when the request is over: a body that was read as a whole counts no more."""
+    def forget(self) -> None:
+        """Called when the request is over: a body that was read as a whole counts no more, and the layers above are
+        told by their `env`, now and not when garbage is collected.
+        """
+        self.env.clear()
         if self._body is not None:
             self._body.forget()
 
@@ -408,7 +411,7 @@ class Response:
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
-        if not self._connection.may_stay(is_over=self.ended) or (
+        if not self._connection.may_stay(self.ended) or (
             self._headers and self._headers.says("connection", "close")
         ):
             self.close = True

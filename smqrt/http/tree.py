@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.files import Entry, StaticFiles
 from smqrt.http.message import Request
-from smqrt.http.resources import Io, Stat, hidden, is_page
+from smqrt.http.resources import Io, Stat, hidden
 
 if TYPE_CHECKING:
     Func = Callable[[Request, str], object]
@@ -60,8 +60,8 @@ class Branch:
 
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
         for child in tuple(children):  # handlers may change the tree
-            rest = child.match(relpath)
-            if rest is not None and child.service(request, rest):
+            prefix = child.prefix
+            if relpath.startswith(prefix) and child.service(request, relpath[len(prefix) :]):
                 return True
         return False
 
@@ -75,6 +75,7 @@ class Directory(Branch):
 
     Attributes:
         func: asked first with the request and the rest of the path; `False` means not handled.
+        prefix: how the paths begin that lead here; empty for every path.
     """
 
     def __init__(self, name: str | None = None, priority: int = 0) -> None:
@@ -89,7 +90,7 @@ class Directory(Branch):
         self.priority = priority
         self.func: Func | None = None
         self.parent: Branch | None = None
-        self._prefix = self.name + "/" if self.name else ""
+        self.prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
 
     def setfunc(self, func: Func | None) -> None:
@@ -121,13 +122,7 @@ class Directory(Branch):
     def baseuri(self) -> str:
         """See `Branch.baseuri`."""
         above = self.parent.baseuri() if self.parent is not None else "/"
-        return above + self._prefix
-
-    def match(self, relpath: str) -> str | None:
-        """Give the rest of the path when it leads here."""
-        if not self._prefix:
-            return relpath
-        return relpath[len(self._prefix) :] if relpath.startswith(self._prefix) else None
+        return above + self.prefix
 
     def service(self, request: Request, relpath: str) -> bool:
         """Answer `request` for `relpath`, the rest of the path behind this directory; tell whether that was done."""
@@ -184,7 +179,7 @@ class ResourceReader(Directory):
         entry = self._find(relpath)
         if entry is None:
             return False
-        if is_page(entry.name):
+        if entry.is_page:
             return self._run(request, entry)
         self._files.serve(request, entry, self.headers)
         return True
@@ -213,13 +208,13 @@ class Root(Branch):
 
     def dispatch(self, request: Request) -> None:
         """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
-        path = request.path
-        if path == "*":
+        path = request.path[1:]
+        if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
-        elif hidden(path[1:]):
+        elif hidden(path):
             request.response.error(404)
-        elif not self._ask(self._children, request, path[1:]):
+        elif not self._ask(self._children, request, path):
             self._not_found(request)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:

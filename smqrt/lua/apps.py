@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from smqrt import place
 from smqrt.errors import SmqrtError
+from smqrt.http.files import Entry
 from smqrt.http.message import Request
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
@@ -104,12 +105,22 @@ class ApplicationDirectory(ResourceReader):
         super().__init__(name, priority, io=io)
         self._owner, self._find_session = owner, find_session
 
-    def service(self, request: Request, relpath: str) -> bool:
-        """See `Directory.service`."""
+    # What may run code; the files, which most requests are for, need none of this.
+
+    def _call(self, request: Request, relpath: str) -> bool:
+        return self._as_own(request, super()._call, request, relpath)
+
+    def _run(self, request: Request, entry: Entry) -> bool:
+        return self._as_own(request, super()._run, request, entry)
+
+    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
+        return bool(children) and self._as_own(request, super()._ask, children, request, relpath)
+
+    def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.env["find_session"] = self._find_session
         token = place.current.set(self._owner)
         try:
-            return super().service(request, relpath)
+            return answer(*args)
         finally:
             place.current.reset(token)
 

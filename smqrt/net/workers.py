@@ -88,21 +88,19 @@ def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def _switch_into_worker(hub: Hub, job: Job) -> None:
-    worker = _taken(_pool(hub)) or greenlet(_work, hub)
-    worker.switch(job)
+    """Give the job to an idle worker, or to a new one.
 
-
-def _taken(idle: list[greenlet]) -> greenlet | None:
-    """An idle worker, None when there is none.
-
-    One that somebody still refers to isn't used again: a job left a `gevent.Timeout` open or handed its greenlet out,
-    and what that throws would hit the job of a stranger. Nothing else keeps such a worker.
+    An idle one that somebody still refers to isn't used again: a job left a `gevent.Timeout` open or handed its
+    greenlet out, and what that throws would hit the job of a stranger. Nothing else keeps such a worker.
     """
+    idle = _pool(hub)
     while idle:
         worker = idle.pop()
         if getrefcount(worker) <= _REFERENCES:
-            return worker
-    return None
+            break
+    else:
+        worker = greenlet(_work, hub)
+    worker.switch(job)
 
 
 _REFERENCES = 2  # the local variable above, and the argument of getrefcount
@@ -123,8 +121,10 @@ def _work(job: Job | None) -> None:
     name = ""
     while True:
         if job is not None:  # None: a late wake-up that was meant for an earlier job
-            name = _name(*job)
-            _run(hub, *job)
+            fn, args = job
+            name = getattr(args[1] if fn is _settle else fn, "__qualname__", "a job")
+            _run(hub, fn, args)
+            del fn, args
             if len(idle) >= MAX_IDLE:
                 return
             idle.append(getcurrent())
@@ -142,12 +142,6 @@ def _leave(idle: list[greenlet], name: str, error: BaseException) -> None:
         idle.remove(me)
     if not isinstance(error, GreenletExit):
         log.error("%s left something behind that hit it when it was over (%r): close it, use `with`", name, error)
-
-
-def _name(fn: Callable[..., object], args: tuple[Any, ...]) -> str:
-    if fn is _settle:
-        fn = args[1]
-    return getattr(fn, "__qualname__", "a job")
 
 
 def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
