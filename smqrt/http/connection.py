@@ -140,7 +140,7 @@ class HttpConnection:
         data = self.data
         if data[0] == _CR and data[:2] == b"\r\n" and not self._skipped:
             self._skipped, self.data, data = True, data[2:], data[2:]  # RFC 9112 §2.2; one, as some clients send it
-        end = data.find(_END, max(self._checked - 3, 0)) + 4
+        end = data.find(_END, self._checked - 3 if self._checked > 3 else 0) + 4
         limit = self.server.limits.head_bytes
         if end > limit or (end < 4 and len(data) > limit):
             raise BadRequest(f"the head is longer than {limit} bytes", status=431)
@@ -216,7 +216,7 @@ class HttpConnection:
         try:
             self.server.access.check(request)
             self.server.root.dispatch(request)
-            if request.has_body and self._busy is request and not request.skip_body():
+            if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
             response.end()
         except HttpError as error:

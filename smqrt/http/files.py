@@ -70,7 +70,7 @@ class StaticFiles:
             self._include(request, entry)
         elif request.method not in ("GET", "HEAD"):
             _refuse_method(request)
-        elif not response.untouched or request.has_any(_SPECIAL) or not self._keep(entry, headers):
+        elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._keep(entry, headers):
             self._answer(request, entry, headers)
         else:
             response.send_ready(entry.head, entry.body or b"")

@@ -242,8 +242,7 @@ class Response:
             self._headers = Headers()
         return self._headers
 
-    @property
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether no status, no field and no byte was set yet."""
         return self._headers is None and self.status == 200 and not self.size
 
@@ -283,7 +282,7 @@ class Response:
             self._send(self._head(self._length_lines(len(body))) + (b"" if self._bodyless else body))
 
     def send_ready(self, head: bytes, body: bytes) -> None:
-        """End an `untouched` response with a head built beforehand. Raises as `write`.
+        """End a response that `is_untouched` with a head built beforehand. Raises as `write`.
 
         Args:
             head: status line and fields with the length, without `Date` and the empty line.
@@ -411,9 +410,7 @@ class Response:
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
-        if not self._connection.may_stay(self.ended) or (
-            self._headers and self._headers.says("connection", "close")
-        ):
+        if not self._connection.may_stay(self.ended) or (self._headers and self._headers.says("connection", "close")):
             self.close = True
         if self.close:
             return b"Connection: close\r\n"

@@ -302,6 +302,7 @@ class DiskIo(Io):
             raise IoError("notfound", "no path is that long")
         self._refuse_private(asked)
         try:
+            os.lstat(asked)  # one call for what is not there; the next makes one for each folder above it
             path = os.path.realpath(asked, strict=True)  # to the first part that is missing, and no further
         except OSError as error:
             raise IoError.of(error, name) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from html import escape
 from http import HTTPStatus
 
@@ -54,6 +55,15 @@ def reason(status: int) -> str:
 
 def error_page(status: int, detail: str = "") -> bytes:
     """Build the small HTML page of an error status; `detail` is escaped."""
+    return _page(status, detail) if detail else _page_without_detail(status)
+
+
+@lru_cache(64)
+def _page_without_detail(status: int) -> bytes:
+    return _page(status, "")
+
+
+def _page(status: int, detail: str) -> bytes:
     title = f"{status} {reason(status)}"
     text = f"<p>{escape(detail)}</p>" if detail else ""
     head = _HEAD.format(title)
