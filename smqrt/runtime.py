@@ -161,6 +161,7 @@ class Server:
             ios=ios,
             private=private,
             sessions_per_address=self.settings.sessions_per_address,
+            json_values=self.settings.json_values,
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),

@@ -71,6 +71,11 @@ class Settings:
         "HTTP sessions of one IP address; beyond, the one it used least recently ends. "
         "More when all clients come through one proxy.",
     )
+    json_values: int = _setting(
+        524_288,
+        "Values that a JSON document given to `ba.json.decode` may have, and a quarter of it members of one object. "
+        "More hold the server for longer: 50 ms for a million.",
+    )
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
     lua_loop_s: float = _setting(
         10.0, "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes."
@@ -80,7 +85,7 @@ class Settings:
         """Raises StartError for a limit that is none."""
         if not self.lua_loop_s >= 0:
             raise StartError(f"lua_loop_s is {self.lua_loop_s:g}; give a number of seconds, or 0 for no limit.")
-        for name in ("bodies_mib", "sessions_per_address"):
+        for name in ("bodies_mib", "sessions_per_address", "json_values"):
             if getattr(self, name) < 1:
                 raise StartError(f"{name} is {getattr(self, name)}; give a number of at least 1.")
 

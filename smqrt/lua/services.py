@@ -10,6 +10,8 @@ from typing import Any
 from smqrt.http.private import Private
 from smqrt.http.sessions import MAX_PER_ADDRESS
 
+JSON_VALUES = 1 << 19
+
 
 @dataclass
 class Services:
@@ -20,6 +22,7 @@ class Services:
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
     sessions_per_address: how many HTTP sessions one IP address may have.
+    json_values: how many values `ba.json.decode` takes.
     argv: all words of the command line, in order.
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
@@ -37,6 +40,7 @@ class Services:
     ios: dict[str, Any] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
     sessions_per_address: int = MAX_PER_ADDRESS
+    json_values: int = JSON_VALUES
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
     tls: dict[int, Any] = field(default_factory=dict)

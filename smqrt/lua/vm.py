@@ -77,6 +77,11 @@ class Vm:
         """No activity computes any more that the watchdog was to end."""
         self.call(self._refs[b"relax"])
 
+    def hold_collector(self) -> None:
+        """Let Lua take something large without collecting, which it would do in one step for all of it. The Lua half
+        that takes it calls `core.collect`."""
+        self.call(self._refs[b"hold"])
+
     def free(self, ref: int) -> None:
         """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an
         error."""

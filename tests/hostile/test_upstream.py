@@ -107,6 +107,33 @@ def test_the_worst_that_a_server_does(besieged: Besieged, name: str) -> None:
         assert expected in besieged.post(f"/lua/fetch.lsp?how={how}&url={url}", b"", "text/plain", Attack(name))
 
 
+def numbered(text: bytes, count: int) -> list[bytes]:
+    return [text.replace(b"#", b"%d" % number) for number in range(count)]
+
+
+DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], bytes, bytes]] = {
+    "as many members as it takes": (lambda: numbered(b'"#":1', 131_000), b"{}", b"table"),
+    "2,000,000 members": (lambda: numbered(b'"#":1', 2_000_000), b"{}", b"mem"),
+    "as many numbers as it takes": (lambda: [b"1"] * 520_000, b"[]", b"table"),
+    "13,000,000 numbers": (lambda: [b"1"] * 13_000_000, b"[]", b"mem"),
+    "as many strings as it takes": (lambda: numbered(b'"x#"', 520_000), b"[]", b"table"),
+    "30 MB of strings": (lambda: numbered(b'"%b#"' % (b"x" * 50), 500_000), b"[]", b"table"),
+    "500,000 lists": (lambda: [b"[]"] * 500_000, b"[]", b"table"),
+    "10,000,000 lists in lists": (lambda: [b"[" + b"[]," * 20_000 + b"1]"] * 500, b"[]", b"mem"),
+    "as many objects as it takes": (lambda: numbered(b'{"number":#,"name":"n#"}', 174_000), b"[]", b"table"),
+    "30 MB of objects": (lambda: numbered(b'{"number":#,"name":"n#"}', 1_000_000), b"[]", b"mem"),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_json_document_of(besieged: Besieged, name: str) -> None:
+    parts, brackets, expected = DOCUMENTS[name]
+    body = brackets[:1] + b",".join(parts()) + brackets[1:]
+    script, case = once(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body), f"upstream: JSON, {name}"
+    with besieged.attack(case, grows_bytes=512 << 20) as attack, upstream(script, attack) as url:
+        assert expected in besieged.post(f"/lua/fetch.lsp?how=json&url={url}", b"", "text/plain", Attack(name))
+
+
 def frames(*heads: bytes) -> bytes:
     """Frames as servers send them, many times."""
     return b"".join(heads) * 5000

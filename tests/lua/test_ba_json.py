@@ -150,6 +150,25 @@ def test_depth_and_name_length_are_limited(vm: Vm) -> None:
     assert decoded(vm, "[" * 100_000 + "]" * 100_000) == (None, "parse")
 
 
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("[" + "1," * 20_000 + "1]", "values"),
+        ("[" + "[1]," * 20_000 + "1]", "values"),
+        ("[]" * 20_000, "values"),
+        ("{" + ",".join(f'"{number}":1' for number in range(2_501)) + "}", "members"),
+    ],
+)
+def test_what_a_document_may_hold_is_limited(text: str, limit: str) -> None:
+    vm = Vm()
+    base.install(vm, Services(json_values=10_000))
+    value, word, sentence = vm.eval("return ba.json.decode((...))", "=test", text.encode())
+    assert (value, word) == (None, b"mem")
+    assert limit in sentence.decode()
+    assert "json_values" in sentence.decode()
+    assert vm.eval("return #ba.json.decode((...))", "=test", b"[" + b"1," * 5_000 + b"1]") == (5_001,)
+
+
 values = st.recursive(
     st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, min_size=1, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

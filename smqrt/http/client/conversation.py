@@ -14,9 +14,11 @@ from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import Proxy, open_through
 from smqrt.net.stream import Stream
 from smqrt.net.trust import Trust
+from smqrt.net.turn import share
 from smqrt.wire import websocket, wsclient
 
 READ_BYTES = 65536
+LARGE_BYTES = 1 << 20  # whoever reads more as a whole has a turn of the loop for it
 TIMEOUT_S = 20.0
 MAX_BODY_BYTES = 64 << 20
 MIN_BYTES_PER_S = 1024  # on the average, of a body that is read whole: a server that drips is not waited for
@@ -264,7 +266,10 @@ class Conversation:
             if error.word == "timeout":
                 self._response.put_back(bytes(body))
             raise
-        return bytes(body)
+        whole = bytes(body)
+        if len(whole) > LARGE_BYTES:
+            share().wait()  # 64 MiB are copied in 20 ms, and whoever gets them copies them again
+        return whole
 
     def _check_size(self, read_bytes: int) -> None:
         most_bytes, response = self.options.max_body_bytes, self._response

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from smqrt.errors import StreamError
 from smqrt.http.client import cookies, url
-from smqrt.http.client.conversation import MAX_BODY_BYTES, Conversation, Options
+from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, Conversation, Options
 from smqrt.http.client.follower import Follower
 from smqrt.http.client.request import Request
 from smqrt.lua.api.certificates import describe
@@ -31,9 +31,14 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class HttpHalf:
-    """The clients by their numbers."""
+    """The clients by their numbers.
 
-    def __init__(self, services: Services) -> None:
+    Args:
+        hold_collector: see `Vm`.
+    """
+
+    def __init__(self, services: Services, hold_collector: Callable[[], None]) -> None:
+        self._hold_collector = hold_collector
         self._clients: dict[int, Conversation] = services.http_clients
         self._tls: dict[int, ClientTls] = services.tls
         self._next = itertools.count(1).__next__
@@ -104,9 +109,12 @@ class HttpHalf:
         """So many bytes of the body, or what is left of it; None at its end."""
         return self._clients[number].read_whole(size_bytes) or None
 
-    def read_all(self, number: int) -> bytes:
-        """All that is left of the body."""
-        return self._clients[number].read_whole()
+    def read_all(self, number: int) -> tuple[bytes, bool]:
+        """All that is left of the body, and whether it is large."""
+        body = self._clients[number].read_whole()
+        if len(body) > LARGE_BYTES:
+            self._hold_collector()
+        return body, len(body) > LARGE_BYTES
 
     def drain(self, number: int) -> bool:
         """Read what is left, for the sake of the connection."""
@@ -227,7 +235,7 @@ _BLOCKING = "request write status read read_bytes read_all drain"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `httpc`."""
-    half = HttpHalf(services)
+    half = HttpHalf(services, vm.hold_collector)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _FALLIBLE.split()}
     functions |= {"parsequery": parsequery, "form": form}

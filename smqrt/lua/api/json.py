@@ -9,5 +9,5 @@ from smqrt.lua.vm import Vm
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.json`."""
     vm.namespace("ba.json", {})
-    vm.namespace("ba.jsondecode", {})
+    vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})

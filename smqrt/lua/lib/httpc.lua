@@ -150,6 +150,7 @@ function methods:read(size)
   if size == "a" or size == "*a" then
     local data, message, details = py.read_all(handle)
     if not data then return nil, message, details end
+    if message then core.collect() end -- it is large
     self.ended = true
     return data
   end

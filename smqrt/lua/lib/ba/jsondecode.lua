@@ -1,28 +1,41 @@
 -- ba.json.decode (spec: bas-api §7).
 --
 -- Beyond JSON it takes comments, a comma behind the last member of an object, and several documents behind each other.
-local core = ...
+local core, py = ...
 
 local byte, find, gsub, match, sub = string.byte, string.find, string.gsub, string.match, string.sub
 local arg, error, pcall, rawtype, tonumber, unpack = core.arg, error, pcall, core.rawtype, tonumber, table.unpack
 local concat, isyieldable, maxinteger, utf8_char = table.concat, core.isyieldable, math.maxinteger, utf8.char
 
 local MAX_DEPTH <const> = 1000
-local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"} -- thrown by the parser
-
 local TOKENS_A_TURN <const> = 4096       -- a few ms
 local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes, replaced at once
 
-local null, depth_left, longest_name -- of the document being parsed
+-- Lua moves a table, and the table of all its strings, to a place twice as large in one step. With so many values it
+-- takes 20 ms, with an object of so many members 10 ms.
+local MAX_VALUES <const> = py.max_values()
+local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
+local LARGE_BYTES <const> = 1 << 20 -- to bring it to Lua was the work of a turn
+
+-- Thrown by the parser.
+local PARSE <const>, MORE <const> = {"parse"}, {"needmoredata"}
+local VALUES <const> = {"mem", "more than " .. MAX_VALUES .. " values: split the document up, or raise json_values"}
+local MEMBERS <const> = {"mem", "an object with more than " .. MAX_MEMBERS .. " members: split it up, or raise json_values"}
+
+local null, depth_left, longest_name, values_left -- of the document being parsed
 local tokens_left = TOKENS_A_TURN
 
 --- Lets others run, who may decode as well; in a place that can't be left (a sort comparator, a finalizer) they wait.
 local function pause()
   tokens_left = TOKENS_A_TURN
+  if values_left then
+    values_left = values_left - TOKENS_A_TURN
+    if values_left < 0 then error(VALUES, 0) end
+  end
   if not isyieldable() then return end
-  local own_null, own_depth, own_name = null, depth_left, longest_name
+  local own_null, own_depth, own_name, own_left = null, depth_left, longest_name, values_left
   core.pause()
-  null, depth_left, longest_name, tokens_left = own_null, own_depth, own_name, TOKENS_A_TURN
+  null, depth_left, longest_name, values_left, tokens_left = own_null, own_depth, own_name, own_left, TOKENS_A_TURN
 end
 
 --- Counts a token that was looked at.
@@ -167,13 +180,15 @@ end
 
 parsers[123] = function(text, position) -- {
   enter()
-  local object, code = {}, 44
+  local object, n, code = {}, 0, 44
   position = position + 1
   while code == 44 do
     local name
     name, position = member(text, position)
     if not name then code = 125 break end
     if #name > longest_name then error(PARSE, 0) end
+    n = n + 1
+    if n > MAX_MEMBERS then error(MEMBERS, 0) end
     object[name], position = parse_value(text, position)
     code, position = separator(text, position)
   end
@@ -199,32 +214,36 @@ local function parse_documents(text)
     local code = byte(text, position)
     if code ~= 123 and code ~= 91 then error(PARSE, 0) end
     n = n + 1
+    count()
     documents[n], position = parsers[code](text, position)
     position = next_document(text, position)
   end
   return documents
 end
 
---- Parses with the given options: a list of documents, or nil and the word for what is wrong. The options are put back at the end: a finalizer may decode in between.
+--- Parses with the given options: a list of documents, or nil, the word for what is wrong, and which limit was reached.
+-- The options are put back at the end: a finalizer may decode in between.
 local function decode(text, with_null, max_depth, max_name)
-  local outer_null, outer_depth, outer_name = null, depth_left, longest_name
-  null, depth_left, longest_name = nil, max_depth or MAX_DEPTH, max_name or maxinteger
+  local outer_null, outer_depth, outer_name, outer_left = null, depth_left, longest_name, values_left
+  null, depth_left, longest_name, values_left = nil, max_depth or MAX_DEPTH, max_name or maxinteger, MAX_VALUES
   if with_null then null = ba.json.null end
+  if #text > LARGE_BYTES then pause() end
   local ok, documents = pcall(parse_documents, text)
-  null, depth_left, longest_name = outer_null, outer_depth, outer_name
+  null, depth_left, longest_name, values_left = outer_null, outer_depth, outer_name, outer_left
   if ok then return documents end
-  if documents == PARSE or documents == MORE then return nil, documents[1] end
+  if rawtype(documents) == "table" then return nil, documents[1], documents[2] end
   error(documents, 0)
 end
 core.json_decode = decode
 
 --- ba.json.decode(s [,jnull] [,depth [,namelen]]): the table of each document in s, or nil, "parse" or "needmoredata".
+-- More than a table may hold: nil, "mem", which limit.
 -- jnull: false makes JSON null nil, otherwise it is ba.json.null. depth: how deep tables may nest. namelen: longest member name.
 function ba.json.decode(text, jnull, depth, namelen)
   arg.string(text, 1, "decode")
   if rawtype(jnull) == "number" then jnull, depth, namelen = true, jnull, depth end
   depth, namelen = arg.optional(arg.integer, depth, nil, 3, "decode"), arg.optional(arg.integer, namelen, nil, 4, "decode")
-  local documents, word = decode(text, jnull ~= false, depth, namelen)
-  if not documents then return nil, word end
+  local documents, word, limit = decode(text, jnull ~= false, depth, namelen)
+  if not documents then return nil, word, limit end
   return unpack(documents)
 end

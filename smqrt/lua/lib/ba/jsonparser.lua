@@ -10,6 +10,7 @@ local methods = {}
 local Parser = core.class("jsonparser", methods)
 
 local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- whoever sends them must not fill the memory
+local MAX_DOCUMENTS <const> = 100000        -- of a piece: so many results a call may give
 
 local function reset(parser)
   parser.pieces, parser.bytes, parser.depth, parser.state = {}, 0, 0, "open"
@@ -69,8 +70,9 @@ local function documents_of(parser, text)
     if last == false then return nil, "parse" end
     if not last then return values, sub(text, from) end
     parser.pieces[#parser.pieces + 1] = sub(text, from, last)
-    local documents = decode(concat(parser.pieces), parser.with_null)
-    if not documents then return nil, "parse" end
+    local documents, word = decode(concat(parser.pieces), parser.with_null)
+    if not documents then return nil, word == "mem" and word or "parse" end
+    if #values == MAX_DOCUMENTS then return nil, "mem" end
     values[#values + 1] = documents[1]
     reset(parser)
     from = last + 1
@@ -79,7 +81,7 @@ end
 
 --- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
 -- all: the values come in one table. Returns nil, "parse" for what is no JSON, and nil, "mem" when a document grows beyond
--- MAX_DOCUMENT_BYTES; the parser can be used again then.
+-- MAX_DOCUMENT_BYTES or a table in it beyond what `decode` takes, or when a piece ends more than MAX_DOCUMENTS; the parser can be used again then.
 function methods:parse(piece, all)
   local parser = arg.instance(self, Parser, 1, "parse")
   local values, rest = documents_of(parser, arg.string(piece, 2, "parse"))
