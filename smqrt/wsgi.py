@@ -12,8 +12,13 @@ the application answers then is dropped.
 from __future__ import annotations
 
 import _socket
+import errno
+import io
 import os
+import sys
 from collections.abc import Callable
+from http.client import HTTPException
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -21,6 +26,7 @@ from gevent import get_hub, socket
 from gevent.pywsgi import WSGIHandler
 from gevent.ssl import SSLSocket
 
+from smqrt.net.turn import Turn
 from smqrt.net.wsgi import HANDLER
 
 if TYPE_CHECKING:
@@ -31,7 +37,80 @@ else:
 _READ = 1
 _PUMP_BYTES = 65536
 
+KEEP_ALIVE_S = 60.0
+HEAD_S, MAX_HEAD_BYTES = 10.0, 65536
+BODY_S, BODY_BYTES_PER_S = 20.0, 500
+DISCARD_S, MAX_DISCARDED_BYTES = 10.0, 1 << 20  # of a body that the application has not read
+TAKES_NOTHING_S = 30.0
+
 Transport = tuple[Any, Any, bytes]
+
+
+class NoMore(OSError, ValueError):
+    """Nothing more comes of what a client sends, or is taken; a ValueError is what `gevent.pywsgi` expects in the head,
+    an OSError elsewhere.
+
+    Args:
+        text: why.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ECONNRESET, text)  # one of those that are not logged
+
+
+class Incoming(io.RawIOBase):
+    """What a client sends: no more than was allowed, and in turn with the others, also when there is always something.
+
+    Args:
+        sock: the connection.
+        raw: the stream of it that the server made, closed with this one.
+    """
+
+    def __init__(self, sock: Any, raw: io.RawIOBase) -> None:
+        self._sock, self._raw, self.turn = sock, raw, Turn()
+        self.allow(0, 0)
+
+    def allow(self, size_bytes: int, wait_s: float, bytes_per_s: float = 0.0) -> None:
+        """Say what may come from now on.
+
+        Args:
+            size_bytes: more raises `NoMore`.
+            wait_s: for how long may be waited for it in all; else `NoMore`.
+            bytes_per_s: so many that come are worth a second more.
+        """
+        self._left_bytes, self._wait_s = size_bytes, wait_s
+        self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase`."""
+        if self._left_bytes <= 0:
+            raise NoMore("more than the server reads")
+        size: int = self._receive(buffer)
+        self._wait_s += size * self._byte_s
+        self._left_bytes -= size
+        return size
+
+    def _receive(self, buffer: Any) -> int:
+        began_s = monotonic()
+        self._sock.settimeout(max(self._wait_s, 0.001))
+        try:
+            return int(self._sock.recv_into(buffer))
+        except OSError as error:
+            self._left_bytes = 0
+            raise NoMore(str(error)) from None
+        finally:
+            self._wait_s -= monotonic() - began_s
+            self._sock.settimeout(TAKES_NOTHING_S)
+            self.turn.breathe()  # now, because many may have waited for the same moment
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._raw.close()
+        super().close()
 
 
 class HandsOver(_Base):
@@ -39,6 +118,36 @@ class HandsOver(_Base):
 
     _over = False  # the response was given, or the connection taken: what the application says is dropped
     _relay: gevent.Greenlet[..., None] | None = None
+
+    def __init__(self, sock: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(sock, *arguments, **keywords)
+        self._incoming = Incoming(sock, self.rfile.detach())
+        self.rfile = io.BufferedReader(self._incoming)
+
+    def read_requestline(self) -> str:
+        """The first line of a request; empty when the client says none."""
+        self._incoming.turn.breathe()  # a pipeline is in the buffer
+        self._incoming.allow(MAX_HEAD_BYTES, KEEP_ALIVE_S)
+        return super().read_requestline()
+
+    def read_request(self, raw_requestline: str) -> Any:
+        """Read the rest of the head; raises ValueError when it is none."""
+        self._incoming.allow(MAX_HEAD_BYTES, HEAD_S)
+        taken = super().read_request(raw_requestline)
+        self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
+        return taken
+
+    def MessageClass(self, *arguments: Any) -> Any:  # the server's name
+        """The fields of a head."""
+        try:
+            return super().MessageClass(*arguments)
+        except HTTPException as error:
+            raise ValueError(str(error)) from None  # one line in the log
+
+    def run_application(self) -> None:
+        """Answer a request."""
+        super().run_application()
+        self._incoming.allow(MAX_DISCARDED_BYTES, DISCARD_S)
 
     def get_environ(self) -> dict[str, Any]:
         """The environ of a request, with the handler in it."""
@@ -73,22 +182,27 @@ class HandsOver(_Base):
 
     def _read_ahead(self) -> bytes:
         """What the server has read of the connection already."""
-        self.socket.settimeout(0)
+        self._incoming.allow(0, 0)
         try:
             data: bytes = self.rfile.peek()
-        except OSError:  # of TLS, which has nothing
+        except NoMore:  # nothing
             data = b""
-        self.socket.settimeout(None)
         return data
 
     def _relayed(self, sock: SSLSocket) -> BehindTls:
         ours, theirs = socket.socketpair()
+        sock.settimeout(None)
         self._relay = gevent.spawn(_relay, sock, ours)
         return BehindTls(theirs.detach(), sock)
 
     def handle(self) -> None:
         """Serve a connection; the server closes it when this returns."""
-        super().handle()
+        try:
+            super().handle()
+        except OSError:
+            pass  # the client has gone before it was told what is wrong
+        finally:
+            self._incoming.close()  # else it keeps the descriptor
         if self._relay is not None:
             self._relay.join()
 
@@ -140,9 +254,12 @@ def _relay(one: Any, other: Any) -> None:
 
 
 def _pump(source: Any, sink: Any) -> None:
+    turn = Turn()
     try:
         while data := source.recv(_PUMP_BYTES):
-            sink.sendall(data)
+            with gevent.Timeout(TAKES_NOTHING_S, TimeoutError):
+                sink.sendall(data)
+            turn.breathe()
         sink.shutdown(socket.SHUT_WR)
     except (OSError, ValueError):  # ValueError: the server has closed the TLS connection
         for end in (source, sink):

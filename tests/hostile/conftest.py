@@ -62,12 +62,16 @@ class Attack:
 class Besieged:
     """A server under attack, and its healthy client.
 
+    Args:
+        arguments: of `smqrt serve`.
+        served_by: what starts the server.
+
     Attributes:
         served: the process; port: where it listens on 127.0.0.1.
     """
 
-    def __init__(self, *arguments: str | Path) -> None:
-        self.served = Served(APPS / "watch", *arguments)
+    def __init__(self, *arguments: str | Path, served_by: type[Served] = Served) -> None:
+        self.served = served_by(APPS / "watch", *arguments)
         self.port = self.served.port
         words = (Path(__file__).parent / "healthy.py", self.port, self.served.process.pid)
         command = [sys.executable, *map(str, words)]

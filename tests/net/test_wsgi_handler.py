@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flask import Flask, request
 from gevent import socket
 from gevent.pywsgi import WSGIServer
 
-from smqrt import hub
+from smqrt import hub, wsgi
 from smqrt.broker.stats import Drop
 from smqrt.net import datapath
 from smqrt.wire import smq as wire
@@ -26,6 +27,7 @@ from tests.device import (
     WSS,
     Authority,
     Device,
+    bounded,
     client_context,
     connect_packet,
     masked,
@@ -44,7 +46,8 @@ class Mounted:
         app = Flask(__name__)
         app.add_url_rule("/smq", view_func=self._smq, methods=["GET", "POST"])
         app.add_url_rule("/smq", view_func=self._smq, websocket=True)
-        app.add_url_rule("/", view_func=lambda: "a page")
+        app.add_url_rule("/", view_func=lambda: "a page", methods=["GET", "POST"])
+        app.add_url_rule("/body", "body", lambda: str(len(request.get_data())), methods=["POST"])
         cert, key = authority.pair("server")
         tls = {"certfile": str(cert), "keyfile": str(key), "ca_certs": str(authority.path), "cert_reqs": 1}
         common: dict[str, Any] = {"handler_class": Handler, "log": None}
@@ -224,3 +227,44 @@ def test_an_application_that_fails_after_it_connected(mount: Callable[..., Mount
     gevent.sleep(0.01)
     device.send(bytes((wire.Type.PING,))).expect(wire.PONG)
     assert socket.create_connection(site.servers[False].address, 1)
+
+
+DRIPS = {
+    "nothing at all": (b"", b""),
+    "a request line": (b"GET / ", b"x"),
+    "a head": (b"GET / HTTP/1.1\r\nHost: test\r\n", b"x"),
+    "a body": (head("Content-Length: 9000\r\n", method="POST", target="/body"), b"x"),
+    "chunks": (head("Transfer-Encoding: chunked\r\n", method="POST", target="/body"), b"1\r\nx\r\n"),
+    "a body that nobody reads": (head("Content-Length: 9000\r\n", method="POST", target="/"), b"x"),
+}
+
+
+@pytest.mark.parametrize("kind", [RAW, TLS])
+@pytest.mark.parametrize("name", DRIPS)
+def test_who_drips_is_not_waited_for(
+    mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    for limit in ("KEEP_ALIVE_S", "HEAD_S", "BODY_S", "DISCARD_S"):
+        monkeypatch.setattr(wsgi, limit, 0.2)
+    device = mount().open(kind)
+    first, drop = DRIPS[name]
+    device.send_bytes(first)
+    with bounded(), suppress(OSError):
+        while True:
+            device.send_bytes(drop)
+            gevent.sleep(0.02)
+            with gevent.Timeout(0.001, False):
+                if not device.more():
+                    return
+
+
+def test_who_sends_fast_enough_is_waited_for(mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi, "BODY_S", 0.2)
+    device = mount().open(RAW)
+    device.send_bytes(head("Connection: close\r\nContent-Length: 4000\r\n", method="POST", target="/body"))
+    for _ in range(8):
+        device.send_bytes(b"x" * 500)
+        gevent.sleep(0.05)
+    while device.more():
+        pass
+    assert device.stream.data.endswith(b"\r\n\r\n4000")
