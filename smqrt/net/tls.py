@@ -26,6 +26,7 @@ HANDSHAKE_S = 5.0
 _READ_BYTES = 16384  # may be 600 changes of the key, which take 7 ms
 _BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # who sends large records is read in larger pieces
 _MAX_ANSWERS_BYTES = 65536  # that the TLS layer gives by itself, and that the other side does not read
+_PORTION_BYTES = 65536  # nobody shares ciphertext: it is not made for clients that do not read
 _READ, _WRITE = 1, 2
 
 Buffer = bytes | bytearray | memoryview
@@ -158,7 +159,8 @@ class TlsTransport:
         return size
 
     def send(self, data: Buffer) -> int:
-        """Encrypt all of `data` and send what the socket takes; the rest waits here, see `wants_write`.
+        """Encrypt and send as much of `data` as the socket takes, and at most `_PORTION_BYTES` more, which wait here
+        (see `wants_write`); gives how much was encrypted.
 
         Raises:
             BlockingIOError: earlier data still waits; nothing was taken.
@@ -166,9 +168,12 @@ class TlsTransport:
         self.flush()
         view = memoryview(data)
         taken = 0
-        while taken < len(view):
-            taken += self._ssl.write(view[taken:])  # one record a call
-        self._push()
+        while taken < len(view) and not self._unsent:
+            portion = view[taken : taken + _PORTION_BYTES]
+            while portion:
+                written = self._ssl.write(portion)  # one record
+                portion, taken = portion[written:], taken + written
+            self._push()
         return taken
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +13,11 @@ import pytest
 
 from smqrt.wire import smq, websocket
 from tests.conftest import Served
-from tests.device import RAW, TLS, WS, WS_HEADERS, WSS, Device, masked, publish, request, wait_until
+from tests.device import RAW, TLS, WS, WSS, masked, publish, wait_until
 from tests.hostile.conftest import APPS, Besieged
-from tests.hostile.test_broker import PATH, Stranger
+from tests.hostile.test_broker import Stranger
 from tests.hostile.test_crowds import RESET, attack_by_crowd, crowd_sends, get, last
-from tests.hostile.test_tls import client_context
+from tests.hostile.test_tls_floods import TlsStranger, open_many
 
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -103,15 +102,6 @@ def test_floods_of_the_hub(flask: Besieged, kind: str) -> None:
         device.flood(data, attack)
 
 
-class TlsStranger(Stranger):
-    """The same over TLS."""
-
-    def __init__(self, besieged: Besieged, uid: bytes, kind: str) -> None:
-        Device.__init__(self, ("127.0.0.1", besieged.served.tls_port), kind)
-        head = request(WS_HEADERS if self.on_websocket else "SimpleMQ: 1\r\nSendSmqHttpResponse: true\r\n", target=PATH)
-        self.send_bytes(head.replace(b"Host: test", b"Host: localhost")).read_head().hello().connect(uid)
-
-
 @pytest.mark.parametrize("kind", [TLS, WSS])
 def test_many_at_full_speed_over_tls(pywsgi: Besieged, kind: str) -> None:
     devices = [TlsStranger(pywsgi, b"flood-%d" % number, kind) for number in range(20)]
@@ -139,10 +129,6 @@ def test_subscribers_over_tls_that_do_not_read_leave_nothing(pywsgi: Besieged) -
 
 def test_pipelines_over_tls(pywsgi: Besieged) -> None:
     one = get(pywsgi, b"/")
-    address = ("127.0.0.1", pywsgi.served.tls_port)
-    sockets: list[socket.socket] = [
-        client_context().wrap_socket(socket.create_connection(address, 20)) for _ in range(10)
-    ]
+    sockets = open_many(pywsgi, 10)
     with pywsgi.attack("Flask: 10 pipelines of 300 requests over TLS") as attack:
         assert crowd_sends(sockets, one * 300 + last(one), attack)
-    assert isinstance(sockets[0], ssl.SSLSocket)
