@@ -64,3 +64,19 @@ def test_a_zip_file_has_no_folder(server: AppServer, noted: list[Path | None], t
         archive.writestr(".preload", "test.note()")
     assert server.applications.load("", tmp_path / "app.zip").error is None
     assert noted == [None]
+
+
+def test_whatever_answers_a_request(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
+    code = """
+        local function note() test.note() return false end
+        local child, prologue = ba.create.dir"child", ba.create.dir()
+        dir:setfunc(note) child:setfunc(note) prologue:setfunc(note)
+        dir:insert(child, true) dir:insertprolog(prologue)
+    """
+    server.app({".preload": code, "page.lsp": "<?lsp test.note() ba.sleep(5) test.note() ?>", "file.txt": "x"}, "app")
+    expected = {"page.lsp": (200, 4), "file.txt": (200, 2), "child/": (404, 3)}
+    for name, (status, count) in expected.items():
+        noted.clear()
+        assert server.ask(f"/app/{name}").status == status
+        assert noted == [tmp_path / "app"] * count
+        assert place.application_folder() is None
