@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import logging
 import resource
-import time
-from collections import Counter
 from functools import lru_cache
 from typing import Any
 
 from smqrt.net.origins import is_loopback
-
-log = logging.getLogger("smqrt")
+from smqrt.net.refusals import Refusals
 
 RESERVE = 128
 """Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
 PER_ADDRESS = 2000
-LOG_INTERVAL_S = 1.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -51,14 +46,14 @@ class Gate:
         limit: connections in all; 0 for as many as there are descriptors, less `RESERVE`.
         per_address: connections of one address; 0 for no limit. Addresses of this machine have none: behind a proxy on
             it, everybody comes from there.
-        refused: how many were refused.
+        refusals: counts those that were refused.
     """
 
     def __init__(self, limit: int = 0, per_address: int = PER_ADDRESS) -> None:
         self.limit, self.per_address = limit, per_address
-        self.open = self.refused = 0
-        self._by_address: Counter[str] = Counter()
-        self._logged_s = -LOG_INTERVAL_S
+        self.open = 0
+        self.refusals = Refusals()
+        self._by_address: dict[str, int] = {}
 
     def admit(self, family: int, kind: int, fd: int, address: tuple[Any, ...]) -> Admitted | None:
         """The socket of a connection that was accepted; None when it was one too many, and is closed."""
@@ -69,33 +64,29 @@ class Gate:
             self._refuse(sock, host, over)
             return None
         self.open += 1
-        self._by_address[host] += 1
+        self._by_address[host] = self._by_address.get(host, 0) + 1
         sock.counted(self, host)
         return sock
 
     def left(self, host: str) -> None:
         """One of its connections was closed."""
         self.open -= 1
-        self._by_address[host] -= 1
-        if not self._by_address[host]:
-            del self._by_address[host]
+        left = self._by_address.pop(host) - 1
+        if left:
+            self._by_address[host] = left
 
     def _over(self, host: str) -> str:
         if self.open >= (self.limit or _most()):
             return f"{self.open} connections are open; the setting max_connections, or ulimit -n, allows no more"
-        if self.per_address and self._by_address[host] >= self.per_address and not _is_own(host):
+        if self.per_address and self._by_address.get(host, 0) >= self.per_address and not _is_own(host):
             return f"{self.per_address} connections of {host} are open; see the setting connections_per_address"
         return ""
 
     def _refuse(self, sock: Admitted, host: str, why: str) -> None:
-        self.refused += 1
         with contextlib.suppress(OSError):
             sock.send(_BUSY)  # a client of TLS sees the end only
         sock.close()
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = now_s
-            log.warning("refused a connection of %s (%d so far): %s", host, self.refused, why)
+        self.refusals.add(f"refused a connection of {host}: {why}")
 
 
 def _most() -> int:

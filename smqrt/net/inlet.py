@@ -10,12 +10,13 @@ from typing import Any
 
 from gevent import get_hub, monkey
 
+from smqrt.net.refusals import Refusals
+
 log = logging.getLogger("smqrt")
 
 MAX_JOBS, MAX_BYTES = 10_000, 16 << 20
 """What may wait for the loop."""
 PORTION_S = 0.004
-LOG_INTERVAL_S = 1.0
 
 _new_lock = monkey.get_original("_thread", "allocate_lock")  # gevent's own is for greenlets of one thread
 
@@ -24,13 +25,13 @@ class Inlet:
     """A bounded queue of calls that threads make and the loop works off, in order. Made in the loop's thread.
 
     Attributes:
-        refused: calls that were one too many.
+        refusals: counts the calls that were one too many.
     """
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
-        self._bytes = self.refused = 0
-        self._logged_s = -LOG_INTERVAL_S
+        self._bytes = 0
+        self.refusals = Refusals()
         self._lock = _new_lock()
         loop: Any = get_hub().loop
         self._wake = loop.async_()
@@ -41,18 +42,12 @@ class Inlet:
         """Have `function(*arguments)` called by the loop, soon; false when too much waits already. From any thread."""
         with self._lock:
             if len(self._jobs) >= MAX_JOBS or self._bytes + size_bytes > MAX_BYTES:
-                self._refuse()
+                self.refusals.add("threads hand in more than the loop takes: a message was refused")
                 return False
             self._jobs.append((size_bytes, function, arguments))
             self._bytes += size_bytes
         self._wake.send()
         return True
-
-    def _refuse(self) -> None:
-        self.refused += 1
-        if monotonic() - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = monotonic()
-            log.warning("threads hand in more than the loop takes: %d messages refused so far", self.refused)
 
     def drain(self) -> None:
         """Make all calls that wait; in the loop's thread only."""

@@ -27,10 +27,14 @@ def same_origin(origin: str, host: str, secure: bool) -> bool:
         host: the header `Host`.
         secure: whether the connection is TLS.
     """
-    page = _place(origin)
-    if page is None or page[0] not in _PORTS or (secure and page[0] != "https"):
+    match = _ORIGIN.fullmatch(origin.lower())
+    if match is None or match[1] not in _PORTS or (secure and match[1] != "https"):
         return False
-    return _authority(host, _PORTS[page[0]]) == page[1:]
+    if match[2] == host.lower():  # nearly always
+        return _AUTHORITY.fullmatch(match[2]) is not None
+    port = _PORTS[match[1]]
+    own = _authority(host, port)
+    return own is not None and own == _authority(match[2], port)
 
 
 class Origins:

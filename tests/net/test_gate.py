@@ -10,6 +10,7 @@ from gevent import socket
 
 from smqrt.net import gate
 from smqrt.net.acceptor import Acceptor
+from smqrt.net.refusals import Refusals
 from tests.device import KINDS, WS, Site, wait_until
 
 
@@ -18,8 +19,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> gate.Gate:
     """The process's gate with a limit of five more connections than are open."""
     wait_until(lambda: gc.collect() is not None and gate.connections.open == 0, "older connections closed")
     monkeypatch.setattr(gate.connections, "limit", 5)
-    monkeypatch.setattr(gate.connections, "refused", 0)
-    monkeypatch.setattr(gate.connections, "_logged_s", -gate.LOG_INTERVAL_S)
+    monkeypatch.setattr(gate.connections, "refusals", Refusals())
     return gate.connections
 
 
@@ -29,7 +29,7 @@ def test_so_many_connections_in_all(site: Site, strict: gate.Gate, kind: str, ca
     for _ in range(20):
         with socket.create_connection(site.address(), timeout=5) as extra:
             assert extra.recv(1000).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-    assert strict.refused == 20
+    assert strict.refusals.count == 20
     lines = [record.getMessage() for record in caplog.records if "refused a connection" in record.getMessage()]
     assert len(lines) == 1
     assert "max_connections" in lines[0]
@@ -48,7 +48,7 @@ def test_every_way_to_end_is_counted(site: Site, strict: gate.Gate) -> None:
         if kind == WS:
             site.device(b"uid-a1", kind).send_bytes(b"\xff\xff").close()
         wait_until(lambda: strict.open == 0, f"{kind}: the count falls")
-    assert not strict.refused
+    assert not strict.refusals.count
 
 
 def test_so_many_connections_of_one_address(
@@ -70,7 +70,7 @@ def test_ports_of_applications_share_the_count(strict: gate.Gate) -> None:
     def take() -> bool:
         if (one := acceptor.try_accept()) is not None:
             taken.append(one)
-        return strict.refused == 2
+        return strict.refusals.count == 2
 
     wait_until(take, "two were refused")
     assert len(taken) == strict.open == 5
