@@ -72,14 +72,14 @@ def test_what_waits_is_bounded_and_the_thread_is_told(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(inlet, "MAX_JOBS", 3)
-    before = datapath.inlet.refused
+    before = datapath.inlet.refusals.count
     assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
     gevent.sleep(0.01)
     assert site.smq.publish_threadsafe("x", "news")
     gevent.sleep(0.01)
     monkeypatch.setattr(inlet, "MAX_BYTES", 10)
     assert not site.smq.publish_threadsafe("x" * 11, "news")
-    assert datapath.inlet.refused == before + 3
+    assert datapath.inlet.refusals.count == before + 3
     assert "threads hand in more than the loop takes" in caplog.text
 
 
