@@ -26,7 +26,8 @@ hypothesis.settings.register_profile("any", deadline=None, suppress_health_check
 hypothesis.settings.load_profile("any")
 
 REPOSITORY = Path(__file__).parent.parent
-START_S = 20
+START_S = 60
+WAIT_MS = 20_000  # for what a page does, on a machine that has much else to do
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
@@ -206,7 +207,9 @@ def served_demos() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Chromium under Playwright, one process for the whole run."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=WAIT_MS)
 
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "the browser tests need Chromium; scripts/test installs it, or: apt-get install chromium"
@@ -231,7 +234,7 @@ def new_page(chromium: Any) -> Iterator[Callable[..., Any]]:
         size = {"width": 390, "height": 844} if phone else {"width": 1200, "height": 800}
         contexts.append(chromium.new_context(viewport=size, ignore_https_errors=True))
         page = contexts[-1].new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("console", lambda entry: troubles.append(entry.text) if entry.type == "error" else None)
         page.goto(url)

@@ -33,7 +33,7 @@ from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
 
-PATIENCE_S = 4.0
+PATIENCE_S = 15.0
 RAW, TLS, WS, WSS = "raw", "tls", "ws", "wss"
 KINDS = (RAW, TLS, WS, WSS)
 MASK = b"\x11\x22\x33\x44"

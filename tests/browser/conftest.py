@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-WAIT_S = 10
+WAIT_S = 30
 
 
 class Device:

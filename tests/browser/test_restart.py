@@ -20,7 +20,7 @@ from smqrt.wire.smq import Type
 from tests.browser.test_chat import join, people
 from tests.conftest import REPOSITORY, Served
 
-WAIT_S = 15
+WAIT_S = 30
 
 
 class RawDevice:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Served
+from tests.conftest import REPOSITORY, Served
 
 HELD_MS = 50.0
 HEALTHY_MS = 1000.0
@@ -73,10 +73,9 @@ class Besieged:
     def __init__(self, *arguments: str | Path, served_by: type[Served] = Served) -> None:
         self.served = served_by(APPS / "watch", *arguments)
         self.port = self.served.port
-        words = (Path(__file__).parent / "healthy.py", self.port, self.served.process.pid)
-        command = [sys.executable, *map(str, words)]
+        command = [sys.executable, "-m", "tests.hostile.healthy", str(self.port), str(self.served.process.pid)]
         pipe = subprocess.PIPE
-        self._healthy = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._healthy = subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True)
         assert self._answer() == "ready"
 
     def _tell(self, command: str) -> None:

@@ -12,8 +12,8 @@ import select
 import socket
 import struct
 import sys
-import time
-from pathlib import Path
+
+from tests.clock import undisturbed_s
 
 EVERY_S = 0.005
 GIVES_UP_S = 20.0
@@ -29,7 +29,7 @@ class HealthyClient:
     """
 
     def __init__(self, port: int, pid: int) -> None:
-        self._pids = pid, os.getpid()
+        self._server = pid
         self._sock = socket.create_connection(("127.0.0.1", port), GIVES_UP_S)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.sendall(
@@ -61,21 +61,13 @@ class HealthyClient:
 
     def round_trip_ms(self) -> float:
         """Returns how long a message to itself takes; GIVES_UP_S when it takes longer."""
-        began_ms = self._undisturbed_ms()
+        began_s = undisturbed_s(self._server)
         self._send(struct.pack(">BIII", 8, self.etid, self.etid, 1) + b"are you there?")
         try:
             self._packet()
         except TimeoutError:
             return GIVES_UP_S * 1000
-        return self._undisturbed_ms() - began_ms
-
-    def _undisturbed_ms(self) -> float:
-        return time.perf_counter() * 1000 - sum(map(queued_ms, self._pids))
-
-
-def queued_ms(pid: int) -> float:
-    """Returns how long the first thread of a process was ready to run and had no core (schedstat, proc(5))."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e6
+        return (undisturbed_s(self._server) - began_s) * 1000
 
 
 def main() -> None:

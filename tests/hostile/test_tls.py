@@ -20,7 +20,8 @@ from tests.hostile.test_crowds import crowd_sends, get, last
 
 RECORD_BYTES = 27  # a KeyUpdate on the wire
 SMQ_HELLO = request(RAW_HEADERS, target="/watch/smq").replace(b"Host: test", b"Host: localhost")
-FIRST_WORDS = {"HTTP": b"", "SMQ": SMQ_HELLO + smq.frame(smq.connect(b"changes-1", b"", b""))}
+SMQ_CONNECTS = [SMQ_HELLO + smq.frame(smq.connect(uid, b"", b"")) for uid in (b"changes-1", b"changes-2")]
+FIRST_WORDS = {"HTTP": [b"", b""], "SMQ": SMQ_CONNECTS}
 
 
 @pytest.fixture
@@ -66,8 +67,12 @@ def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> No
     case = f"TLS, {protocol}: two clients change {'both keys' if asks else 'their keys'} 60,000 times"
     with besieged_tls.attack(case, grows_bytes=8 << 20) as attack:
         clients = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+        for client, words in zip(clients, FIRST_WORDS[protocol], strict=True):
+            client.stdin.write(words)  # type: ignore[union-attr]
+            client.stdin.close()  # type: ignore[union-attr]
         for client in clients:
-            sent = int(client.communicate(FIRST_WORDS[protocol])[0])
+            sent = int(client.stdout.read())  # type: ignore[union-attr]
+            client.wait()
             assert sent  # a client that says nothing of HTTP for 5 s is closed
             attack.sent(sent * RECORD_BYTES)
     assert besieged_tls.served.stop(signal.SIGTERM) == 0

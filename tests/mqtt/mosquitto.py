@@ -11,7 +11,7 @@ import trustme
 
 from tests.conftest import free_port
 
-START_S = 10
+START_S = 30
 COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\nuser root\n"
 
 

@@ -13,7 +13,7 @@ from tests.mqtt.scripted import ScriptedBroker
 pytestmark = pytest.mark.servers  # no process of its own, but some seconds
 
 EACH = 5
-WAIT_S = 5
+WAIT_S = 20
 
 
 def messages(side: str) -> list[tuple[int, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import gc
 import resource
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,6 +118,7 @@ def test_no_file_descriptors_left(listen: Any, caplog: pytest.LogCaptureFixture,
     failures: list[OSError] = []
     original = listener._failed
     monkeypatch.setattr(listener, "_failed", lambda error: (failures.append(error), original(error)))
+    gc.collect()  # sockets of earlier tests would be closed meanwhile
     clients = [socket.socket() for _ in range(5)]
     keep = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (clients[-1].fileno() + 1, keep[1]))
