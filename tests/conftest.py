@@ -210,7 +210,6 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=WAIT_MS)
-
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "the browser tests need Chromium; scripts/test installs it, or: apt-get install chromium"
     quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync"

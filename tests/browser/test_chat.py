@@ -96,7 +96,7 @@ def test_a_lost_connection_is_shown_and_comes_back(serve: Callable[..., Served],
         served.stop()
         expect(page.get_by_role("status")).to_have_text("reconnecting …")
         serve(REPOSITORY / "app_preload", "--port", str(port)).wait_for("^listening")
-        expect(page.get_by_role("status")).to_have_text("connected", timeout=15_000)
+        expect(page.get_by_role("status")).to_have_text("connected")
         expect(people(page)).to_have_text(["Ada (you)"])
         say(page, "Still here.")
         expect(page.locator(".mine")).to_contain_text("Still here.")

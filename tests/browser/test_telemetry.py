@@ -117,7 +117,7 @@ def test_who_comes_later_sees_what_has_been(telemetry: str, new_page: Callable[.
 def test_without_a_pipeline_the_page_says_how_to_start_it(telemetry: str, new_page: Callable[..., Any]) -> None:
     page = opened(new_page(telemetry))
     expect(page.locator("#hint")).to_be_hidden()
-    expect(page.locator("#hint")).to_be_visible(timeout=15_000)
+    expect(page.locator("#hint")).to_be_visible()
     minute(page, "roof", 0, 20.0)
     expect(page.locator("#hint")).to_be_hidden()
 
@@ -134,10 +134,10 @@ def test_a_lost_connection_is_shown_and_what_was_missed_comes(serve: Callable[..
         served.stop()
         expect(page.locator("#state")).to_have_text("reconnecting …")
         serve(application, "--port", str(port)).wait_for("^listening")
-        expect(page.locator("#state")).to_have_text("connected", timeout=15_000)
+        expect(page.locator("#state")).to_have_text("connected")
         expect(page.get_by_role("article")).to_have_count(len(NAMES))
         before = card(page, "cellar").locator(".now").inner_text()
-        expect(card(page, "cellar").locator(".now")).not_to_have_text(before, timeout=15_000)
+        expect(card(page, "cellar").locator(".now")).not_to_have_text(before)
     finally:
         context.close()
 

@@ -13,6 +13,7 @@ from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.hooks import Pending
 from smqrt.net import workers
+from tests.device import wait_until
 
 
 def in_hub(fn: Callable[[], Any]) -> Any:
@@ -124,7 +125,7 @@ def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
 
     for number in range(3 * workers.MAX_IDLE):
         workers.start(job, number)
-    gevent.sleep(0.2)
+    wait_until(lambda: len(ended) >= 3 * workers.MAX_IDLE, "the end of all")
     assert sorted(ended) == list(range(3 * workers.MAX_IDLE))
     assert len(workers._pool(gevent.get_hub())) <= workers.MAX_IDLE
 
