@@ -33,6 +33,23 @@ class Interruptible(click.Group):
 
 
 @contextmanager
+def only_this_greenlet() -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM interrupt the greenlet that entered; those of a client go on and deliver."""
+    import gevent
+
+    here, kinds = gevent.getcurrent(), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+    earlier = {number: signal.getsignal(number) for number in kinds}
+    watchers = [gevent.signal_handler(number, gevent.kill, here, kind) for number, kind in kinds.items()]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield

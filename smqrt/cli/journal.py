@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -320,10 +321,14 @@ def _compact_once(place: Path, options: Options, variant: bool) -> Done:
     with progress("compact", rows_to_compact(place, options)) as advance:
         if not variant:
             return run(place, options, on_rows=advance)
+        from smqrt.pipeline.interrupts import interruptible
         from smqrt.pipeline.variant import Shredder
 
-        with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
-            return run(place, replace(options, shred=shredder), on_rows=advance)
+        def shredded(_stopping: threading.Event) -> Done:
+            with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
+                return run(place, replace(options, shred=shredder), on_rows=advance)
+
+        return interruptible(shredded)
 
 
 def _done(done: Done, options: Options) -> str:

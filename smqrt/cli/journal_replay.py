@@ -9,6 +9,7 @@ from typing import Any
 import gevent
 
 from smqrt.cli.connecting import Failure, Refused, failure, open_client
+from smqrt.cli.interrupted import only_this_greenlet
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.journal.inspect import Recorded
@@ -36,7 +37,7 @@ def publishing(url: str, **connection: Any) -> Iterator[tuple[Publish, Callable[
     """
     for scheme, known in _SCHEMES.items():
         url = known + url.removeprefix(scheme) if url.startswith(scheme) else url
-    with open_client(url, **connection) as client:
+    with only_this_greenlet(), open_client(url, **connection) as client:
         yield _publisher(client), gevent.sleep, MAX_PAYLOAD_BYTES
         if not client.flush():
             raise failure(client.end)

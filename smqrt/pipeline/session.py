@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import java, warm
@@ -81,21 +83,39 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
 
 def _started(settings: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import ensure_callback_server_started
     from pyspark.sql import SparkSession
 
     conf = SparkConf().setAll(list(settings.items()))
     SparkContext._ensure_initialized(conf=conf)  # as the session itself would do, after which its work begins
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise it is the JVM of spark-submit, which started this process
-        _leave_signals_to_driver(SparkContext._jvm)
+    jvm: Any = SparkContext._jvm
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if submitted:
+        ensure_callback_server_started(SparkContext._gateway)  # type: ignore[no-untyped-call]
+    _handle_signals(jvm, _ToDriver() if submitted else jvm.sun.misc.SignalHandler.SIG_IGN)
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _leave_signals_to_driver(jvm: Any) -> None:
+def _handle_signals(jvm: Any, handler: Any) -> None:
     """Service managers send SIGTERM to the JVM too, which would end in the middle of a micro-batch. It ends with its
     driver anyway, as its stdin does.
     """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
     for name in ("TERM", "INT", "HUP"):
-        jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), jvm.sun.misc.SignalHandler.SIG_IGN)
+        with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
+            jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
+
+
+class _ToDriver:
+    """A handler of signals for the JVM of spark-submit: of the two, it is the process that others know."""
+
+    def handle(self, number: Any) -> None:
+        """Ctrl-C reaches the driver by itself: as SIGTERM it doesn't count as a second one."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        implements: ClassVar = ["sun.misc.SignalHandler"]
 
 
 def _quiet() -> None:

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -182,6 +183,56 @@ def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], ap
     result = smqrt("status")
     assert result.exit_code == 1
     assert result.output.splitlines()[1].split()[:2] == ["means", "dead"]
+
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
+
+
+def test_what_strangers_sent_does_not_steer_the_terminal(smqrt: Callable[..., Result], app: Path) -> None:
+    """A message of a stranger stands in the error of the query that it broke, and its time in the watermark."""
+    keep(app, replace(STATUS, state="failed", error=f"bad value {STEERING}", watermark=STEERING))
+    output = smqrt("status").output
+    assert f"means: bad value {SHOWN} " in output.replace("\n", " ")
+    assert output.count(SHOWN) == 2
+    assert not set(STEERING) & set("\x1b\x07\x9b\u202e") & set(output)
+
+
+def test_nor_while_one_watches(app: Path) -> None:
+    keep(app, replace(STATUS, state="failed", error=f"bad value {STEERING}", watermark=STEERING))
+    words = ["pipeline", "status", "--watch", "--app", str(app)]
+    printed = on_a_terminal([sys.executable, "-m", "smqrt", *words], lambda printed: printed.count(SHOWN) > 2)
+    assert not set(drawn(printed)) & set("\x1b\x07\x9b\u202e")
+
+
+def test_nor_in_what_run_reports(app: Path) -> None:
+    code = "import pathlib, sys; from smqrt.cli.pipeline_progress import shown\n"
+    code += "with shown(pathlib.Path(sys.argv[1]), []) as report: report(sys.argv[2])"
+    command = [sys.executable, "-c", code, str(app), STEERING]
+    printed = on_a_terminal(command, lambda printed: SHOWN in printed)
+    assert not set(drawn(printed)) & set("\x1b\x07\x9b\u202e")
+
+
+def on_a_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
+    """Runs a command until it has printed enough, or has ended; returns what it printed."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 200))
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=os.environ | {"TERM": "xterm"})
+    os.close(theirs)
+    printed, deadline = "", time.monotonic() + 30
+    with suppress(OSError):  # it has ended
+        while not enough(printed) and time.monotonic() < deadline:
+            printed += os.read(ours, 1 << 16).decode()
+    child.send_signal(signal.SIGINT)
+    child.wait(30)
+    os.close(ours)
+    assert enough(printed), printed
+    return printed
+
+
+def drawn(printed: str) -> str:
+    """What was printed, without what Rich itself steers the terminal with: colours, lines and the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[AKhlm]", "", printed)
 
 
 def test_status_of_what_never_ran(smqrt: Callable[..., Result], app: Path) -> None:

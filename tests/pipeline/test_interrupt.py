@@ -14,17 +14,18 @@ import pytest
 
 from smqrt.journal import commit
 from smqrt.journal.reader import Journal
-from smqrt.pipeline import status
+from smqrt.pipeline import status, tables
+from tests.journal.made import readings, write
 from tests.pipeline.hubs import JournalingHub, eventually
 
 START_S, STOP_S = 300, 60
-PIPELINES = """
+SOURCE = """
 import os
 import time
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
-from smqrt.pipeline import publish, source
+from smqrt.pipeline import publish, source, table
 
 @source("in", json="n int", include_pipeline=True)
 def rows(df): return df
@@ -35,34 +36,46 @@ def waits(n):
     while not os.path.exists({go!r}):
         time.sleep(0.01)
     return n
-
+"""
+PUBLISHED = """
 @publish(to="out", trigger="10 ms")
 def echo(rows): return rows.select(waits("n").alias("n"))
 
 @publish(to="idle", trigger="10 ms")
 def idle(rows): return rows.filter("n < 0")
 """
+KEPT = """
+@table("kept")
+def kept(rows): return rows.select(waits("n").alias("n"))
+"""
 
 
 class Terminal:
-    """`smqrt pipeline run` in a session of its own, whose one micro-batch lasts until it is allowed to end."""
+    """A command of `smqrt pipeline` in a session of its own, whose one job lasts until it is allowed to end."""
 
     def __init__(self, app: Path, journal: Path) -> None:
         self.app, self.journal = app, journal
         self.inside, self.go = app / "inside", app / "go"
         self.log = app / "driver.log"
         (app / "pipelines").mkdir()
-        code = PIPELINES.format(inside=str(self.inside), go=str(self.go))
-        (app / "pipelines" / "p.py").write_text(code)
+        self.write(PUBLISHED)
         rows = [(b"in", None, b'{"n": 1}')]
         commit.publish(commit.HubAddress.of(journal), rows)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        words = ["pipeline", "run", "--app", str(self.app), "--from", "earliest", "--republish"]
+    def write(self, queries: str) -> None:
+        code = SOURCE.format(inside=str(self.inside), go=str(self.go)) + queries
+        (self.app / "pipelines" / "p.py").write_text(code)
+
+    def start(self, command: str = "run", *words: str) -> None:
+        self.begin("pipeline", command, "--app", str(self.app), *(words or ("--from", "earliest", "--republish")))
+
+    def begin(self, *words: str) -> None:
+        (self.app / "tmp").mkdir(exist_ok=True)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "smqrt", *words],
+                env=os.environ | {"TMPDIR": str(self.app / "tmp")},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -73,9 +86,15 @@ class Terminal:
         assert self.process
         os.killpg(self.process.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float = STOP_S) -> int:
         assert self.process
-        return self.process.wait(STOP_S)
+        return self.process.wait(timeout_s)
+
+    @property
+    def written(self) -> list[Path]:
+        """The files of the table, and those that a test has kept."""
+        kept = self.app / "pipelines/tests/kept.json"
+        return [*tables.files(self.app / ".tables/kept"), *([kept] if kept.exists() else [])]
 
     def wait_inside(self) -> None:
         """Waits until the micro-batch is under way."""
@@ -176,6 +195,23 @@ def test_the_micro_batch_is_finished(terminal: Terminal, stop: Callable[[Termina
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("stop", [interrupt, terminate])
+def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal, stop: Callable[[Terminal], None]) -> None:
+    """The process that was started is spark-submit's; the driver is its child."""
+    terminal.start("submit", "--master", "local[2]", "--from", "earliest", "--republish")
+    terminal.wait_inside()
+    everybody = terminal.everybody()
+    stop(terminal)
+    eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+    terminal.go.touch()
+    assert terminal.wait() == 0, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
+    assert not terminal.traces
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_sigterm_to_everybody(terminal: Terminal) -> None:
     """As systemd does by default: to the JVM and the helpers of Spark too, which are in process groups of their own."""
     terminal.start()
@@ -199,7 +235,7 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
 @pytest.mark.timeout(600)
 def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
     terminal.start()
-    eventually(lambda: "java" in terminal.everybody().values(), "the JVM starts", START_S)
+    eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
     everybody = terminal.everybody()
     for pid in everybody:
         os.kill(pid, signal.SIGTERM)
@@ -252,3 +288,63 @@ def test_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 0, terminal.printed
     assert terminal.results == [b'{"n":1}']
+
+
+OTHERS = {
+    "backfill": ("backfill", "kept", "--from", "earliest"),
+    "test": ("test", "--journal", "{app}/.journal", "--update"),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str, number: int, code: int) -> None:
+    words = [word.format(app=terminal.app) for word in OTHERS[command]]
+    terminal.write(KEPT)
+    terminal.start(*words)
+    terminal.wait_inside()
+    everybody = terminal.everybody()
+    terminal.send(number)
+    assert terminal.wait() == code, terminal.printed
+    assert terminal.printed.splitlines()[-1] == "Interrupted."
+    assert not terminal.traces
+    assert terminal.written == []
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    assert list((terminal.app / "tmp").glob("smqrt-test-*")) == []
+    terminal.go.touch()
+    terminal.start(*words)
+    assert terminal.wait(START_S) == 0, terminal.printed
+    assert len(terminal.written) == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_doctor_while_spark_starts(terminal: Terminal) -> None:
+    terminal.begin("pipeline", "doctor", "--app", str(terminal.app))
+    eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
+    everybody = terminal.everybody()
+    terminal.send(signal.SIGINT)
+    assert terminal.wait() == 130, terminal.printed
+    assert terminal.printed.splitlines()[-1] == "Interrupted."
+    assert not terminal.traces
+    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_compacting_with_spark(terminal: Terminal, tmp_path: Path) -> None:
+    journal = tmp_path / "recorded"
+    write(journal, readings(200), segment_rows=100)
+    words = ("journal", "compact", str(journal), "--json", "variant")
+    terminal.begin(*words)
+    eventually(lambda: (journal / ".variant/rows.parquet").exists() or terminal.ended, "Spark is to write", START_S)
+    terminal.send(signal.SIGINT)
+    assert terminal.wait() == 130, terminal.printed
+    assert terminal.printed.splitlines()[-1] == "Interrupted."
+    assert not terminal.traces
+    assert (list(journal.glob("data/*/*/*.parquet")), (journal / ".variant").exists()) == ([], False)
+    terminal.begin(*words)
+    assert terminal.wait(START_S) == 0, terminal.printed
+    assert len(list(journal.glob("data/*/*/*"))) == 1

@@ -1,0 +1,126 @@
+"""Ctrl-C and SIGTERM in the middle of `smqrt journal`: one line, the exit code of a shell, and nothing half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from gevent import subprocess as green
+from gevent.queue import Queue
+
+from tests.journal.made import NOON_US, readings, row, write
+from tests.local_broker import LocalBroker
+
+ROWS = 120_000
+SIGNALS = [pytest.param(signal.SIGINT, 130, id="Ctrl-C"), pytest.param(signal.SIGTERM, 143, id="SIGTERM")]
+STOP_S = 60
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal that takes some seconds to be read."""
+    folder = tmp_path_factory.mktemp("recorded") / "journal"
+    write(folder, readings(ROWS), batch=1000, segment_rows=ROWS // 4)
+    write(folder, [row(ROWS, NOON_US + ROWS * 1_000_000)])
+    return folder
+
+
+@pytest.fixture
+def journal(tmp_path: Path, recorded: Path) -> Path:
+    subprocess.run(["cp", "-r", recorded, tmp_path], check=True)
+    return tmp_path / "journal"
+
+
+def started(*words: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "smqrt", "journal", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + STOP_S
+    while not condition():
+        assert process.poll() is None, "it ended before it was interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def reads(process: subprocess.Popen[str], folder: Path) -> bool:
+    """Whether a process has a file of a folder open, or mapped into its memory."""
+    with suppress(FileNotFoundError):
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return str(folder) in mapped or any(str(folder) in path for path in opened)
+    return False
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_export(journal: Path, ending: str, number: int, code: int) -> None:
+    target = journal.parent / "out"
+    target.mkdir()
+    words = ("export", journal, "--to", target / f"all.{ending}")
+    process = started(*words)
+    until(lambda: any(target.iterdir()), process)
+    process.send_signal(number)
+    assert (process.communicate(timeout=STOP_S), process.returncode) == (("", "Interrupted.\n"), code)
+    assert files(target) == set()
+    again = started(*words)
+    assert again.communicate(timeout=STOP_S)[0].startswith(f"{ROWS + 1:,} messages in ")
+    assert files(target) == {target / f"all.{ending}"}
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_compact(journal: Path, number: int, code: int) -> None:
+    before = files(journal / "wal")
+    process = started("compact", journal, "--grace", "0s")
+    until(lambda: (journal / "data").exists() and bool(files(journal / "data")), process)
+    process.send_signal(number)
+    assert (process.communicate(timeout=STOP_S), process.returncode) == (("", "Interrupted.\n"), code)
+    assert files(journal / "wal") == before
+    again = started("compact", journal)
+    assert again.communicate(timeout=STOP_S)[0].startswith(f"4 segments with {ROWS:,} messages: ")
+    assert {path.suffix for path in files(journal / "data")} == {".parquet"}
+    checked = started("verify", journal)
+    assert "all is well\n" in checked.communicate(timeout=STOP_S)[0]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_verify(journal: Path, number: int, code: int) -> None:
+    process = started("verify", journal)
+    until(lambda: reads(process, journal / "wal"), process)
+    process.send_signal(number)
+    assert (process.communicate(timeout=STOP_S), process.returncode) == (("", "Interrupted.\n"), code)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_replay_says_where_to_go_on(tmp_path: Path, number: int, code: int) -> None:
+    """Those that were due have arrived; the one that it waited for is the first of the second run."""
+    times_us = [NOON_US, NOON_US + 1, NOON_US + 3_600_000_000]
+    write(tmp_path, [row(seq, ts_us, "t", b"%d" % seq) for seq, ts_us in enumerate(times_us)])
+    broker = LocalBroker()
+    try:
+        got: Queue[bytes] = Queue()
+        broker.smq.subscribe("t", lambda data, *_: got.put(bytes(data)))
+        address = f"smq://127.0.0.1:{broker.port}/smq.lsp"
+        command = [sys.executable, "-m", "smqrt", "journal", "replay", str(tmp_path), address]
+        process = green.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert [got.get(timeout=STOP_S), got.get(timeout=STOP_S)] == [b"0", b"1"]
+        process.send_signal(number)
+        told = process.communicate(timeout=STOP_S)[1].decode()
+        assert (told, process.returncode) == ("Interrupted. --from 2026-11-20T13:00:00.000000Z goes on.\n", code)
+        again = green.Popen([*command, *told.split()[1:3]], stdout=subprocess.PIPE)
+        assert again.communicate(timeout=STOP_S)[0] == b"1 message published\n"
+        assert [got.get(timeout=STOP_S), got.empty()] == [b"2", True]
+    finally:
+        broker.close()
