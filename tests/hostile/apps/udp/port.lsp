@@ -1,0 +1,1 @@
+<?lsp response:write((select(2, app.sock:sockname()))) ?>
