@@ -39,6 +39,7 @@ from smqrt.lua.watchdog import Watchdog
 from smqrt.net import broker, gate
 from smqrt.net.listener import Listener
 from smqrt.net.origins import Hosts, Origins, is_loopback
+from smqrt.net.refusals import limit_errors_of_greenlets
 from smqrt.net.tls import server_context
 from smqrt.settings import Settings
 from smqrt.supervise import Compactions, Pipelines
@@ -232,6 +233,7 @@ class Server:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
         handlers = [gevent.signal_handler(number, react) for number, react in self._reactions().items()]
         self._watchdog.start()
+        limit_errors_of_greenlets()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)

@@ -7,10 +7,15 @@ at its own ETID.
 import time
 
 import gevent
+from gevent.pool import Pool
 
 from smqrt import hub
 
+MOST_CALLS = 100  # at once: each costs memory, and strangers can ask
+LONGEST_MS = 2000
+
 smq = hub.create()
+calls = Pool(MOST_CALLS)
 
 
 def add(a, b):
@@ -30,6 +35,7 @@ def clock():
 
 def slow(ms):
     """slow(ms): waits so long, while other calls go on"""
+    ms = min(ms, LONGEST_MS)
     gevent.sleep(ms / 1000)
     return f"waited {ms} ms"
 
@@ -43,21 +49,31 @@ FUNCTIONS = {"add": add, "reverse": reverse, "clock": clock, "slow": slow, "list
 EXAMPLES = {"add": "2, 40", "reverse": '"stressed"', "clock": "", "slow": "1500", "list": ""}
 
 
+def value_of(call):
+    name = call.get("name")
+    if not isinstance(name, str) or name not in FUNCTIONS:
+        raise LookupError(f"there is no function {name}")
+    return FUNCTIONS[name](*call.get("arguments", []))
+
+
 def answer(call, ptid):
-    reply = {"id": call.get("id")}
-    function = FUNCTIONS.get(call.get("name"))
-    if function is None:
-        reply["error"] = f"there is no function {call.get('name')}"
-    else:
-        try:
-            reply["value"] = function(*call.get("arguments", []))
-        except Exception as error:
-            reply["error"] = str(error)
-    smq.publish(reply, ptid)
+    try:
+        smq.publish({"id": call.get("id"), "value": value_of(call)}, ptid)
+    except Exception as error:  # strangers send whatever they like
+        smq.publish({"id": call.get("id"), "error": str(error)}, ptid)
 
 
 def on_call(call, ptid, tid, subtid):
-    gevent.spawn(answer, call, ptid)  # a greenlet for each: one that takes its time does not hold up the next
+    if not isinstance(call, dict):
+        smq.publish({"error": "a call is an object"}, ptid)
+    elif calls.full():
+        smq.publish({"id": call.get("id"), "error": "too many calls at once"}, ptid)
+    else:
+        calls.spawn(answer, call, ptid)  # a greenlet for each: one that takes its time does not hold up the next
+
+
+def onunload():
+    calls.kill()
 
 
 smq.subscribe("self", onmsg=on_call, json=True)

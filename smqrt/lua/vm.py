@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ from smqrt.lua import library
 from smqrt.lua.activity import Activities
 from smqrt.lua.bridge import Function, LuaError, Op, encoded, guarded
 from smqrt.lua.clock import clock_ms, pause, sleep_ms
+from smqrt.net.refusals import ErrorLimit
 
 log = logging.getLogger("smqrt.lua")
 
@@ -173,8 +175,13 @@ def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
     return None if source is None else (source, library.chunk_name(text))
 
 
+_limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)
+"""By what failed: "Cosocket failed", "Thread job failed" and the like."""
+
+
 def _log_error(text: bytes) -> None:
-    log.error("%s", text.decode("utf-8", "replace"))
+    if (others := _limits[text.partition(b":")[0]].others()) is not None:
+        log.error("%s%s", text.decode("utf-8", "replace"), others)
 
 
 def _deny(_obj: Any, _name: Any, _value: Any = None) -> None:

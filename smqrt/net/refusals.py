@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from time import monotonic
+from types import CodeType, TracebackType
+from typing import Any
+
+from gevent import get_hub
 
 log = logging.getLogger("smqrt")
 
@@ -56,3 +61,24 @@ class ErrorLimit:
         others = f" ({self._left_out} more are not shown)" if self._left_out else ""
         self._shown, self._left_out = self._shown + 1, 0
         return others
+
+
+def limit_errors_of_greenlets() -> None:
+    """Let so many errors of greenlets onto standard error in a second, for each line that raises; gevent prints all."""
+    hub: Any = get_hub()
+    show, limits = hub.print_exception, defaultdict[Any, ErrorLimit](ErrorLimit)
+
+    def print_exception(context: Any, kind: Any, error: Any, traceback: Any) -> None:
+        if (others := limits[_raised_at(traceback)].others()) is not None:
+            show(f"{context!r}{others}" if others else context, kind, error, traceback)
+
+    hub.print_exception = print_exception
+
+
+def _raised_at(traceback: TracebackType | None) -> tuple[CodeType, int] | None:
+    """Where the error was raised; programs have only so many lines."""
+    if traceback is None:
+        return None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_code, traceback.tb_lineno

@@ -13,9 +13,18 @@ from tests.hostile import test_broker as broker
 from tests.hostile.conftest import Besieged
 
 IN_PYTHON = """
+import gevent
+
 from smqrt import hub
 
 smq = hub.create()
+
+
+def fails(data):
+    raise ValueError("this is no JSON: " + data)
+
+
+smq.subscribe("spawned", onmsg=lambda data, *more: gevent.spawn(fails, data.decode()))
 
 
 @smq.on("asked")
@@ -35,6 +44,9 @@ dir.setfunc(answer)
 IN_LUA = """
 smq = require "smq.hub".create()
 smq:subscribe("decoded", {json = true, onmsg = function() end})
+smq:subscribe("spawned", {onmsg = function(data)
+  ba.thread.run(function() error("this is no JSON: " .. data) end)
+end})
 smq:subscribe("asked", {onmsg = function(data) error("this is no JSON: " .. data) end})
 """
 MESSAGES = 3000
@@ -50,7 +62,8 @@ def apps(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("path", "topic"), [("/py/", "asked"), ("/py/", "decoded"), ("/lua/smq.lsp", "decoded"), ("/lua/smq.lsp", "asked")]
+    ("path", "topic"),
+    [(path, topic) for path in ("/py/", "/lua/smq.lsp") for topic in ("asked", "decoded", "spawned")],
 )
 def test_messages_that_a_handler_fails_at(
     besiege: Callable[..., Besieged], apps: list[Path], monkeypatch: pytest.MonkeyPatch, path: str, topic: str

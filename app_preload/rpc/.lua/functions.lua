@@ -24,6 +24,7 @@ functions.slow = {
    example = "1500",
    help = "slow(ms): waits so long, while other calls go on",
    run = function(ms)
+      ms = math.min(ms, 2000)
       ba.sleep(ms)
       return "waited " .. ms .. " ms"
    end,

@@ -1,0 +1,48 @@
+"""The demonstrations, which people copy: calls that take their time, and calls that are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from smqrt.wire import smq
+from tests.conftest import REPOSITORY
+from tests.device import Device, publish
+from tests.hostile import test_broker as broker
+from tests.hostile.conftest import Besieged
+
+CALLS = {
+    "slow": b'{"id": 1, "name": "slow", "arguments": [1e9]}',
+    "a number": b"99",
+    "a text": b'"text"',
+    "no name": b"{}",
+    "a list for a name": b'{"name": []}',
+    "arguments that are none": b'{"name": "add", "arguments": 5}',
+    "a huge answer": b'{"name": "reverse", "arguments": ["' + b"\\u0001" * 10_000 + b'"]}',
+}
+
+
+@pytest.mark.parametrize("path", ["/python/smq", "/rpc/smq.lsp"])
+def test_calls(besiege: Callable[..., Besieged], monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    besieged = besiege(*(REPOSITORY / "app_preload" / name for name in ("python", "rpc")))
+    monkeypatch.setattr(broker, "PATH", path)
+    for name, call in CALLS.items():
+        device: Device = broker.Stranger(besieged, b"calls-1")
+        frame = smq.frame(publish(1, device.etid, call))
+        count = 30_000 if len(call) < 100 else 300
+        with besieged.attack(f"{path}: {count:,} calls: {name}", grows_bytes=32 << 20) as attack:
+            device.flood(frame * count, attack)
+    assert len(besieged.served.lines) < 1000
+    asks = broker.Stranger(besieged, b"asks-11")
+    asks.sock.settimeout(20)
+    while "too many calls at once" in (answer := ask(asks)).values():  # until those that are slow have ended
+        pass
+    assert answer == {"id": 7, "value": 42}
+
+
+def ask(device: Device) -> dict[str, object]:
+    device.publish(1, b'{"id": 7, "name": "add", "arguments": [2, 40]}')
+    answer: dict[str, object] = json.loads(device.receive()[13:])
+    return answer
