@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.hostile.conftest import Besieged
+from tests.hostile.conftest import APPS, Besieged
 
 LARGE_BYTES = 32 << 20
 
@@ -43,3 +44,22 @@ def test_a_large_file(folder: Path, besiege: Callable[..., Besieged], name: str)
         assert b" 206 " in besieged.exchange(request + last, attack)
         for sock in idle:
             sock.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "packed"])
+def test_a_folder_of_many_files_that_many_list(besiege: Callable[..., Besieged], tmp_path: Path, kind: str) -> None:
+    (tmp_path / "many" / "files").mkdir(parents=True)
+    shutil.copy(APPS / "lua" / "files.lsp", tmp_path / "many")
+    for number in range(10_000):
+        (tmp_path / "many" / "files" / f"{number}.txt").write_bytes(b"x")
+    if kind == "packed":
+        shutil.make_archive(str(tmp_path / "many"), "zip", tmp_path / "many")
+    besieged = besiege(tmp_path / ("many" if kind == "folder" else "many.zip"))
+    head = b"GET /many/files.lsp?folder=files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with besieged.attack(f"20 who list 10,000 files ({kind})") as attack:
+        asking = [besieged.open(60) for _ in range(20)]
+        for sock in asking:
+            sock.sendall(head)
+            attack.sent(len(head))
+        answers = [sock.makefile("rb").read() for sock in asking]
+    assert all(b"10000\t11000" in answer for answer in answers)

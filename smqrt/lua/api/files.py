@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 from collections.abc import Callable
 from typing import IO, Any
 
-from smqrt.http.resources import Io, IoError
+from gevent import get_hub
+from gevent.lock import BoundedSemaphore
+
+from smqrt.http.resources import Io, IoError, Stat
 from smqrt.lua.api.text import from_utf8, utf8
 from smqrt.lua.bridge import ArgumentError, fail
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
+LOOKING_AT_ONCE = 4
+"""So many threads look at folders and files; the hub has ten, and names are looked up in them too."""
+_looking = BoundedSemaphore(LOOKING_AT_ONCE)
+
 
 class FilesHalf:
-    """Keeps what the handles of Lua stand for. File operations do not switch greenlets: Lua calls them directly."""
+    """Keeps what the handles of Lua stand for. Lua calls the operations directly; `stat` and `files` also so that a
+    thread does the work, see `_in_thread`."""
 
     def __init__(self, services: Services) -> None:
         self._named: dict[str, Io] = services.ios
@@ -54,10 +63,9 @@ class FilesHalf:
         stat = self.io(handle).stat(from_utf8(name))
         return utf8(stat.name), stat.mtime, stat.size, stat.isdir
 
-    def files(self, handle: int, path: bytes) -> tuple[Any, ...]:
-        """Name, isdir, mtime and size of every entry, one behind the other."""
-        entries = self.io(handle).files(from_utf8(path))
-        return tuple(field for entry in entries for field in (utf8(entry.name), entry.isdir, entry.mtime, entry.size))
+    def files(self, handle: int, path: bytes) -> bytes:
+        """Every entry of a folder, one behind the other: a name with its length, isdir, mtime and size."""
+        return b"".join(map(_packed, self.io(handle).files(from_utf8(path))))
 
     def mkdir(self, handle: int, name: bytes) -> bool:
         self.io(handle).mkdir(from_utf8(name))
@@ -118,6 +126,11 @@ class FilesHalf:
         return True
 
 
+def _packed(entry: Stat) -> bytes:
+    name = utf8(entry.name)
+    return struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size)
+
+
 def label(io: Io, name: str) -> str:
     """The folder's own name, a slash, and the name: short enough for Lua's messages, long enough for their reader."""
     return f"{os.path.basename(io.realpath())}/{name.lstrip('/')}"
@@ -134,8 +147,18 @@ def install(vm: Vm, services: Services) -> FilesHalf:
     half = FilesHalf(services)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _OPERATIONS.split()}
-    vm.namespace("ba.files", functions)
+    vm.namespace("ba.files", functions, {"stat_in_thread": _with_words(_in_thread(half.stat)), "files_in_thread": _with_words(_in_thread(half.files))})
     return half
+
+
+def _in_thread(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """`operation` in a thread: a folder may have many thousand entries, and a disk may be slow or gone."""
+
+    def call(*args: Any) -> Any:
+        with _looking:
+            return get_hub().threadpool.apply(operation, args)
+
+    return call
 
 
 def _with_words(operation: Callable[..., Any]) -> Callable[..., Any]:

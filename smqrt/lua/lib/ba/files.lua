@@ -1,8 +1,12 @@
 -- io objects and the files they open (spec: bas-api 6). An io is a handle on a folder or a ZIP file; names are relative to it.
 local core, py = ...
 
+local isyieldable, unpack = core.isyieldable, string.unpack
 local getmetatable, ipairs, load, select, setmetatable, tostring, type =
   core.getmetatable, ipairs, load, select, setmetatable, tostring, type
+
+local ENTRY <const> = ">s4Bi8I8" -- name, isdir, mtime, size
+local ENTRIES_A_TURN <const> = 256
 
 local io, file = {}, {}
 local io_class, file_class = core.class("io", io), core.class("file", file)
@@ -66,20 +70,26 @@ function io:resourcetype() return py.resourcetype(self.handle), "linux" end
 
 -- syntax: io:stat(name) -> {name, mtime, size, isdir, type} | nil, error
 function io:stat(name)
-  local base, mtime, size, isdir = py.stat(self.handle, core.arg.string(name, 1, "stat"))
+  local look = isyieldable() and py.stat_in_thread or py.stat
+  local base, mtime, size, isdir = look(self.handle, core.arg.string(name, 1, "stat"))
   if not base then return nil, mtime end
   return {name = base, mtime = mtime, size = size, isdir = isdir, type = isdir and "directory" or "regular"}
 end
 
 -- syntax: for name [, isdir, mtime, size] in io:files(path [, stat]) do ... end
 function io:files(path, stat)
-  local list = {py.files(self.handle, core.arg.string(path, 1, "files"))}
-  if list[1] == nil and list[2] then core.raise(list[2]) end
-  local at = -3
+  local look = isyieldable() and py.files_in_thread or py.files
+  local list, message = look(self.handle, core.arg.string(path, 1, "files"))
+  if not list then core.raise(message) end
+  local at, count = 1, 0
   return function()
-    at = at + 4
-    if stat then return list[at], list[at + 1], list[at + 2], list[at + 3] end
-    return list[at]
+    if at > #list then return nil end
+    count = count + 1
+    if count % ENTRIES_A_TURN == 0 and isyieldable() then core.pause() end
+    local name, isdir, mtime, size
+    name, isdir, mtime, size, at = unpack(ENTRY, list, at)
+    if stat then return name, isdir == 1, mtime, size end
+    return name
   end
 end
 
