@@ -147,12 +147,15 @@ def install(vm: Vm, services: Services) -> FilesHalf:
     half = FilesHalf(services)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _OPERATIONS.split()}
-    vm.namespace("ba.files", functions, {"stat_in_thread": _with_words(_in_thread(half.stat)), "files_in_thread": _with_words(_in_thread(half.files))})
+    vm.namespace("ba.files", functions, {"stat_in_thread": _in_thread(_with_words(half.stat)), "files_in_thread": _in_thread(_with_words(half.files))})
     return half
 
 
 def _in_thread(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """`operation` in a thread: a folder may have many thousand entries, and a disk may be slow or gone."""
+    """`operation` in a thread: a folder may have many thousand entries, and a disk may be slow or gone.
+
+    It must not raise: the traceback of an error that crosses threads keeps the greenlet that waited for it, in a cycle.
+    """
 
     def call(*args: Any) -> Any:
         with _looking:
