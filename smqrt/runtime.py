@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import resource
@@ -37,6 +36,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
 from smqrt.net import broker, gate
+from smqrt.net.garbage import Collector
 from smqrt.net.listener import Listener
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.refusals import limit_errors_of_greenlets
@@ -114,6 +114,7 @@ class Server:
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
+        self._collector = Collector()
         self._watchdog = Watchdog(self.vm, loop_s=settings.lua_loop_s)
         base.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
@@ -190,6 +191,7 @@ class Server:
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         _prepare_process()
+        self._collector.start()
         gate.connections.limit = self.settings.max_connections
         gate.connections.per_address = self.settings.connections_per_address
         if self.settings.reload:
@@ -305,6 +307,7 @@ class Server:
         self.http.drain(self.settings.drain_s)
         self.http.close()
         self._watchdog.stop()
+        self._collector.stop()
         self.vm.stop()
 
 
@@ -336,8 +339,3 @@ def _prepare_process() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-    # What is there now stays: the collector need not look at it again. And ten thousand clients that connect at once
-    # need not wait for it every 700 objects: 8 % of the CPU of a connect, measured.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)

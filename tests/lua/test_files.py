@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
 
+import gevent
 import pytest
 from app_server import AppServer
+
+from smqrt.http.resources import DiskIo
 
 
 def told(server: AppServer, code: str) -> str:
@@ -114,3 +118,23 @@ def test_an_io_that_comes_back_while_the_old_object_is_collected_lives(server: A
         """
     )
     assert server.vm.eval("return back:stat'/'.isdir") == (True,)
+
+
+def test_a_slow_disk_holds_nobody_else(server: AppServer, monkeypatch: pytest.MonkeyPatch):
+    """Not even the sixth who asks holds others, though only some threads look at files."""
+    answered = threading.Event()
+    look = DiskIo.files
+
+    def slow(io: DiskIo, path: str = ""):
+        assert answered.wait(10)
+        return look(io, path)
+
+    monkeypatch.setattr(DiskIo, "files", slow)
+    server.write("", {"a.txt": "hello"})
+    code = "local n = 0 for name in io:files'' do n = n + 1 end print(n > 0)"
+    listing = [gevent.spawn(server.page, f"<?lsp {code} ?>") for _ in range(6)]
+    gevent.sleep(0.1)
+    assert server.page("<?lsp print(1) ?>").text == "1\n"
+    assert not any(job.ready() for job in listing)
+    answered.set()
+    assert [job.get(timeout=10).text for job in listing] == ["true\n"] * 6

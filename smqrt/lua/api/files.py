@@ -147,7 +147,8 @@ def install(vm: Vm, services: Services) -> FilesHalf:
     half = FilesHalf(services)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _OPERATIONS.split()}
-    vm.namespace("ba.files", functions, {"stat_in_thread": _in_thread(_with_words(half.stat)), "files_in_thread": _in_thread(_with_words(half.files))})
+    in_threads = {f"{name}_in_thread": _in_thread(functions[name]) for name in ("stat", "files")}
+    vm.namespace("ba.files", functions, in_threads)
     return half
 
 

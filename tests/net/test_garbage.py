@@ -1,0 +1,59 @@
+"""The collector's passes in a server."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import gevent
+import pytest
+
+from smqrt.net import garbage
+
+
+class Node:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def collector() -> Iterator[garbage.Collector]:
+    before = gc.get_threshold()
+    collector = garbage.Collector()
+    collector.start()
+    yield collector
+    collector.stop()
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def gone(ref: weakref.ref[Node], within_s: float) -> bool:
+    with gevent.Timeout(within_s, False):
+        while ref() is not None:
+            gevent.sleep(0.01)
+    return ref() is None
+
+
+def test_a_young_cycle_is_collected(collector: garbage.Collector) -> None:
+    node = Node()
+    ref = weakref.ref(node)
+    del node
+    assert gone(ref, within_s=5)
+
+
+def test_an_old_cycle_is_collected_when_enough_has_been_made(
+    collector: garbage.Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node()
+    ref = weakref.ref(node)
+    while any(one is node for one in gc.get_objects(0)) or any(one is node for one in gc.get_objects(1)):
+        gevent.sleep(0.01)
+    del node
+    assert not gone(ref, within_s=0.3)
+    monkeypatch.setattr(garbage, "DUE_OBJECTS", 100)
+    kept = [[number] for number in range(1000)]
+    assert gone(ref, within_s=5)
+    assert len(kept) == 1000
