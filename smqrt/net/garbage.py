@@ -29,7 +29,8 @@ class Collector:
     """The collector's passes in a process."""
 
     def __init__(self) -> None:
-        self._timer: Any = get_hub().loop.timer(YOUNG_S, YOUNG_S)
+        loop: Any = get_hub().loop
+        self._timer = loop.timer(YOUNG_S, YOUNG_S)
         self._timer.ref = False
         self._made = 0
         self._rests_until_s = 0.0
