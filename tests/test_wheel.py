@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from email.parser import HeaderParser
 from pathlib import Path
 from urllib.parse import urljoin
 from urllib.request import urlopen
@@ -30,6 +31,16 @@ def files_of_the_package() -> set[str]:
 def test_a_wheel_has_every_file(wheel_path: Path) -> None:
     assert len(files_of_the_package()) > 300
     assert files_of_the_package() - set(zipfile.ZipFile(wheel_path).namelist()) == set(), "setup.cfg lists them"
+
+
+def test_what_a_wheel_says_about_itself(wheel_path: Path) -> None:
+    with zipfile.ZipFile(wheel_path) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        said = HeaderParser().parsestr(wheel.read(name).decode())
+    classifiers = set(said.get_all("Classifier") or ())
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= classifiers
+    assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= classifiers
+    assert said["Requires-Python"] == ">=3.11"
 
 
 def pythons() -> list[str]:

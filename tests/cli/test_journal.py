@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from gevent import get_hub
 from gevent import subprocess as green
 
 from smqrt.cli import cli
@@ -438,3 +439,10 @@ def test_long_commands_show_how_far_they_are(app: Path, tmp_path: Path) -> None:
     assert re.search(r"verify.*/\d", on_a_terminal("verify", app))
     assert re.search(r"compact.*/2002", on_a_terminal("compact", app, "--all"))
     assert "/2002" not in done("export", app, "--to", tmp_path / "y.jsonl"), "no terminal, no bar"
+
+
+def test_replay_shows_how_far_it_is(tmp_path: Path, broker: LocalBroker) -> None:
+    write(tmp_path, [row(seq, NOON_US + seq, "t", b"x") for seq in range(2002)])
+    address = f"smq://127.0.0.1:{broker.port}/smq.lsp"
+    shown = get_hub().threadpool.apply(on_a_terminal, ("replay", tmp_path, address, "--speed", "max"))
+    assert re.search(r"replay.*/2002", shown)
