@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections import deque
+from datetime import datetime
 
 import gevent
 
@@ -27,6 +28,13 @@ try:
     smq = hub.create(journal={"retain": "1d"})
 except JournalError:  # another server runs this application too, and keeps the journal; the page tells
     smq = hub.create()
+
+
+def known(told, time, numbers=(), texts=()):
+    """What the page needs of a message: strangers may publish too, and it is kept. Raises when it is not there."""
+    datetime.fromisoformat(told[time])
+    numbers = {name: float(told[name]) for name in numbers}
+    return numbers | {name: str(told[name])[:40] for name in (time, *texts)}
 
 
 class Sensor:
@@ -53,15 +61,16 @@ class Sensor:
         smq.publish({"device": self.name, "temp": round(temp, 1)}, f"telemetry/{self.name}")
 
     def on_reading(self, reading, ptid, tid, subtid):
-        self.readings.append([round(time.time()), reading["temp"]])
+        self.readings.append([round(time.time()), float(reading["temp"])])
 
     def on_minute(self, stats, ptid, tid, subtid):
+        stats = known(stats, "minute", ("avg", "low", "high", "readings"), ("device",))
         self.minutes[stats["minute"]] = stats
         for old in sorted(self.minutes)[:-SHOWN_MINUTES]:
             del self.minutes[old]
 
     def on_alert(self, alert, ptid, tid, subtid):
-        self.alerts.append(alert)
+        self.alerts.append(known(alert, "ts", texts=("device", "rule", "state")))
 
     def so_far(self):
         minutes = [self.minutes[minute] for minute in sorted(self.minutes)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,40 @@ def test_calls(besiege: Callable[..., Besieged], monkeypatch: pytest.MonkeyPatch
     while "too many calls at once" in (answer := ask(asks)).values():  # until those that are slow have ended
         pass
     assert answer == {"id": 7, "value": 42}
+
+
+NONSENSE = [
+    b'{"temp": "%b"}' % (b"x" * 60_000),
+    b'{"minute": 5, "device": [], "avg": 1, "low": 1, "high": 1, "readings": 1}',
+    b'{"minute": null, "device": "%b", "avg": 1, "low": 1, "high": 1, "readings": 1}' % (b"x" * 60_000),
+    b'{"minute": []}',
+    b'{"minute": "later", "device": 1, "avg": 1, "low": 1, "high": 1, "readings": 1}',
+    b'{"ts": "later", "device": 1, "rule": 1, "state": 1}',
+    b'{"rule": "%b", "device": 1, "state": {}, "ts": 5}' % (b"x" * 60_000),
+    b"[]",
+]
+
+
+def test_readings_of_strangers_leave_the_page_of_the_others_alone(
+    besiege: Callable[..., Besieged], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(REPOSITORY / "app_preload/telemetry", tmp_path / "telemetry")
+    besieged = besiege(tmp_path / "telemetry")
+    monkeypatch.setattr(broker, "PATH", "/telemetry/smq")
+    device = broker.Stranger(besieged, b"stranger")
+    frames = [
+        smq.frame(publish(device.create(topic), device.etid, text))
+        for topic in (b"telemetry/boiler", b"stats/boiler", b"alerts/boiler")
+        for text in NONSENSE
+    ]
+    with besieged.attack("/telemetry/smq: 4,800 readings, minutes and alerts that are none") as attack:
+        device.flood(b"".join(frames) * 200, attack)
+    asks = broker.Stranger(besieged, b"asks-11")
+    asks.sock.settimeout(20)
+    asks.publish(asks.create(b"telemetry-ask"), b"{}")
+    answers = {told["device"]: told for told in (json.loads(asks.receive()[13:]) for _ in range(4))}
+    assert set(answers) == {"boiler", "server room", "cellar", "roof"}
+    assert answers["boiler"]["minutes"] == answers["boiler"]["alerts"] == []
 
 
 def ask(device: Device) -> dict[str, object]:
