@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import gevent
 import pytest
@@ -15,7 +16,8 @@ from app_server import AppServer, Files
 from smqrt.journal import writer
 from smqrt.lua.api import smq_hub
 from smqrt.lua.apps import Application
-from tests.device import RAW, Device, wait_until
+from tests.conftest import Served
+from tests.device import RAW, RAW_HEADERS, Device, request, wait_until
 
 CONNECT = """
 def connect(request, relpath):
@@ -169,3 +171,60 @@ def test_who_comes_too_early_is_asked_to_try_again(hubs: AppServer) -> None:
     hubs.write("", {"go": ""})
     anew.get(timeout=5)
     assert hubs.ask("/smq.lsp", headers={"SimpleMQ": "1"}).status == 404
+
+
+HANGING: dict[str, Files] = {
+    "Python, permittop": {".preload.py": PYTHON.replace("create()", "create(permittop=hang)")},
+    "Python, onpublish": {".preload.py": PYTHON.replace("create()", "create(onpublish=hang)")},
+    "Lua, permittop": {".preload": LUA.replace("create()", "create{permittop=hang}"), "smq.lsp": PAGE},
+    "Lua, onpublish": {".preload": LUA.replace("create()", "create{onpublish=hang}"), "smq.lsp": PAGE},
+}
+HANG = {
+    ".preload.py": "import gevent\ndef hang(*arguments):\n    gevent.sleep(1000)\n",
+    ".preload": "local function hang() ba.sleep(1000000) end\n",
+}
+
+
+def hanging(name: str) -> Files:
+    return {file: HANG.get(file, "") + str(text) for file, text in HANGING[name].items()}
+
+
+def ask(device: Device, name: str) -> None:
+    """Do what the hook is asked about."""
+    if "permittop" in name:
+        device.send(b"\x04news")
+    else:
+        device.publish(device.etid, b"x")
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_a_hook_that_never_answers_keeps_no_hub(hubs: AppServer, come: Callable[..., Device], name: str) -> None:
+    """One client waits, the others do not; and the application can start anew."""
+    application = hubs.app(hanging(name))
+    assert application.error is None, application.error
+    waits = come()
+    ask(waits, name)
+    other = Device(("127.0.0.1", hubs.port)).start(target="/smq.lsp").connect(b"uid-b1")
+    other.send(b"\x0c").expect(b"\x0d")
+    application.reload()
+    assert application.error is None, application.error
+    for device in (waits, other):
+        device.expect_end()
+    come().send(b"\x0c").expect(b"\x0d")
+    other.close()
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_a_hook_that_never_answers_does_not_hold_the_end_of_the_server(
+    serve: Callable[..., Served], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "app").mkdir()
+    for file, text in hanging(name).items():
+        (tmp_path / "app" / file).write_text(str(text))
+    served = serve(tmp_path / "app")
+    device = Device(("127.0.0.1", served.port))
+    head = request(RAW_HEADERS, target="/smq.lsp").replace(b"Host: test", b"Host: localhost")
+    device.send_bytes(head).read_head().hello().connect(b"uid-a1")
+    ask(device, name)
+    assert served.stop() == 0
+    device.close()
