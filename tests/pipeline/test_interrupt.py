@@ -18,7 +18,7 @@ from smqrt.pipeline import status, tables
 from tests.journal.made import readings, write
 from tests.pipeline.hubs import JournalingHub, eventually
 
-START_S, STOP_S = 300, 60
+START_S, STOP_S = 300, 120
 SOURCE = """
 import os
 import time

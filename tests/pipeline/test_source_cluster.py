@@ -25,9 +25,9 @@ JOB = Path(__file__).parent / "cluster_job.py"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DEPLOY = "org.apache.spark.deploy"
 ROWS = 1000
-START_S = 90
+START_S, JOB_S = 180, 800
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def run(master: str, python: Path, package: Path, journal: Path, folder: Path) -
     command = [sys.executable, str(JOB), master, str(package), str(journal), str(folder / "checkpoint")]
     environment = bare() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(package)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=JOB_S, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
