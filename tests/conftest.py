@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         marks = {MARKS[name] for name in getattr(item, "fixturenames", ()) if name in MARKS}
         marks |= {mark.name for mark in item.iter_markers() if mark.name in PARTS}
+        marks |= {"servers"} if "hostile" in item.path.parts else set()
         part = next((part for part in PARTS if part in marks), "unit")
         assert part != "spark" or "pipeline" in item.path.parts, f"{item.nodeid}: scripts/test looks in tests/pipeline"
         item.add_marker(part)
