@@ -20,8 +20,9 @@ from tests.hostile.test_crowds import crowd_sends, get, last
 
 RECORD_BYTES = 27  # a KeyUpdate on the wire
 SMQ_HELLO = request(RAW_HEADERS, target="/watch/smq").replace(b"Host: test", b"Host: localhost")
-SMQ_CONNECTS = [SMQ_HELLO + smq.frame(smq.connect(uid, b"", b"")) for uid in (b"changes-1", b"changes-2")]
-FIRST_WORDS = {"HTTP": [b"", b""], "SMQ": SMQ_CONNECTS}
+KEY_CHANGERS = 6
+SMQ_CONNECTS = [SMQ_HELLO + smq.frame(smq.connect(b"changes-%d" % number, b"", b"")) for number in range(KEY_CHANGERS)]
+FIRST_WORDS = {"HTTP": [b""] * KEY_CHANGERS, "SMQ": SMQ_CONNECTS}
 
 
 @pytest.fixture
@@ -62,11 +63,13 @@ def test_handshakes_of_a_crowd(besieged_tls: Besieged) -> None:
 @pytest.mark.parametrize("asks", [0, 1], ids=["of its own", "and asks for the server's"])
 @pytest.mark.parametrize("protocol", FIRST_WORDS)
 def test_changes_of_keys(besieged_tls: Besieged, protocol: str, asks: int) -> None:
-    port, count = besieged_tls.served.tls_port, 60_000
+    port, count = besieged_tls.served.tls_port, 20_000
     command = [sys.executable, str(Path(__file__).parent / "key_updates.py"), *map(str, (port, count, asks))]
-    case = f"TLS, {protocol}: two clients change {'both keys' if asks else 'their keys'} 60,000 times"
+    case = f"TLS, {protocol}: {KEY_CHANGERS} clients change {'both keys' if asks else 'their keys'} 20,000 times"
     with besieged_tls.attack(case, grows_bytes=8 << 20) as attack:
-        clients = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+        clients = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in FIRST_WORDS[protocol]
+        ]
         for client, words in zip(clients, FIRST_WORDS[protocol], strict=True):
             client.stdin.write(words)  # type: ignore[union-attr]
             client.stdin.close()  # type: ignore[union-attr]
