@@ -48,9 +48,9 @@ def _end(running: Future[Any]) -> None:
 
 
 def _cancel_jobs() -> None:
-    from pyspark import SparkContext
+    with suppress(Exception):  # it isn't installed, hasn't started yet, or has ended meanwhile
+        from pyspark import SparkContext
 
-    with suppress(Exception):  # it hasn't started yet, or has ended meanwhile
         context = SparkContext._active_spark_context
         if context is not None:
             context.cancelAllJobs()
