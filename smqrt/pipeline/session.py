@@ -89,20 +89,20 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf().setAll(list(settings.items()))
     SparkContext._ensure_initialized(conf=conf)  # as the session itself would do, after which its work begins
     jvm: Any = SparkContext._jvm
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if submitted:
+    _handle_signals(jvm, jvm.sun.misc.SignalHandler.SIG_IGN, "TERM", "INT", "HUP")
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
         ensure_callback_server_started(SparkContext._gateway)  # type: ignore[no-untyped-call]
-    _handle_signals(jvm, _ToDriver() if submitted else jvm.sun.misc.SignalHandler.SIG_IGN)
+        _handle_signals(jvm, _ToDriver(), "TERM", "HUP")
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _handle_signals(jvm: Any, handler: Any) -> None:
-    """Service managers send SIGTERM to the JVM too, which would end in the middle of a micro-batch. It ends with its
-    driver anyway, as its stdin does.
+def _handle_signals(jvm: Any, handler: Any, *names: str) -> None:
+    """Service managers send SIGTERM to the JVM too, and terminals Ctrl-C to it and to its helpers, which inherit what it
+    ignores. It would end in the middle of a micro-batch, and it ends with its driver anyway, as its stdin does.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-    for name in ("TERM", "INT", "HUP"):
+    for name in names:
         with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
             jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
 
@@ -111,7 +111,7 @@ class _ToDriver:
     """A handler of signals for the JVM of spark-submit: of the two, it is the process that others know."""
 
     def handle(self, number: Any) -> None:
-        """Ctrl-C reaches the driver by itself: as SIGTERM it doesn't count as a second one."""
+        """Is called by Java."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
