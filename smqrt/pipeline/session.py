@@ -89,20 +89,21 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf().setAll(list(settings.items()))
     SparkContext._ensure_initialized(conf=conf)  # as the session itself would do, after which its work begins
     jvm: Any = SparkContext._jvm
-    _handle_signals(jvm, jvm.sun.misc.SignalHandler.SIG_IGN, "TERM", "INT", "HUP")
+    ignore = told = jvm.sun.misc.SignalHandler.SIG_IGN
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         ensure_callback_server_started(SparkContext._gateway)  # type: ignore[no-untyped-call]
-        _handle_signals(jvm, _ToDriver(), "TERM", "HUP")
+        told = _ToDriver()
+    _handle_signals(jvm, {"INT": ignore, "TERM": told, "HUP": told})  # Java takes no other handler after SIG_IGN
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _handle_signals(jvm: Any, handler: Any, *names: str) -> None:
-    """Service managers send SIGTERM to the JVM too, and terminals Ctrl-C to it and to its helpers, which inherit what it
+def _handle_signals(jvm: Any, handlers: Mapping[str, Any]) -> None:
+    """Service managers send SIGTERM to the JVM too, and terminals Ctrl-C to it and its helpers, which inherit what it
     ignores. It would end in the middle of a micro-batch, and it ends with its driver anyway, as its stdin does.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-    for name in names:
+    for name, handler in handlers.items():
         with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
             jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
 
