@@ -47,10 +47,12 @@ def test_a_thread_streams(server: AppServer):
 def test_an_abandoned_response_ends_the_connection(server: AppServer, code):
     server.page(f"<?lsp if request:data'go' then {code} end ?>")
     asking = gevent.spawn(server.ask, "/page.lsp?go")
-    gevent.sleep(0.02)
-    server.vm.eval("collectgarbage() collectgarbage()")
+    with gevent.Timeout(20):
+        while not asking.ready():
+            server.vm.eval("collectgarbage() collectgarbage()")
+            gevent.sleep(0.01)
     with pytest.raises((BadStatusLine, IncompleteRead, ConnectionError)):
-        asking.get(timeout=3)
+        asking.get()
 
 
 def test_deferring_what_was_sent_raises(server: AppServer):
