@@ -80,7 +80,8 @@ def save(journal: Path, values: dict[str, Any]) -> None:
     path = folder / f"{values['query']}.json"
     beside = folder / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        make_folder(folder)
+        if journal.is_dir():  # and is not made anew
+            make_folder(folder)
         touch(beside)
         beside.write_text(json.dumps(values) + "\n", "utf-8")
         os.replace(beside, path)

@@ -41,6 +41,7 @@ __all__ = [
     "SegmentFile",
     "check",
     "first_seq",
+    "is_open_at",
     "lock",
     "name",
     "parse_index",
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 
+LOCK = "lock"
+"""The file in a node's folder that its writer holds, with the number of its process."""
 CACHED_BYTES = 32 << 20
 """So much of a segment's end stays in the page cache, for those who follow it."""
 
@@ -69,7 +72,7 @@ def lock(folder: Path) -> int:
     """
     try:
         make_folder(folder)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise JournalError(f"{folder} can't be used: {error.strerror}; choose another `journal.path`.") from None
     try:
@@ -89,6 +92,8 @@ def lock(folder: Path) -> int:
 class SegmentFile:
     """One segment that is appended to. `SegmentFile.open` gives one; nothing here waits for anything but the disk.
 
+    `sync`, `is_there` and `close` may be called in another thread than `append`, one at a time.
+
     Attributes:
         path: the .arrows file.
         next_seq: the number the next batch begins with.
@@ -103,13 +108,16 @@ class SegmentFile:
         except OSError:
             os.close(self._data)
             raise
-        self._index_bytes, self.size_bytes, self._let_go_bytes = 0, len(schema), 0
-        self._named = False
-        self._write_schema(schema)
+        self._schema, self._let_go_bytes = schema, 0
+        self._index_bytes, self.size_bytes = 0, len(schema)
+        self._records = bytearray()  # of the index: what the disk has not confirmed
+        self._confirmed_bytes = self._confirmed_index_bytes = 0
+        self._named = self._doubtful = False
+        self._write_schema()
 
-    def _write_schema(self, schema: bytes) -> None:
+    def _write_schema(self) -> None:
         try:
-            _write(self._data, [schema])
+            _write(self._data, [self._schema], 0)
         except OSError:
             self.close()
             self.path.with_suffix(INDEXED).unlink(missing_ok=True)
@@ -159,12 +167,10 @@ class SegmentFile:
         length, crc = sum(map(len, pieces)), 0
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
+        record = INDEX.pack(first_seq, rows, self.size_bytes, length, ts_min_us, ts_max_us, crc, flags, 0)
         try:
-            _write(self._data, pieces)
-            _write(
-                self._index,
-                [INDEX.pack(first_seq, rows, self.size_bytes, length, ts_min_us, ts_max_us, crc, flags, 0)],
-            )
+            _write(self._data, pieces, self.size_bytes)
+            _write(self._index, [record], self._index_bytes)
         except OSError:
             os.ftruncate(self._index, self._index_bytes)
             os.ftruncate(self._data, self.size_bytes)
@@ -172,9 +178,23 @@ class SegmentFile:
         self.size_bytes += length
         self._index_bytes += INDEX.size
         self.next_seq = first_seq + rows
+        self._records += record  # last: `sync` goes by it
 
-    def sync(self, kept_bytes: int = CACHED_BYTES) -> None:
+    @property
+    def unsynced_bytes(self) -> int:
+        """How much of the .arrows file the disk has not confirmed; 0 when it has all batches."""
+        return self.size_bytes - self._confirmed_bytes if self._records else 0
+
+    @property
+    def unsynced_rows(self) -> int:
+        """How many rows the disk has not confirmed."""
+        return sum(entry.rows for entry in parse_index(bytes(self._records)))
+
+    def sync(self, kept_bytes: int = CACHED_BYTES) -> list[Entry]:
         """Has the disk keep what was appended, so that a power failure can't take it. Blocks: 0.2 to some 10 ms.
+
+        After a sync that failed, what it was about is written anew: the kernel forgets then what it could not write,
+        and says of the next sync that all is well.
 
         What lies before the last `kept_bytes` leaves the page cache: the next batches get that memory, which costs a
         third of fresh memory on a virtual machine, and other programs keep theirs (decision 0012).
@@ -182,19 +202,68 @@ class SegmentFile:
         Args:
             kept_bytes: for those who follow the journal.
 
+        Returns:
+            Batches that are lost, because the disk failed and nobody has them any more. As a rule none.
+
         Raises:
             OSError: the disk is broken.
         """
-        behind_bytes = self.size_bytes - kept_bytes
+        records = bytes(self._records)
+        entries = parse_index(records)
+        lost = self._write_anew(entries, records) if self._doubtful else []
+        self._doubtful = True
         os.fdatasync(self._data)
         os.fdatasync(self._index)
+        self._doubtful = False
         if not self._named:
             sync_folder(self.path.parent)
             self._named = True
+        if entries:
+            self._confirmed_bytes = entries[-1].end
+            self._confirmed_index_bytes += len(records)
+            del self._records[: len(records)]
+        self._let_go(self._confirmed_bytes - kept_bytes)
+        return lost
+
+    def _write_anew(self, entries: Sequence[Entry], records: bytes) -> list[Entry]:
+        """Writes what the disk has not confirmed once more; returns the batches that can't be read back."""
+        lost = []
+        if not self._confirmed_bytes:
+            _write(self._data, [self._schema], 0)
+        for entry in entries:
+            batch = os.pread(self._data, entry.length, entry.offset)
+            if zlib.crc32(batch) == entry.crc32:
+                _write(self._data, [batch], entry.offset)
+            else:
+                lost.append(entry)
+        _write(self._index, [records], self._confirmed_index_bytes)
+        return lost
+
+    def _let_go(self, behind_bytes: int) -> None:
         if behind_bytes > self._let_go_bytes:
             size_bytes = behind_bytes - self._let_go_bytes
             os.posix_fadvise(self._data, self._let_go_bytes, size_bytes, os.POSIX_FADV_DONTNEED)
             self._let_go_bytes = behind_bytes
+
+    def is_there(self) -> bool:
+        """Says whether the files are still in their folder: neither moved away, removed nor unmounted."""
+        return is_open_at(self._data, self.path) and is_open_at(self._index, self.path.with_suffix(INDEXED))
+
+    def put_back(self) -> None:
+        """Makes the files again where they were, with all that is in them; nobody may append meanwhile.
+
+        Raises:
+            OSError: the folder is gone, the disk is full or broken.
+        """
+        for fd, path in ((self._data, self.path), (self._index, self.path.with_suffix(INDEXED))):
+            path.unlink(missing_ok=True)
+            copy = _open(path)
+            try:
+                _copy(fd, copy)
+                os.dup2(copy, fd, inheritable=False)
+            finally:
+                os.close(copy)
+        self._named = False
 
     def close(self) -> None:
         """Closes the files; `sync` before."""
@@ -202,6 +271,18 @@ class SegmentFile:
             if fd >= 0:
                 os.close(fd)
         self._data = self._index = -1
+
+
+def is_open_at(fd: int, path: Path) -> bool:
+    """Says whether the file that is open is the one a path leads to.
+
+    Raises:
+        OSError: the disk is broken.
+    """
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def sync_folder(folder: Path) -> None:
@@ -214,11 +295,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
-def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+def _copy(fd: int, to: int) -> None:
+    at = 0
+    while piece := os.pread(fd, 1 << 20, at):
+        _write(to, [piece], at)
+        at += len(piece)
+    os.fdatasync(to)
+
+
+def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     """Writes all of it: a disk that is full says so at the second write, after half of the first."""
-    written, size = os.writev(fd, pieces), sum(map(len, pieces))
+    written, size = os.pwritev(fd, pieces, offset), sum(map(len, pieces))
     while written < size:
-        written += os.write(fd, memoryview(b"".join(pieces))[written:])
+        written += os.pwrite(fd, memoryview(b"".join(pieces))[written:], offset + written)

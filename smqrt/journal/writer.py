@@ -6,21 +6,24 @@ says so once, and everything goes on by itself when there is room again.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gevent
 from gevent import get_hub
-from gevent.threadpool import ThreadPool
 
 from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, index, recovery, retention, segment
+from smqrt.journal import committed, index, recovery, segment
 from smqrt.journal.arrow import encode
 from smqrt.journal.columns import Piece
+from smqrt.journal.disk import RETRY_S
+from smqrt.journal.durability import Durability
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
@@ -28,12 +31,9 @@ from smqrt.net.broker import Broker
 
 log = logging.getLogger("smqrt.journal")
 
-RETRY_S = 0.5
-RETENTION_S = 60.0
-SLOW_S = 10.0
-"""A disk that takes longer to keep what was written is told about."""
 SEAL_S = 600.0
 """A segment is sealed after so long, however short it is: only sealed ones are compacted."""
+TIDY_S = 60.0
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 
@@ -67,13 +67,12 @@ class JournalWriter:
             os.close(self._lock)  # so that another try is not refused because of this one
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
-        self._counts = dict.fromkeys(("rows", "bytes", "batches", "syncs", "stalls", "commits", "duplicates"), 0)
-        self._unsynced = self._is_slow = self._retiring = False
-        self._syncing_since_s: float | None = None
-        self._disk = ThreadPool(1)  # one thing after the other, and nothing of it in the loop
+        self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
+        self._durability = Durability(settings, self._wal, self._lock, self._segment)
         self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
         broker.hub.record(self._recorder)
-        self._timers = [self._every(settings.sync_s, self._sync), self._every(RETENTION_S, self._tidy)]
+        self._tidier = get_hub().loop.timer(TIDY_S, TIDY_S, ref=False)
+        self._tidier.start(self._tidy)
         self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
         opened[settings.name] = self
 
@@ -89,13 +88,8 @@ class JournalWriter:
 
     def _begin(self) -> segment.SegmentFile:
         begun = segment.SegmentFile.open(self._wal, self._seq, self.settings.node, self.settings.name)
-        self._begun_s, self._begun_seq = time.monotonic(), self._seq
+        self._begun_s, self._begun_seq, self._seals_at_s = time.monotonic(), self._seq, 0.0
         return begun
-
-    def _every(self, seconds: float, function: Callable[[], None]) -> Any:
-        timer = get_hub().loop.timer(seconds, seconds, ref=False)
-        timer.start(function)
-        return timer
 
     # ---- batches
 
@@ -108,9 +102,10 @@ class JournalWriter:
         return True
 
     def _append(self, rows: int, first_us: int, last_us: int, pieces: Sequence[Any], flags: int = 0) -> None:
+        if fault := self._durability.fault:
+            raise fault
         self._segment.append(pieces, self._seq, rows, first_us, last_us, flags)
         self._seq += rows
-        self._unsynced = True
         self._counts["rows"] += rows
         self._counts["batches"] += 1
         self._counts["bytes"] += sum(map(len, pieces))
@@ -122,11 +117,12 @@ class JournalWriter:
     def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
         self._stuck = batch
         self._counts["stalls"] += 1
-        log.error(
-            "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
-            self.path,
-            error.strerror,
-        )
+        if error is not self._durability.fault:  # else it is told already
+            log.error(
+                "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
+                self.path,
+                error.strerror,
+            )
         self._retry.start(self._try_again)
 
     def _try_again(self) -> None:
@@ -141,49 +137,22 @@ class JournalWriter:
         self._recorder.room_again()
 
     def _seal(self) -> None:
-        sealed = self._segment
+        """Begins a new segment, unless the disk has yet to finish the one before: then the present one goes on."""
+        if self._durability.is_sealing or time.monotonic() < self._seals_at_s:
+            return
         try:
+            if not segment.is_open_at(self._lock, self._wal / segment.LOCK):
+                raise OSError(errno.ENOENT, "its folder is gone")  # and is not made anew
             self._segment = self._begin()
         except OSError as error:
+            self._seals_at_s = time.monotonic() + RETRY_S
             log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
             return
-        self._disk.spawn(_finish, sealed, dict(self._txns))
-
-    def _sync(self) -> None:
-        if self._syncing_since_s is not None:
-            self._watch_sync(time.monotonic() - self._syncing_since_s)
-        elif self._unsynced:
-            self._unsynced, self._syncing_since_s = False, time.monotonic()
-            self._disk.spawn(_error_of, self._segment.sync).rawlink(self._synced)
-
-    def _watch_sync(self, waited_s: float) -> None:
-        if waited_s > SLOW_S and not self._is_slow:
-            self._is_slow = True
-            log.error("the journal %s: no sync for %.0f s; is the disk broken, or busy?", self.path, waited_s)
-
-    def _synced(self, result: Any) -> None:
-        if self._is_slow:
-            log.warning("the journal %s: the disk keeps it again", self.path)
-        self._syncing_since_s, self._is_slow = None, False
-        self._counts["syncs"] += 1
-        if result.value is not None:
-            self._unsynced = True
-            log.error("the journal %s can't be synced: %s", self.path, result.value)
+        self._durability.seal(self._segment, self._txns)
 
     def _tidy(self) -> None:
-        if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq:
+        if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq and not self._durability.fault:
             self._seal()
-        self._retire()
-
-    def _retire(self) -> None:
-        if not self._retiring:  # else the disk takes longer than the time between two
-            self._retiring = True
-            self._disk.spawn(_error_of, _remove_expired, self.path, self.settings).rawlink(self._retired)
-
-    def _retired(self, result: Any) -> None:
-        self._retiring = False
-        if result.value is not None:
-            log.error("the journal %s: old parts can't be removed: %s", self.path, result.value)
 
     # ---- what pipelines write
 
@@ -235,7 +204,7 @@ class JournalWriter:
     def _store(self, outgoing: Outgoing, txn: str | None) -> None:
         self._recorder.flush()
         if self._recorder.full:
-            raise JournalError(f"the journal {self.path} can't be written; make room on the disk")
+            raise self._refusal(self._durability.fault)
         if not len(outgoing):
             return
         now_us = time.time_ns() // 1000
@@ -243,7 +212,12 @@ class JournalWriter:
         try:
             self._append(len(outgoing), now_us, now_us, batch, index.HAS_TXN if txn else 0)
         except OSError as error:
-            raise JournalError(f"the journal {self.path} can't be written ({error.strerror}); make room") from None
+            raise self._refusal(error) from None
+
+    def _refusal(self, fault: OSError | None) -> JournalError:
+        why = fault.strerror if fault else "the disk takes nothing"
+        remedy = "bring it back" if fault and fault is self._durability.fault else "make room on the disk"
+        return JournalError(f"the journal {self.path} can't be written ({why}); {remedy}.")
 
     # ---- looking and ending
 
@@ -253,51 +227,31 @@ class JournalWriter:
 
     def stats(self) -> dict[str, int]:
         """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
-        took nothing), skipped (messages that were not selected), and `next_seq`.
+        took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
+        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, and `alarm`,
+        1 while publishers wait or the disk fails or is slow.
         """
-        return self._counts | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
+        disk = self._durability.stats()
+        disk["alarm"] |= self._stuck is not None
+        return self._counts | disk | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
-        """Write and sync the rest, and let go of the folder; blocks."""
+        """Write and sync the rest, and let go of the folder; blocks until the disk has it, but not for ever."""
         if opened.pop(self.settings.name, None) is None:
             return
         if self._stuck:
             self._try_again()
         self._recorder.close()
-        for timer in (*self._timers, self._retry):
-            timer.stop()
+        self._tidier.stop()
+        self._retry.stop()
         if self._stuck:
             lost = self._stuck[0] + self._recorder.waiting()
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
-        self._disk.join()
-        _finish(self._segment, self._txns)
-        self._disk.kill()
-        os.close(self._lock)
-
-
-def _finish(sealed: segment.SegmentFile, txns: dict[str, int]) -> None:
-    try:
-        sealed.sync(kept_bytes=0)
-        committed.save(sealed.path.parent, txns)
-    except OSError as error:
-        log.error("%s can't be synced: %s", sealed.path, error)
-    sealed.close()
-
-
-def _error_of(job: Callable[..., object], *args: Any) -> Exception | None:
-    """Does a job; what it raises is returned, since gevent would print it with its whole stack."""
-    try:
-        job(*args)
-    except Exception as error:
-        return error
-    return None
-
-
-def _remove_expired(path: Path, settings: JournalSettings) -> None:
-    files = retention.expired(path, settings, time.time_ns() // 1000)
-    freed = retention.remove(path, files) if files else 0
-    if freed:
-        log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
+        if self._durability.close(self._txns):
+            os.close(self._lock)
+        else:
+            rows = self._durability.unsynced_rows
+            log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 
 
 def record(broker: Broker, value: Any) -> JournalWriter | None:
@@ -315,6 +269,5 @@ def record(broker: Broker, value: Any) -> JournalWriter | None:
 
 
 def close_all() -> None:
-    """Close every journal of this process, as the server does when it stops."""
-    for journal in list(opened.values()):
-        journal.close()
+    """Close every journal of this process, as the server does when it stops; at once, since they may share a disk."""
+    gevent.joinall([gevent.spawn(journal.close) for journal in list(opened.values())], raise_error=True)

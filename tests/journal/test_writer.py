@@ -17,7 +17,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, committed, index, writer
+from smqrt.journal import arrow, committed, durability, index, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.net import turn
@@ -222,9 +222,10 @@ def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
     for number in range(40):
         site.smq.publish(b"%02d" % number * 10_000, "topic")
         journal.flush()
+        assert journal._durability.join(), "a segment is sealed when the one before it is finished"
     assert len(rows(site)) == 40
-    journal._retire()
-    journal._disk.join()
+    journal._durability.retire()
+    assert journal._durability.join()
     kept = [int(row.payload[:2]) for row in written(site)]
     assert kept == list(range(kept[0], 40)), "what is left has no holes"
     assert 1 < len(kept) < 12
@@ -393,7 +394,8 @@ def test_a_disk_that_keeps_nothing_for_long_is_told_about(
         blocked.set()
         assert go.wait(20)
 
-    monkeypatch.setattr(writer, "SLOW_S", 0.05)
+    monkeypatch.setattr(durability, "SLOW_S", 0.05)
+    monkeypatch.setattr(durability, "LOOK_S", 0.01)
     site = record({"sync": "10ms"})
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", slow)
@@ -413,7 +415,7 @@ def test_what_fails_in_a_thread_is_one_line(
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(writer, "RETENTION_S", 0.01)
+    monkeypatch.setattr(durability, "RETENTION_S", 0.01)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", broken)
         site = record({"sync": "10ms"})
@@ -422,6 +424,6 @@ def test_what_fails_in_a_thread_is_one_line(
     readers = site.smq.journal.path / "readers"
     readers.mkdir()
     (readers / "q.json").write_text("no")
-    wait_until(lambda: "old parts can't be removed" in caplog.text, "a line")
+    wait_until(lambda: "old parts that can't be removed" in caplog.text, "a line")
     (readers / "q.json").unlink()
     assert "Traceback" not in caplog.text + capfd.readouterr().err

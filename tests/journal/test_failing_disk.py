@@ -1,0 +1,152 @@
+"""A disk that is slow, full or broken, under a real hub: nothing is lost, nothing is skipped, and it is told."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import signal
+import time
+from collections.abc import Callable
+
+import gevent
+import pytest
+
+from tests.device import wait_until
+from tests.journal.failing_disk import FailingDisk, failing, shim
+
+__all__ = ["failing", "shim"]
+
+Failing = Callable[..., FailingDisk]
+pytestmark = pytest.mark.servers
+
+
+def numbered(first: int, end: int) -> list[bytes]:
+    return [b"%08d" % number + bytes(1000) for number in range(first, end)]
+
+
+class Subscriber:
+    """A client that publishes numbered messages and one that notes what it receives."""
+
+    def __init__(self, disk: FailingDisk) -> None:
+        self.numbers: list[int] = []
+        self.receiver, self.sender = disk.client(), disk.client()
+        ready: list[bool] = []
+        note = lambda data, *_: self.numbers.append(int(data[:8]))  # noqa: E731
+        self.receiver.subscribe("t", onmsg=note, onack=lambda accepted, *_: ready.append(accepted))
+        wait_until(lambda: ready, "the subscription")
+        self.publish(0, 1)
+        wait_until(lambda: self.numbers, "the first message")
+
+    def publish(self, first: int, end: int) -> None:
+        for payload in numbered(first, end):
+            assert self.sender.publish(payload, "t")
+
+    def expect(self, end: int) -> None:
+        wait_until(lambda: len(self.numbers) >= end, f"{end} messages", 20)
+        assert self.numbers == list(range(end))
+
+
+def test_after_a_full_disk_nothing_is_missing(failing: Failing) -> None:
+    disk = failing(flush_ms=1, segment_bytes=65536)
+    clients = Subscriber(disk)
+    disk.does("write", errno.ENOSPC)
+    clients.publish(1, 3000)
+    disk.until(lambda stats: stats["stalls"] and stats["alarm"])
+    disk.is_well()
+    clients.expect(3000)
+    disk.until(lambda stats: stats["rows"] == 3000 and not stats["disk_jobs"])
+    assert disk.numbers() == list(range(3000))
+    assert disk.served.output.count("can't be written (No space left on device)") == 1
+    assert "Traceback" not in disk.served.output
+
+
+def test_a_disk_that_was_slow_syncs_again(failing: Failing) -> None:
+    disk = failing(sync="20ms", segment_bytes=65536)
+    clients = Subscriber(disk)
+    disk.does("sync", delay_ms=2500)
+    for number in range(1, 300):
+        clients.publish(number, number + 1)
+        gevent.sleep(0.005)  # in many batches: four segments are full meanwhile
+    waiting = disk.until(lambda stats: stats["disk_age_s"] >= 1)
+    assert waiting["disk_jobs"] >= 1
+    assert waiting["unsynced_bytes"] > 100_000
+    disk.is_well()
+    well = disk.until(lambda stats: not stats["unsynced_bytes"])
+    clients.publish(300, 301)
+    disk.until(lambda stats: stats["rows"] == 301 and not stats["unsynced_bytes"] and stats["syncs"] > well["syncs"])
+    assert disk.numbers() == list(range(301))
+    assert "Traceback" not in disk.served.output
+
+
+def test_what_a_failed_sync_was_about_is_written_anew(failing: Failing) -> None:
+    """The kernel forgets what it could not write, and says of the next sync that all is well."""
+    disk = failing(sync="20ms")
+    clients = Subscriber(disk)
+    disk.until(lambda stats: not stats["unsynced_bytes"])
+    disk.does("sync", errno.EIO)
+    clients.publish(1, 50)
+    clients.expect(50)
+    disk.until(lambda stats: stats["rows"] == 50 and stats["alarm"])
+    forget(disk)
+    disk.is_well()
+    disk.until(lambda stats: not stats["unsynced_bytes"] and not stats["alarm"])
+    assert disk.served.output.count("can't be synced: [Errno 5] Input/output error") == 1
+    disk.served.wait_for("00.arrows: rows .* are lost: the disk failed")
+    assert disk.numbers_that_can_be_read() == [0]
+
+
+def forget(disk: FailingDisk) -> None:
+    """Takes from a segment what was written last, as a kernel does that could not write it."""
+    [path] = (disk.journal / "wal" / "n1").glob("*.arrows")
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size - 20_000)
+        file.write(bytes(20_000))
+
+
+def test_the_end_does_not_wait_for_ever(failing: Failing) -> None:
+    disk = failing(sync="1h")
+    clients = Subscriber(disk)
+    clients.publish(1, 20)
+    clients.expect(20)
+    disk.does("sync", delay_ms=60_000)
+    began = time.monotonic()
+    disk.served.process.send_signal(signal.SIGTERM)
+    assert disk.served.process.wait(15) == 0
+    assert time.monotonic() - began < 14
+    disk.served.wait_for("ends with 20 messages that the disk has not confirmed")
+    disk.is_well()
+    disk.start()
+    assert disk.numbers() == list(range(20)), "the system had them"
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "one segment"])
+def test_a_folder_that_is_taken_away(failing: Failing, how: str) -> None:
+    disk = failing(flush_ms=1)
+    clients = Subscriber(disk)
+    away = disk.journal.with_name("away")
+    if how == "one segment":
+        for path in (disk.journal / "wal" / "n1").glob("0*"):
+            path.unlink()
+        disk.served.wait_for("was made again from what the hub has open")
+    else:
+        disk.journal.rename(away)
+        disk.until(lambda stats: stats["alarm"])
+    clients.publish(1, 2000)
+    if how != "one segment":
+        disk.until(lambda stats: stats["stalls"])
+        assert not disk.journal.exists(), "nothing begins anew"
+        if how == "copied":
+            shutil.copytree(away, disk.journal.with_name("copy"))
+            shutil.rmtree(away)
+            away = disk.journal.with_name("copy")
+        away.rename(disk.journal)
+    clients.expect(2000)
+    disk.until(lambda stats: stats["rows"] == 2000 and not stats["alarm"])
+    assert disk.numbers() == list(range(2000))
+    assert disk.served.output.count("is there again") == 1
+    assert "Traceback" not in disk.served.output
+    disk.served.stop()
+    disk.start()
+    assert disk.stats()["next_seq"] == 2000
+    assert disk.numbers() == list(range(2000))
