@@ -250,6 +250,10 @@ def verify(path: Path, repair: bool) -> None:
     messages = _many(report.rows, "message")
     click.echo(f"{_many(report.segments, 'segment')} with {messages} in {_many(report.batches, 'batch')}")
     click.echo(f"{_many(report.files, 'compacted file')} with {_many(report.file_rows, 'message')}")
+    if report.unchecked:
+        click.echo(
+            f"{_many(report.unchecked, 'compacted file')} of older versions without checksums: not all damage shows"
+        )
     if report.faults:
         raise click.ClickException(_many(len(report.faults), "fault"))
     click.echo("all is well")

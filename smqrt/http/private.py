@@ -22,7 +22,7 @@ _SETTINGS = "smqrt.toml"
 _BACKUPS = frozenset(("bak", "old", "orig", "rej", "save", "swp", "swo", "tmp"))  # endings that editors add
 _INDEX = re.compile(r"[0-9]+\.idx")  # beside a segment of a journal
 _PIPELINES, _PIPELINE = "/pipelines/", (".py", ".sql")
-_JOURNAL = frozenset(("token", "hub.json", "manifest.json", "wal", "data", "readers"))
+_JOURNAL = frozenset(("token", "hub.json", "manifest.json", "manifest", "wal", "data", "retired", "readers"))
 _TRANSACTIONS = "txn"  # how a journal's lists of finished batches begin
 MAGICS = (
     b"SQLite format 3\0",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, index, manifest, recovery, segment
+from smqrt.journal import committed, index, manifest, recovery, segment, summary
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
@@ -194,7 +194,7 @@ class _Run:
     def _switch(self, node: str, through: int, files: Sequence[Unnamed]) -> None:
         with manifest.edit(self._journal) as state:
             state.nodes[node] = max(through, state.nodes.get(node, 0))
-            state.files += [made.file for made in files]
+            state.add(made.file for made in files)
 
     def _written(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
         files: list[Unnamed] = []
@@ -230,16 +230,15 @@ class _Run:
             one.path.with_suffix(index.INDEXED).unlink(missing_ok=True)
             self._step("index removed")
             one.path.unlink(missing_ok=True)
+            summary.remove(one.path)
             self._step("removed")
             self._done.removed += 1
         segment.sync_folder(folder)
 
     def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
         """Whether the grace of a segment is over: it counts from when the file with its last row got its name."""
-        for file in state.files:
-            if file.node == node and file.first < one.end <= file.last + 1:
-                return _age_s(self._journal / file.path) >= self._options.grace_s
-        return True
+        holders = state.files(node, one.end - 1, one.end)
+        return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
 
 
 def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
@@ -248,7 +247,7 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
     Returns:
         What was removed.
     """
-    named = {journal / file.path for file in state.files}
+    named = {journal / file.path for file in state.all_files()}
     found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
     left = [path for path in found if path not in named]
     for path in left:

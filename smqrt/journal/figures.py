@@ -86,7 +86,7 @@ def _sizes(journal: Journal, found: Figures, chunks: list[Chunk]) -> None:
     found.segments, found.files = len(segments), len(files)
     found.segment_bytes = sum(chunk.length for chunk in chunks if chunk.kind == WAL)
     if not isinstance(journal, RemoteJournal):
-        found.file_bytes = sum(file.bytes for file in manifest.load(journal.path).files if file.path in files)
+        found.file_bytes = sum(page.bytes for page in manifest.load(journal.path).pages())
 
 
 def _times(journal: Journal, found: Figures, chunks: list[Chunk], end: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ index sees whole batches only, while the one writer appends.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,20 @@ def paths(folder: Path) -> list[Path]:
     Args:
         folder: `<journal>/wal/<node>`; it may be missing.
     """
-    return sorted(path for path in folder.glob("*" + DATA) if path.stem.isdecimal())
+    return [folder / name for name in _names(folder)]
+
+
+def firsts(folder: Path) -> list[int]:
+    """Returns the numbers that the segments of a node begin with, ascending; `folder` as for `paths`."""
+    return [int(name.removesuffix(DATA)) for name in _names(folder)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name for name in names if name.endswith(DATA) and name.removesuffix(DATA).isdecimal())
 
 
 def parse_index(data: bytes | memoryview) -> list[Entry]:

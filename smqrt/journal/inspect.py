@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from smqrt.journal.record import Flag, Row
 from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096
-_POLL_S = 0.2
+_WAIT_S = 10.0
 _FLAG_WORDS = {
     Flag.DIRECT: "direct",
     Flag.UNROUTED: "unrouted",
@@ -66,11 +65,10 @@ def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topi
 def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[Recorded]:
     """Yields rows from `start` on as they are written, without end."""
     while True:
-        end = journal.end()
+        end = journal.wait(start, _WAIT_S)
         if any(last > start.get(node, 0) for node, last in end.items()):
             yield from in_order(journal, start, end, topics)
         start = end
-        time.sleep(_POLL_S)
 
 
 def words(flags: int) -> list[str]:

@@ -1,7 +1,8 @@
 """`manifest.json`: which rows are Parquet by now, and in which files. And how far pipelines have read (`readers/`).
 
-Readers take rows below a node's `compacted_through` from Parquet and the others from its segments. Who changes the
-manifest does it in `edit`, and whole: a reader sees the old one or the new one.
+Readers take rows below a node's `compacted_through` from Parquet and the others from its segments. The manifest is a
+small root that lists pages (see `pages`) with what is in them, so that nobody reads what is known of all files in order
+to find a few. Who changes it does so in `edit`, and whole: new pages get new names, then the root is replaced.
 """
 
 from __future__ import annotations
@@ -9,91 +10,132 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from smqrt.errors import JournalError
-from smqrt.journal.files import FILE_MODE, touch
+from smqrt.journal import pages
+from smqrt.journal.files import FILE_MODE, make_folder, touch
+from smqrt.journal.pages import PAGE_FILES, DataFile, Page
 
 FILE = "manifest.json"
-VERSION = 1
-MOST_TOPICS = 64
-"""A file of more topics than this doesn't list them."""
+VERSION = 2
+PAGE_GRACE_S = 120.0
+"""So long a page stays that no root lists any more: a reader may have the old root."""
+EVERYTHING = 1 << 63
+"""Behind every number of a row."""
+
+ReadPage = Callable[[Page], Sequence[DataFile]]
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A Parquet file.
-
-    Attributes:
-        path: relative to the journal, `data/date=…/hour=…/<node>-<first>-<last>.parquet`.
-        node: whose rows.
-        first, last: its lowest and highest number; numbers between may be in other files.
-        rows: how many.
-        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
-        bytes: its size.
-        topics: the names in it; None when there are more than `MOST_TOPICS`.
-    """
-
-    path: str
-    node: str
-    first: int
-    last: int
-    rows: int
-    ts_min_us: int
-    ts_max_us: int
-    bytes: int
-    topics: tuple[str, ...] | None = None
-
-
-@dataclass
 class Manifest:
-    """What is compacted.
+    """What is compacted. It doesn't change; `edit` makes another.
+
+    Args:
+        nodes: by node, the number below which rows are Parquet.
+        listed: the pages, in any order.
+        read_page: gives the files of one of them, ascending.
 
     Attributes:
-        nodes: by node, the number below which rows are Parquet.
-        files: the Parquet files, in any order.
+        nodes, read_page: as given.
     """
 
-    nodes: dict[str, int] = field(default_factory=dict)
-    files: list[DataFile] = field(default_factory=list)
+    def __init__(self, nodes: Mapping[str, int], listed: Iterable[Page], read_page: ReadPage) -> None:
+        self.nodes = dict(nodes)
+        self.read_page = read_page
+        ordered = sorted(listed, key=lambda page: (page.node, page.first))
+        self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
+
+    def pages(self, node: str | None = None) -> list[Page]:
+        """Returns the pages of a node, or of all, ascending."""
+        if node is not None:
+            return list(self._pages.get(node, ()))
+        return [page for some in self._pages.values() for page in some]
+
+    def first(self, node: str) -> int | None:
+        """Returns the lowest number of a node that is in a file; None when there is no file."""
+        some = self._pages.get(node)
+        return some[0].first if some else None
+
+    def files(
+        self, node: str, start: int = 0, end: int = EVERYTHING, wanted: Callable[[Page], bool] = lambda page: True
+    ) -> Iterator[DataFile]:
+        """Yields the files of a node that have numbers of a range, ascending.
+
+        Args:
+            node: whose.
+            start, end: the range; without `end` itself.
+            wanted: says of a page whether it is to be read at all.
+
+        Raises:
+            FileNotFoundError: a page was replaced meanwhile: load the manifest anew.
+            JournalError: a page can't be read.
+        """
+        some = self._pages.get(node, [])
+        for at in range(bisect_left(some, start, key=lambda page: page.last), len(some)):
+            if some[at].first >= end:
+                return
+            if wanted(some[at]):
+                yield from pages.between(self.read_page(some[at]), start, end)
+
+    def all_files(self) -> Iterator[DataFile]:
+        """Yields the files of all nodes; raises as `files`."""
+        for node in self._pages:
+            yield from self.files(node)
 
 
-_known: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
-_MOST_KNOWN = 8
+def parse(values: Any, read_page: ReadPage) -> Manifest:
+    """Returns the manifest out of its JSON value, also one of version 1, which had no pages.
 
-
-def parse(values: Any) -> Manifest:
-    """Returns the manifest out of its JSON value.
+    Args:
+        values: the root.
+        read_page: gives the files of a page.
 
     Raises:
         ValueError: it's none, or of another version.
     """
     try:
-        if values["version"] != VERSION:
-            raise ValueError(f"version {values['version']} is not {VERSION}")
+        version = values["version"]
+        if version not in (1, VERSION):
+            raise ValueError(f"version {version} is not {VERSION}")
         nodes = {node: int(one["compacted_through"]) for node, one in values["nodes"].items()}
-        return Manifest(nodes, [_data_file(one) for one in values["files"]])
+        if version == 1:
+            return _of_files(nodes, map(pages.file_from, values["files"]))
+        return Manifest(nodes, [Page(**one) for one in values["pages"]], read_page)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it has no proper {error}") from None
 
 
-def _data_file(values: dict[str, Any]) -> DataFile:
-    topics = values.get("topics")
-    return DataFile(**{**values, "topics": None if topics is None else tuple(topics)})
+def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
+    """Returns a manifest whose pages are in memory only."""
+    ordered = sorted(files, key=lambda file: (file.node, file.first))
+    found: dict[Page, Sequence[DataFile]] = {}
+    for _, of_node in groupby(ordered, lambda file: file.node):
+        some = list(of_node)
+        for at in range(0, len(some), PAGE_FILES):
+            piece = some[at : at + PAGE_FILES]
+            found[pages.summary("", piece)] = piece
+    return Manifest(nodes, found, found.__getitem__)
 
 
-def as_json(manifest: Manifest) -> dict[str, Any]:
-    """Returns what `manifest.json` holds."""
-    nodes = {node: {"compacted_through": through} for node, through in manifest.nodes.items()}
-    return {"version": VERSION, "nodes": nodes, "files": [asdict(one) for one in manifest.files]}
+def _as_json(nodes: Mapping[str, int], listed: Iterable[Page]) -> dict[str, Any]:
+    through = {node: {"compacted_through": through} for node, through in nodes.items()}
+    return {"version": VERSION, "nodes": through, "pages": list(map(pages.page_as_json, listed))}
+
+
+# ---- on disk
+
+_known: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
+_MOST_KNOWN = 8
 
 
 def load(journal: Path) -> Manifest:
-    """Reads the manifest of a journal; without one, nothing is compacted.
+    """Reads the manifest of a journal, without its pages; without one, nothing is compacted.
 
     Raises:
         JournalError: it can't be read.
@@ -102,62 +144,139 @@ def load(journal: Path) -> Manifest:
     try:
         return _remembered(path)
     except FileNotFoundError:
-        return Manifest()
+        return _of_files({}, ())
     except (OSError, ValueError, RecursionError) as error:
         raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
 
 
 def _remembered(path: Path) -> Manifest:
-    """Reads a manifest, unless it is the same file as the last time: it is asked for with every look at a journal, and
-    may list ten thousands of files.
-    """
+    """Reads a root, unless it is the same file as the last time: it is asked for with every look at a journal."""
     found = path.stat()
     version = (found.st_ino, found.st_mtime_ns, found.st_size)
     known = _known.get(path)
     if known is None or known[0] != version:
         while len(_known) >= _MOST_KNOWN:
             _known.pop(next(iter(_known)), None)
-        known = _known[path] = version, parse(json.loads(path.read_bytes()))
-    return Manifest(dict(known[1].nodes), list(known[1].files))
+        journal = path.parent
+        manifest = parse(json.loads(path.read_bytes()), lambda page: pages.read(journal, page))
+        known = _known[path] = version, manifest
+    return known[1]
 
 
 def text(journal: Path) -> bytes:
-    """Returns the manifest of a journal as JSON. Raises as `load`."""
-    load(journal)  # it is sound
+    """Returns the root of a journal's manifest as JSON. Raises as `load`."""
+    manifest = load(journal)  # it is sound
     try:
         return (journal / FILE).read_bytes()
     except FileNotFoundError:
-        return json.dumps(as_json(Manifest())).encode()
+        return json.dumps(_as_json(manifest.nodes, ())).encode()
 
 
-def save(journal: Path, manifest: Manifest) -> None:
-    """Writes the manifest of a journal. Use `edit`, so that two can't do it at once.
+class Edit:
+    """Changes to a manifest; `edit` gives one.
 
-    Raises:
-        JournalError: it can't be written.
+    Attributes:
+        nodes: by node, the number below which rows are Parquet; to be changed.
     """
-    try:
-        write_json(journal / FILE, as_json(manifest))
-    except OSError as error:
-        raise JournalError(f"{journal / FILE} can't be written: {error.strerror}; make room on the disk.") from None
+
+    def __init__(self, before: Manifest) -> None:
+        self.nodes = dict(before.nodes)
+        self._before = before
+        self._added: dict[str, list[DataFile]] = {}
+        self._removed: dict[str, set[DataFile]] = {}
+
+    def add(self, files: Iterable[DataFile]) -> None:
+        """Lists files."""
+        for file in files:
+            self._added.setdefault(file.node, []).append(file)
+
+    def remove(self, files: Iterable[DataFile]) -> None:
+        """Lists files no longer; others may have done the same before."""
+        for file in files:
+            self._removed.setdefault(file.node, set()).add(file)
+
+    def save(self, journal: Path) -> None:
+        """Writes the pages that are new, then the root.
+
+        Raises:
+            OSError: they can't be written; the root is as before.
+        """
+        listed = [page for page in self._before.pages() if page.node not in self._touched()]
+        for node in self._touched():
+            listed += self._node(journal, node)
+        write_json(journal / FILE, _as_json(self.nodes, listed))
+        names = {page.name for page in listed}
+        _remove_old_pages(journal, {page.name for page in self._before.pages()} - names - {""}, names)
+
+    def _touched(self) -> set[str]:
+        unnamed = {page.node for page in self._before.pages() if not page.name}
+        return unnamed | self._added.keys() | self._removed.keys()
+
+    def _node(self, journal: Path, node: str) -> Iterator[Page]:
+        """Yields a node's pages: those before and behind the changes as they are."""
+        known, changed = self._before.pages(node), [*self._added.get(node, ()), *self._removed.get(node, ())]
+        first, end = _region(known, changed)
+        removed = self._removed.get(node, set())
+        files = {file for page in known[first:end] for file in self._before.read_page(page)}
+        left = sorted(files - removed | {*self._added.get(node, ())}, key=lambda file: file.first)
+        yield from known[:first]
+        for page, content, _ in pages.cut(left):
+            _write_page(journal / pages.FOLDER / page.name, content)
+            yield page
+        yield from known[end:]
+
+
+def _region(known: Sequence[Page], changed: Sequence[DataFile]) -> tuple[int, int]:
+    """Returns which pages (first, behind the last) are written anew: those that the changes concern, the one before
+    them, which may have room, and what has no page yet.
+    """
+    first, last = min((file.first for file in changed), default=0), max((file.last for file in changed), default=0)
+    begin = max(0, bisect_left(known, first, key=lambda page: page.last) - 1)
+    end = next((at for at in range(begin, len(known)) if known[at].first > last), len(known))
+    return (0, len(known)) if any(not page.name for page in known) else (begin, end)
+
+
+def _write_page(path: Path, content: bytes) -> None:
+    if not path.exists():  # else it is the same: its name says what is in it
+        make_folder(path.parent)
+        _write(path, content)
+
+
+def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
+    """Removes pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
+    folder, oldest_s = journal / pages.FOLDER, time.time() - PAGE_GRACE_S
+    for name in replaced:
+        with suppress(FileNotFoundError):
+            os.utime(folder / name)
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):
+            if path.name not in listed and path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 @contextmanager
-def edit(journal: Path) -> Iterator[Manifest]:
+def edit(journal: Path) -> Iterator[Edit]:
     """Gives the manifest to change, and saves it at the end; others wait meanwhile.
 
     Raises:
-        JournalError: as `load` and `save`.
+        JournalError: it can't be read or written.
     """
     fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         _known.pop(journal / FILE, None)
-        manifest = load(journal)
-        yield manifest
-        save(journal, manifest)
+        changes = Edit(load(journal))
+        yield changes
+        _saved(changes, journal)
     finally:
         os.close(fd)
+
+
+def _saved(changes: Edit, journal: Path) -> None:
+    try:
+        changes.save(journal)
+    except OSError as error:
+        raise JournalError(f"{journal / FILE} can't be written: {error.strerror}; make room on the disk.") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -166,11 +285,15 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: the disk is full or broken.
     """
+    _write(path, json.dumps(value).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         touch(beside)
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(value, file)
+        with beside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

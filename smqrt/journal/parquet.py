@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import tables
+from smqrt.journal import checksums, tables, topicset
 from smqrt.journal.ddl import Array, Struct, Type
 from smqrt.journal.files import make_folder, touch
-from smqrt.journal.manifest import MOST_TOPICS, DataFile
 from smqrt.journal.moment import iso
+from smqrt.journal.pages import MOST_TOPICS, DataFile
 from smqrt.journal.record import COLUMNS
 from smqrt.journal.typed import COLUMN, TypedColumn
 
@@ -59,9 +59,9 @@ class HourFile:
     def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
         from pyarrow import parquet
 
-        self.hour = hour
+        self.hour, self._folder = hour, folder_of(hour)
         self._journal, self._node, self._first, self._typed = journal, node, first, typed
-        self._path = journal / folder_of(hour) / f".{node}-{first:020d}.tmp"
+        self._path = journal / self._folder / f".{node}-{first:020d}.tmp"
         make_folder(self._path.parent)
         touch(self._path)
         self._schema = tables.schema().append(typed.field) if typed else tables.schema()
@@ -116,8 +116,7 @@ class HourFile:
         times = compute.min_max(group.column("ts").cast("int64"))
         self._ts_min_us = min(self._ts_min_us, times["min"].as_py())
         self._ts_max_us = max(self._ts_max_us, times["max"].as_py())
-        if len(self._names) <= MOST_TOPICS:
-            self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
+        self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
 
     def close(self, shred: Shred | None = None) -> Unnamed:
         """Complete the file; it still has no name that anybody reads."""
@@ -130,12 +129,27 @@ class HourFile:
             _check_same(beside, self._first, self._rows)
             os.replace(beside, self._path)
         synced(self._path)
+        return Unnamed(self._path, self._described(), self._payload_bytes)
+
+    def _described(self) -> DataFile:
+        """What the manifest says of the complete file."""
         last = self._first + self._rows - 1
-        name = f"{folder_of(self.hour)}/{self._node}-{self._first:020d}-{last:020d}.parquet"
-        topics = tuple(sorted(self._names)) if len(self._names) <= MOST_TOPICS else None
-        times, size = (self._ts_min_us, self._ts_max_us), self._path.stat().st_size
-        made = DataFile(name, self._node, self._first, last, self._rows, *times, size, topics)
-        return Unnamed(self._path, made, self._payload_bytes)
+        names = tuple(sorted(self._names))
+        few = len(names) <= MOST_TOPICS
+        return DataFile(
+            f"{self._folder}/{self._node}-{self._first:020d}-{last:020d}.parquet",
+            self._node,
+            self._first,
+            last,
+            self._rows,
+            self._ts_min_us,
+            self._ts_max_us,
+            self._path.stat().st_size,
+            names if few else None,
+            None if few else topicset.made(names),
+            checksums.of_file(self._path),
+            checksums.of_footer(self._path),
+        )
 
     def discard(self) -> None:
         """Remove what there is of it: it won't be completed."""
@@ -188,6 +202,7 @@ def _options(typed: TypedColumn | None) -> dict[str, Any]:
         "column_encoding": dict.fromkeys(_GROWING, "DELTA_BINARY_PACKED"),
         "write_statistics": [*plain, *_GROWING, *leaves],
         "write_page_index": True,
+        "write_page_checksum": True,
     }
 
 

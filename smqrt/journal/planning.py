@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import INDEX, Entry, check, parse_index
-from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal.manifest import Manifest
+from smqrt.journal.pages import DataFile, Page
+from smqrt.journal.topicset import Wanted
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
@@ -23,11 +25,12 @@ class Chunk(NamedTuple):
     Attributes:
         file: its path in the journal.
         kind: "wal" or "parquet".
-        offset, length: where the batches are in a segment, bytes; 0 for Parquet.
+        offset, length: where the batches are in a segment, bytes; of a Parquet file 0 and its whole length.
         skip: how many rows of the first batch come before.
         rows: how many are wanted.
         node, broker: who wrote them; a Parquet file says the broker itself.
         first_seq: number of the first row of the first batch.
+        footer_crc32: of a Parquet file; None when it is not known.
     """
 
     file: str
@@ -39,6 +42,7 @@ class Chunk(NamedTuple):
     node: str
     broker: str
     first_seq: int
+    footer_crc32: int | None = None
 
     @property
     def start(self) -> int:
@@ -67,17 +71,11 @@ class Snapshot(NamedTuple):
         """Returns the names of all nodes, in order."""
         return sorted({*self.wal, *self.manifest.nodes})
 
-    def files(self, node: str) -> list[DataFile]:
-        """Returns a node's Parquet files by their first number."""
-        through = self.manifest.nodes.get(node, 0)
-        files = [one for one in self.manifest.files if one.node == node and one.first < through]
-        return sorted(files, key=lambda one: one.first)
-
     def begin(self, node: str, end: int) -> int:
         """Returns the oldest number there is; `end` when there are no rows."""
-        through = self.manifest.nodes.get(node, 0)
-        segments = [max(first, through) for first in self.wal.get(node, [])[:1]]
-        return min([one.first for one in self.files(node)] + segments, default=end)
+        through, compacted = self.manifest.nodes.get(node, 0), self.manifest.first(node)
+        found = [max(first, through) for first in self.wal.get(node, [])[:1]]
+        return min(found + ([] if compacted is None else [compacted]), default=end)
 
     def segments(self, node: str, start: int, end: int) -> list[int]:
         """Returns the first numbers of the segments that may have rows of a range."""
@@ -137,12 +135,17 @@ class Planner:
         snapshot: what there is.
         index: gives the index of (node, first number of a segment).
         broker: gives the broker of such a segment.
+        times: gives from when to when its rows are; None when its index has to say.
     """
 
     def __init__(
-        self, snapshot: Snapshot, index: Callable[[str, int], Index], broker: Callable[[str, int], str]
+        self,
+        snapshot: Snapshot,
+        index: Callable[[str, int], Index],
+        broker: Callable[[str, int], str],
+        times: Callable[[str, int], Times | None],
     ) -> None:
-        self._snapshot, self._index, self._broker = snapshot, index, broker
+        self._snapshot, self._index, self._broker, self._times = snapshot, index, broker, times
 
     def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
@@ -152,13 +155,16 @@ class Planner:
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
-        for file in self._snapshot.files(node):
+        names = Wanted.of(topics)
+        for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             first, last = max(start, file.first), min(end, file.last + 1)
-            if first < last and _overlaps(file, ts_us) and _may_have(file, topics):
-                yield Chunk(file.path, PARQUET, 0, 0, 0, last - first, node, "", first)
+            if first < last and _overlaps(file, ts_us) and _may_have(file, topics, names):
+                yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, "", first, file.footer_crc32)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():
+            if ts_us is not None and (times := self._times(node, first)) and not _meet(times, ts_us):
+                continue
             index, file = self._index(node, first), segment_file(node, first)
             for oldest, newest in _runs(index, start, end, ts_us):
                 skip = max(0, start - oldest.first_seq)
@@ -191,12 +197,20 @@ def _runs(index: Index, start: int, end: int, ts_us: Times | None) -> Iterator[t
         yield run[0], run[-1]
 
 
-def _overlaps(times: Entry | DataFile, wanted: Times | None) -> bool:
-    return wanted is None or (times.ts_min_us <= wanted[1] and times.ts_max_us >= wanted[0])
+def _overlaps(times: Entry | DataFile | Page, wanted: Times | None) -> bool:
+    return wanted is None or _meet((times.ts_min_us, times.ts_max_us), wanted)
 
 
-def _may_have(file: DataFile, topics: Filter | None) -> bool:
-    return topics is None or file.topics is None or any(map(topics.matches, file.topics))
+def _meet(times: Times, wanted: Times) -> bool:
+    return times[0] <= wanted[1] and times[1] >= wanted[0]
+
+
+def _may_have(file: DataFile, topics: Filter | None, names: Wanted | None) -> bool:
+    if topics is None:
+        return True
+    if file.topics is not None:
+        return any(map(topics.matches, file.topics))
+    return file.topic_filter is None or names is None or names.may_be_in(file.topic_filter)
 
 
 def parts(chunks: Iterable[Chunk], max_rows: int) -> list[list[Chunk]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, manifest, planning, tables
+from smqrt.journal import arrow, manifest, planning, summary, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
@@ -23,6 +24,7 @@ __all__ = ["Chunk", "Journal", "Offsets"]
 BATCH_ROWS = 1 << 14
 _SCHEMA_BYTES = 8192
 _NEWEST = -1
+_POLL_S = 0.1
 
 T = TypeVar("T")
 Topics = Filter | Sequence[str] | None
@@ -64,10 +66,28 @@ class Journal:
         """
         return self._snapshot().nodes()
 
-    def end(self) -> dict[str, int]:
-        """Returns, by node, the number that the next row will have."""
+    def end(self, known: Collection[str] = ()) -> dict[str, int]:
+        """Returns, by node, the number that the next row will have.
+
+        Args:
+            known: nodes that are left out.
+        """
         snapshot = self._snapshot()
-        return {node: self._end(snapshot, node) for node in snapshot.nodes()}
+        return {node: self._end(snapshot, node) for node in snapshot.nodes() if node not in known}
+
+    def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
+        """Returns as `end`, when there are rows behind `after`, or when the time is over.
+
+        Args:
+            after: by node, what was the number of the next row.
+            timeout_s: how long to wait at most, seconds; a hub that is asked may answer earlier.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            end = self.end()
+            if time.monotonic() >= deadline or any(last > after.get(node, -1) for node, last in end.items()):
+                return end
+            time.sleep(_POLL_S)
 
     def begin(self) -> dict[str, int]:
         """Returns, by node, the number of the oldest row; that of the next one when there are none."""
@@ -127,7 +147,16 @@ class Journal:
 
     def _planner(self, snapshot: Snapshot) -> Planner:
         newest = {node: firsts[_NEWEST] for node, firsts in snapshot.wal.items() if firsts}
-        return Planner(snapshot, lambda node, first: self._index(node, first, newest[node] == first), self._broker)
+
+        def is_newest(node: str, first: int) -> bool:
+            return newest[node] == first
+
+        return Planner(
+            snapshot,
+            lambda node, first: self._index(node, first, is_newest(node, first)),
+            self._broker,
+            lambda node, first: None if is_newest(node, first) else self._times(node, first),
+        )
 
     def _again(self, work: Callable[[], T]) -> T:
         """Does something once more when a file went meanwhile, because it was compacted or has expired."""
@@ -199,8 +228,8 @@ class Journal:
                 skip, stream = self._stream(chunk)
                 yield from tables.of_segment(stream, chunk, skip, columns, topics, batch_rows)
             else:
-                yield from tables.of_parquet(self._parquet(chunk.file), chunk, columns, topics, batch_rows)
-        except (pa.ArrowException, OSError) as error:
+                yield from tables.of_parquet(self._parquet(chunk), chunk, columns, topics, batch_rows)
+        except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise self._damaged(chunk.file, chunk.offset, str(error)) from error
@@ -276,7 +305,7 @@ class Journal:
             nodes = sorted(entry.name for entry in os.scandir(self.path / "wal") if entry.is_dir())
         except FileNotFoundError:
             nodes = []
-        wal = {node: list(map(indexes.first_seq, indexes.paths(self.path / "wal" / node))) for node in nodes}
+        wal = {node: indexes.firsts(self.path / "wal" / node) for node in nodes}
         return Snapshot(wal, manifest.load(self.path))
 
     def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
@@ -292,11 +321,20 @@ class Journal:
         """
         path = (self.path / segment_file(node, first)).with_suffix(INDEXED)
         try:
-            return Index(path.read_bytes(), str(path))
+            return Index(_mapped(path), str(path))
         except FileNotFoundError:
             if newest and path.with_suffix(DATA).exists():
                 return Index(b"", str(path))
             raise
+
+    def _times(self, node: str, first: int) -> Times | None:
+        """Returns from when to when the rows of a sealed segment are.
+
+        Raises:
+            FileNotFoundError: the segment has gone.
+        """
+        found = summary.of(self.path / segment_file(node, first))
+        return (found.ts_min_us, found.ts_max_us) if found.batches else None
 
     def _broker(self, node: str, first: int) -> str:
         """Returns the broker of a segment."""
@@ -332,13 +370,20 @@ class Journal:
             mapped[offset - len(head) : offset] = head
         return memoryview(mapped)[offset - len(head) : offset + length]
 
-    def _parquet(self, file: str) -> Any:
-        """Returns what pyarrow can read a Parquet file from.
+    def _parquet(self, chunk: Chunk) -> Any:
+        """Returns what pyarrow can read the Parquet file of a chunk from.
 
         Raises:
             FileNotFoundError: the file has gone.
         """
-        return (self.path / file).open("rb")
+        return (self.path / chunk.file).open("rb")
+
+
+def _mapped(path: Path) -> memoryview:
+    """Returns an index; of a long one only what is looked at is read."""
+    with path.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        return memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
 
 
 def _filter(topics: Topics) -> Filter | None:

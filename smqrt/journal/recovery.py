@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest
+from smqrt.journal import arrow, committed, index, manifest, summary
 from smqrt.journal.files import touch
 from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, Entry
 
@@ -178,6 +178,7 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def _rewrite(path: Path, entries: Iterable[Entry]) -> None:
+    summary.remove(path)
     beside = path.with_suffix(".new")
     touch(beside)
     with beside.open("wb") as file:

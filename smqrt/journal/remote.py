@@ -7,22 +7,35 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest
+from smqrt.journal import manifest, pages
 from smqrt.journal.commit import with_token
-from smqrt.journal.index import DATA, INDEX, INDEXED
+from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.link import Address, Link, Refused, checked
-from smqrt.journal.planning import Index, Snapshot, segment_file
+from smqrt.journal.pages import DataFile, Page
+from smqrt.journal.planning import Chunk, Index, Offsets, Snapshot, Times, segment_file
 from smqrt.journal.reader import Journal
 
 RETRY_S = 60.0
 _BLOCK_BYTES = 1 << 20
 _KEPT_INDEXES = 64
+_KEPT_PAGES = 32
+MOST_WAIT_S = 20.0
+"""A hub answers after so long though there is nothing new; less than what a connection waits for an answer."""
+
+
+class _Sealed(NamedTuple):
+    """What the listing says of a segment that doesn't grow any more; the times are 0 when it has no row."""
+
+    index_bytes: int
+    ts_min_us: int
+    ts_max_us: int
 
 
 def open_journal(place: Path | str, token: str | None = None, *, retry_s: float = RETRY_S) -> Journal | RemoteJournal:
@@ -61,7 +74,8 @@ class RemoteJournal(Journal):
         self._link = Link(lambda: address, retry_s)
         self._brokers: dict[tuple[str, int], str] = {}
         self._listing: tuple[str, Snapshot] | None = None
-        self._sizes: dict[str, int] = {}
+        self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
+        self._sealed: dict[tuple[str, int], _Sealed] = {}
         self._indexes: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
@@ -70,9 +84,17 @@ class RemoteJournal(Journal):
     def __reduce__(self) -> Any:
         return _opened, (*self._address, self._link.retry_s, self.verify)
 
-    def end(self) -> dict[str, int]:
+    def end(self, known: Collection[str] = ()) -> dict[str, int]:
         """As `Journal.end`, with a request of its own that is short."""
-        values = self._json("end", self._link.get("end").body)
+        return {node: last for node, last in self._ends("end").items() if node not in known}
+
+    def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
+        """As `Journal.wait`: the hub answers when there is more."""
+        seconds = min(timeout_s, MOST_WAIT_S)
+        return self._ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
+
+    def _ends(self, request: str) -> dict[str, int]:
+        values = self._json("end", self._link.get(request).body)
         try:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -97,13 +119,28 @@ class RemoteJournal(Journal):
         return snapshot
 
     def _listed(self, values: Any) -> Snapshot:
-        self._sizes = {
-            segment_file(node, int(one["first"])).removesuffix(DATA) + INDEXED: int(one["idx_bytes"])
+        self._sealed = {
+            (node, int(one["first"])): _Sealed(int(one["idx_bytes"]), int(one["ts_min_us"]), int(one["ts_max_us"]))
             for node, segments in values["wal"].items()
             for one in segments
+            if "idx_bytes" in one
         }
         wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
-        return Snapshot(wal, manifest.parse(values["manifest"]))
+        return Snapshot(wal, manifest.parse(values["manifest"], self._page))
+
+    def _page(self, page: Page) -> tuple[DataFile, ...]:
+        """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""
+        found = self._pages.get(page.name)
+        if found is None:
+            body = self._get(f"{pages.FOLDER}/{page.name}", 0)
+            try:
+                found = pages.parsed(page, body)
+            except ValueError as error:
+                raise JournalError(f"{self._place(page.name)} is damaged: {error}; {REMEDY}.") from None
+            while len(self._pages) >= _KEPT_PAGES:
+                self._pages.popitem(last=False)
+            self._pages[page.name] = found
+        return found
 
     def _json(self, what: str, body: bytes) -> Any:
         try:
@@ -120,9 +157,14 @@ class RemoteJournal(Journal):
         index = Index(self._indexes.get(path, b""), self._place(path))
         if until and index.end >= until:
             return index
-        if until or newest or index.size_bytes < self._sizes.get(path, INDEX.size):
+        sealed = self._sealed.get((node, first))
+        if until or newest or sealed is None or index.size_bytes < sealed.index_bytes:
             index = Index(self._grown(path, self._indexes.get(path, b"")), self._place(path))
         return index
+
+    def _times(self, node: str, first: int) -> Times | None:
+        sealed = self._sealed.get((node, first))
+        return (sealed.ts_min_us, sealed.ts_max_us) if sealed and sealed.index_bytes else None
 
     def _grown(self, path: str, known: bytes) -> bytes:
         """Returns an index from what was known of it; the last record is compared, for the hub may have lost some."""
@@ -156,15 +198,8 @@ class RemoteJournal(Journal):
             return answer.body
         return answer.body[offset : offset + length if length else None]
 
-    def _parquet(self, file: str) -> Any:
-        return io.BufferedReader(_RemoteFile(self._get, file, self._size(file)), _BLOCK_BYTES)
-
-    def _size(self, file: str) -> int:
-        for snapshot in (self._listing[1] if self._listing else None, None):
-            for one in (snapshot or self._snapshot()).manifest.files:
-                if one.path == file:
-                    return one.bytes
-        raise FileNotFoundError(2, "gone from the hub", self._place(file))
+    def _parquet(self, chunk: Chunk) -> Any:
+        return io.BufferedReader(_RemoteFile(self._get, chunk.file, chunk.length), _BLOCK_BYTES)
 
 
 class _RemoteFile(io.RawIOBase):

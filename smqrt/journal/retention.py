@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush, merge
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest
+from smqrt.journal import index, manifest, summary
 from smqrt.journal.index import DATA, INDEXED
+from smqrt.journal.manifest import Manifest
+from smqrt.journal.pages import DataFile
 from smqrt.journal.settings import JournalSettings
+
+
+class _Segment(NamedTuple):
+    """A segment and how long its files are together."""
+
+    path: Path
+    size_bytes: int
 
 
 class _Piece(NamedTuple):
@@ -27,7 +37,7 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
 
     Segments and Parquet files go when all their rows are older than `retain_s`, and the oldest while all together are
     longer than `max_bytes`. Rows that a pipeline has yet to read stay, unless all are longer than `hard_bytes`. The
-    newest segment of a node stays in any case.
+    newest segment of a node stays in any case. Only what goes is looked at, and of each node the first that stays.
 
     Args:
         journal: its folder.
@@ -38,15 +48,27 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         JournalError: the manifest or what a pipeline has said can't be read.
     """
     try:
-        pieces = sorted(_in_turn(_pieces(journal)), key=lambda piece: piece.ts_max_us)
+        return _oldest(journal, settings, now_us)
     except OSError as error:
         raise JournalError(f"{journal} can't be looked through: {error}.") from None
-    needed, total = _needed(journal), sum(piece.size_bytes for piece in pieces) + _newest_bytes(journal)
+
+
+def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
+    state, needed = manifest.load(journal), _needed(journal)
+    nodes = {folder.name: _segments(folder) for folder in _nodes(journal)}
+    total = sum(page.bytes for page in state.pages())
+    total += sum(segment.size_bytes for segments in nodes.values() for segment in segments)
     found: list[Path] = []
-    for piece in pieces:  # of a node none goes after one that stays: its rows have no holes
+    waiting = [_in_turn(journal, state, node, nodes.get(node, [])) for node in {*nodes, *state.nodes}]
+    oldest = [(piece.ts_max_us, at, piece) for at, pieces in enumerate(waiting) if (piece := next(pieces, None))]
+    heapify(oldest)
+    while oldest:  # of a node none goes after one that stays: its rows have no holes, and nothing behind is looked at
+        _, at, piece = heappop(oldest)
         if _goes(piece, settings, now_us, total, needed):
             total -= piece.size_bytes
             found += piece.paths
+            if following := next(waiting[at], None):
+                heappush(oldest, (following.ts_max_us, at, following))
     return found
 
 
@@ -69,40 +91,40 @@ def _needed(journal: Path) -> dict[str, int]:
     return needed
 
 
-def _in_turn(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-    """Yields the pieces in the order of their rows, none older than one before it, though a clock went back."""
-    latest_us: dict[str, int] = {}
-    for piece in sorted(pieces, key=lambda piece: piece.end):
-        latest_us[piece.node] = max(piece.ts_max_us, latest_us.get(piece.node, 0))
-        yield piece._replace(ts_max_us=latest_us[piece.node])
+def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment]) -> Iterator[_Piece]:
+    """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back."""
+    latest_us = -(1 << 62)
+    sealed = filter(None, map(_of_segment, segments[:-1], segments[1:]))
+    for piece in merge(_files(journal, state, node), sealed, key=lambda piece: piece.end):
+        latest_us = max(piece.ts_max_us, latest_us)
+        yield piece._replace(ts_max_us=latest_us)
 
 
-def _pieces(journal: Path) -> Iterator[_Piece]:
-    for file in manifest.load(journal).files:
-        yield _Piece((journal / file.path,), file.node, file.last + 1, file.ts_max_us, file.bytes)
-    for folder in _nodes(journal):
-        for path in index.paths(folder)[:-1]:
-            if piece := _segment(path):
-                yield piece
+def _files(journal: Path, state: Manifest, node: str) -> Iterator[_Piece]:
+    for file in state.files(node):
+        yield _Piece((journal / file.path,), node, file.last + 1, file.ts_max_us, file.bytes)
 
 
-def _segment(path: Path) -> _Piece | None:
+def _of_segment(segment: _Segment, following: _Segment) -> _Piece | None:
     """Returns a sealed segment; None when it has just gone."""
-    indexed = path.with_suffix(INDEXED)
     try:
-        size = path.stat().st_size + indexed.stat().st_size
+        latest_us = summary.of(segment.path).ts_max_us
     except FileNotFoundError:
         return None
-    entries = index.read_index(path)
-    end = entries[-1].next_seq if entries else index.first_seq(path)
-    latest_us = max((entry.ts_max_us for entry in entries), default=0)
-    return _Piece((path, indexed), path.parent.name, end, latest_us, size)
+    paths = (segment.path, segment.path.with_suffix(INDEXED))
+    return _Piece(paths, segment.path.parent.name, index.first_seq(following.path), latest_us, segment.size_bytes)
 
 
-def _newest_bytes(journal: Path) -> int:
-    newest = [path for folder in _nodes(journal) for path in index.paths(folder)[-1:]]
-    files = [file for path in newest for file in (path, path.with_suffix(INDEXED)) if file.exists()]
-    return sum(file.stat().st_size for file in files)
+def _segments(folder: Path) -> list[_Segment]:
+    """Returns the segments of a node, oldest first."""
+    return [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in index.paths(folder)]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _nodes(journal: Path) -> list[Path]:
@@ -123,18 +145,29 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
         JournalError: a file can't be removed.
     """
     files = list(paths)
-    listed = {path.relative_to(journal).as_posix() for path in files if path.suffix not in (DATA, INDEXED)}
-    if listed:
-        with manifest.edit(journal) as known:
-            known.files[:] = [file for file in known.files if file.path not in listed]
+    compacted = [path for path in files if path.suffix not in (DATA, INDEXED)]
+    if compacted:
+        with manifest.edit(journal) as changes:
+            changes.remove(_listed(journal, compacted))
     freed = 0
     for path in files:
         try:
             size = path.stat().st_size
             path.unlink()
+            if path.suffix == DATA:
+                summary.remove(path)
             freed += size
         except FileNotFoundError:
             continue
         except OSError as error:
             raise JournalError(f"{path} can't be removed: {error.strerror}; give this user the folder.") from None
     return freed
+
+
+def _listed(journal: Path, paths: Iterable[Path]) -> Iterator[DataFile]:
+    """Yields what the manifest says of compacted files, where it still lists them."""
+    state = manifest.load(journal)
+    for path in paths:
+        node, first, last = path.stem.rsplit("-", 2)
+        name = path.relative_to(journal).as_posix()
+        yield from (file for file in state.files(node, int(first), int(last) + 1) if file.path == name)

@@ -1,7 +1,9 @@
 """The journals of this process over HTTP: /rtl/journal/, for pipelines that don't share the hub's disk.
 
-    GET  <name>/manifest             segments, compacted files and ends; see `standing.manifest`
+    GET  <name>/manifest             segments, and the root of the manifest; see `standing.Listing`
+    GET  <name>/manifest/<page>      what is known of some hundred compacted files
     GET  <name>/end, <name>/stats    where each node ends; the writer's counters
+    GET  <name>/end?after=&wait_s=   the same, when there is more than `after` ({node: number})
     GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
     POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
     POST <name>/publish              rows, without that promise
@@ -20,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, NamedTuple, NoReturn, Protocol
 from urllib.parse import parse_qsl
 
 from gevent import get_hub
@@ -32,9 +34,12 @@ from smqrt.http.ranges import Span, parse_ranges
 from smqrt.http.resources import DiskIo, IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
-from smqrt.journal import hubfile, progress, standing
+from smqrt.journal import hubfile, progress
 from smqrt.journal.commit import MOST_ROWS
+from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal.remote import MOST_WAIT_S
+from smqrt.journal.standing import Listing
 from smqrt.net.turn import Turn
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -44,7 +49,9 @@ BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE = 1 << 20
 _PROGRESS_BYTES = 64 << 10
-_FILE = re.compile(r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII)
+_FILE = re.compile(
+    r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
+)
 _UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
 _READS, _WRITES = ("GET", "HEAD"), ("POST",)
 
@@ -55,6 +62,9 @@ class OpenJournal(Protocol):
     @property
     def path(self) -> Path:
         """Its folder."""
+
+    def end(self) -> Mapping[str, int]:
+        """Where the nodes end that are written here."""
 
     def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
         """Store and publish the rows of a micro-batch; False when that was done before."""
@@ -75,6 +85,14 @@ class Refused(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
+class _Asked(NamedTuple):
+    """A journal, and what is kept of it for those who ask."""
+
+    journal: OpenJournal
+    listing: Listing
+    ends: Ends
+
+
 class JournalService(Directory):
     """The directory that serves journals.
 
@@ -88,6 +106,7 @@ class JournalService(Directory):
         self._opened = opened
         self._body_bytes = body_bytes
         self._tokens: dict[str, tuple[OpenJournal, str]] = {}
+        self._asked: dict[str, _Asked] = {}
         self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, str], None]]] = {
             "manifest": (_READS, self._manifest),
             "end": (_READS, self._end),
@@ -160,10 +179,21 @@ class JournalService(Directory):
     # ---- reading
 
     def _manifest(self, request: Request, journal: OpenJournal, rest: str) -> None:
-        _send(request, *_elsewhere(_manifest, journal.path))
+        _send(request, *_elsewhere(self._of(journal).listing.text))
 
     def _end(self, request: Request, journal: OpenJournal, rest: str) -> None:
-        _give(request, {"end": _elsewhere(standing.ends, journal.path)})
+        ends = self._of(journal).ends
+        found = ends.after(*_wait(request)) if request.query else ends.now()
+        body = json.dumps({"end": found}, separators=(",", ":")).encode()
+        _finish(request, "application/json", body)
+
+    def _of(self, journal: OpenJournal) -> _Asked:
+        """Returns what is kept of a journal for those who ask."""
+        name = str(journal.path)
+        found = self._asked.get(name)
+        if found is None or found.journal is not journal:
+            found = self._asked[name] = _Asked(journal, Listing(journal.path), Ends(journal))
+        return found
 
     def _stats(self, request: Request, journal: OpenJournal, rest: str) -> None:
         _give(request, journal.stats())
@@ -263,9 +293,15 @@ def _give(request: Request, values: dict[str, Any]) -> None:
     _send(request, body, _tag(body))
 
 
-def _manifest(path: Path) -> tuple[bytes, str]:
-    body = standing.manifest(path)
-    return body, _tag(body)
+def _wait(request: Request) -> tuple[dict[str, int], float]:
+    """What a reader knows, and how long it wants to wait for more."""
+    values = dict(parse_qsl(request.query, keep_blank_values=True))
+    try:
+        after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
+        wait_s = float(values.get("wait_s", "0"))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
+    return after, max(0.0, min(wait_s, MOST_WAIT_S))
 
 
 def _tag(body: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smqrt.journal import arrow, gather
+from smqrt.journal import arrow, checksums, gather
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import Chunk
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
@@ -111,40 +111,65 @@ def of_parquet(
     """Yields as `of_segment`, from a Parquet file.
 
     Args:
-        source: its path, or a file object that can seek.
+        source: a file object that can seek.
 
     Raises:
-        pyarrow.ArrowException, OSError: the file is damaged.
+        pyarrow.ArrowException, ValueError, OSError: the file is damaged.
     """
     import pyarrow as pa
-    from pyarrow import compute, parquet
+    from pyarrow import parquet
 
+    checksums.check_footer(source, chunk.footer_crc32)
+    file = parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
     target = schema(columns)
-    read = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
-    file = parquet.ParquetFile(source, pre_buffer=True)
-    for batch in file.iter_batches(batch_rows, _groups(file.metadata, chunk), columns=read):
-        seq = batch.column("seq")
-        inside = compute.and_(compute.greater_equal(seq, chunk.start), compute.less(seq, chunk.end))
-        if topics is not None:
-            inside = compute.and_(inside, mask(batch.column("topic"), topics))
-        last = compute.max(seq).as_py()
-        batch = batch.filter(inside)
-        yield (
-            min(last + 1, chunk.end),
-            pa.RecordBatch.from_arrays([batch.column(one) for one in target.names], schema=target),
-        )
+    names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
+    for group, last in _groups(file.metadata, chunk):
+        if topics is not None and not _has_topics(file, group, topics):
+            yield min(last + 1, chunk.end), pa.RecordBatch.from_pylist([], schema=target)
+            continue
+        rows = _in_order(file.read_row_group(group, names), chunk)
+        for batch in rows.to_batches(batch_rows):
+            reached = batch.column("seq")[-1].as_py() + 1
+            if topics is not None:
+                batch = batch.filter(mask(batch.column("topic"), topics))
+            found = [batch.column(name) for name in target.names]
+            yield reached, pa.RecordBatch.from_arrays(found, schema=target)
 
 
-def _groups(metadata: Any, chunk: Chunk) -> list[int]:
-    """Returns which row groups have numbers of the chunk."""
+def _in_order(rows: Any, chunk: Chunk) -> Any:
+    """Returns the rows of a group that a chunk wants, by their numbers; merged files have each group by topic."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    rows = rows.combine_chunks()
+    seq = rows.column("seq").combine_chunks()
+    steps = compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
+    if len(steps) and compute.min(steps).as_py() < 1:
+        order = compute.sort_indices(seq)
+        rows, seq = rows.take(order).combine_chunks(), seq.take(order)
+    first = seq[0].as_py()
+    if seq[-1].as_py() - first + 1 != len(seq):
+        raise pa.ArrowInvalid(f"the {len(seq)} rows from {first} on are not numbered one after the other")
+    return rows.slice(max(0, chunk.start - first), chunk.end - max(chunk.start, first))
+
+
+def _has_topics(file: Any, group: int, topics: Filter) -> bool:
+    """Says whether a row group has rows with these topics; the others of its columns are not read for that."""
+    from pyarrow import compute
+
+    return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
+
+
+def _groups(metadata: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
+    """Yields the row groups that have numbers of the chunk, and the last number of each."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")
-    found = []
     for group in range(metadata.num_row_groups):
         numbers = metadata.row_group(group).column(at).statistics
-        if numbers is None or not numbers.has_min_max or (numbers.min < chunk.end and numbers.max >= chunk.start):
-            found.append(group)
-    return found
+        if numbers is None or not numbers.has_min_max:
+            raise ValueError("a row group doesn't say which numbers it has")
+        if numbers.min < chunk.end and numbers.max >= chunk.start:
+            yield group, numbers.max
 
 
 def mask(column: Any, topics: Filter) -> Any:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, recovery, segment
+from smqrt.journal import arrow, checksums, committed, index, manifest, pages, recovery, segment
+from smqrt.journal.checksums import MAGIC
 from smqrt.journal.index import DATA, INDEX, INDEXED, Entry
-from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal.manifest import Manifest
+from smqrt.journal.pages import DataFile
 
-_MAGIC = b"PAR1"
 _RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
 _REBUILD = "the hub makes it again from the batches when it starts, or do it now with --repair"
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
@@ -42,7 +43,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Report:
-    """What was looked at, and what is wrong with it."""
+    """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums."""
 
     faults: list[Fault] = field(default_factory=list)
     segments: int = 0
@@ -50,6 +51,7 @@ class Report:
     rows: int = 0
     files: int = 0
     file_rows: int = 0
+    unchecked: int = 0
 
 
 def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> Report:
@@ -271,25 +273,28 @@ def _manifest(journal: Path, report: Report) -> Manifest | None:
 
 
 def _files(journal: Path, state: Manifest, report: Report, on_file: Callable[[], None]) -> Iterator[Fault]:
-    for file in state.files:
+    try:
+        listed = list(state.all_files())
+    except (JournalError, FileNotFoundError) as error:
+        what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); bring it back from a backup"
+        yield Fault(journal / pages.FOLDER, f"a page {what}")
+        return
+    for file in listed:
         report.files += 1
         report.file_rows += file.rows
+        report.unchecked += file.crc32 is None
         if what := _file_fault(journal / file.path, file):
             yield Fault(journal / file.path, f"{what}; bring it back from a backup")
         on_file()
     for node in state.nodes:
-        yield from _coverage(journal, sorted((file for file in state.files if file.node == node), key=_first), state)
-    named = {file.path for file in state.files}
+        yield from _coverage(journal, [file for file in listed if file.node == node], state)
+    named = {file.path for file in listed}
     found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
     if not _is_locked(journal / "compact.lock"):
         for name in sorted(found - named):
             yield Fault(
                 journal / name, "is left from a compaction that was killed; the next `smqrt journal compact` removes it"
             )
-
-
-def _first(file: DataFile) -> int:
-    return file.first
 
 
 def _coverage(journal: Path, files: list[DataFile], state: Manifest) -> Iterator[Fault]:
@@ -312,10 +317,12 @@ def _file_fault(path: Path, file: DataFile) -> str:
     if size != file.bytes:
         return f"has {size} bytes, {file.bytes} in the manifest"
     with path.open("rb") as opened:
-        start = opened.read(len(_MAGIC))
-        opened.seek(-len(_MAGIC), os.SEEK_END)
-        if start != _MAGIC or opened.read() != _MAGIC:
+        start = opened.read(len(MAGIC))
+        opened.seek(-len(MAGIC), os.SEEK_END)
+        if start != MAGIC or opened.read() != MAGIC:
             return "is no Parquet file"
+    if file.crc32 is not None and checksums.of_file(path) != file.crc32:
+        return "is not as it was written: its checksum is wrong"
     return _footer_fault(path, file)
 
 
@@ -325,9 +332,13 @@ def _footer_fault(path: Path, file: DataFile) -> str:
     except ImportError:
         return ""
     try:
-        metadata = parquet.ParquetFile(path).metadata
+        opened = parquet.ParquetFile(path, page_checksum_verification=True)
+        metadata = opened.metadata
+        if file.crc32 is None:
+            for group in range(metadata.num_row_groups):
+                opened.read_row_group(group)
     except (ArrowException, OSError) as error:
-        return f"has a damaged footer ({str(error).splitlines()[0].rstrip('.')})"
+        return f"is damaged ({str(error).splitlines()[0].rstrip('.')})"
     if metadata.num_rows != file.rows or file.last - file.first + 1 != file.rows:
         return f"has {metadata.num_rows} rows, {file.rows} from {file.first} to {file.last} in the manifest"
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]

@@ -225,6 +225,10 @@ class JournalWriter:
         """Write what is recorded so far, so that readers see it."""
         self._recorder.flush()
 
+    def end(self) -> dict[str, int]:
+        """Returns, by node, the number of the next row: of the one node that it writes."""
+        return {self.settings.node: self._seq}
+
     def stats(self) -> dict[str, int]:
         """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
         took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`

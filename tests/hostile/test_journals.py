@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
-from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal.pages import DataFile
 from smqrt.journal.service import BODY_BYTES
 from tests.hostile.conftest import Attack, Besieged
 
@@ -99,12 +100,36 @@ def test_a_long_manifest_that_is_asked_for_again_and_again(tmp_path: Path, besie
     path = "data/date=2026-11-21/hour={:02}/n0-{:020}-{:020}.parquet"
     files = [
         DataFile(path.format(number % 24, number, number), "n0", number, number, 1, number, number, 1000, ("t",) * 20)
-        for number in range(10_000)
+        for number in range(50_000)
     ]
-    manifest.save(app / ".journal", Manifest({"n0": 10_000}, files))
+    with manifest.edit(app / ".journal") as changes:
+        changes.add(files)
+        changes.nodes["n0"] = 50_000
     stranger = Stranger(besiege(app), app / ".journal")
-    with stranger.server.attack("journal: a manifest of 10,000 files, 30 times", grows_bytes=128 << 20) as attack:
-        for _ in range(10):
-            assert stranger.get("end", attack)["end"]["n0"] == 10_000
-            assert len(stranger.get("manifest", attack)["manifest"]["files"]) == 10_000
+    with stranger.server.attack(
+        "journal: a manifest of 50,000 files, with all its pages", grows_bytes=128 << 20
+    ) as attack:
+        for _ in range(3):
+            assert stranger.get("end", attack)["end"]["n0"] == 50_000
+            pages = stranger.get("manifest", attack)["manifest"]["pages"]
+            assert sum(page["files"] for page in pages) == 50_000
+            for page in pages[::10]:
+                assert len(stranger.get(f"manifest/{page['name']}", attack)["files"]) == page["files"]
             assert stranger.get("stats", attack)
+
+
+def test_many_wait_for_rows_that_do_not_come(stranger: Stranger) -> None:
+    with stranger.server.attack("journal: 300 readers wait, for nonsense too, and a hundred go amidst") as attack:
+        head = "HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nAuthorization: Bearer {}\r\n\r\n"
+        rest = head.format(stranger.server.port, stranger.token)
+        waiting = [stranger.server.open() for _ in range(300)]
+        for at, connection in enumerate(waiting):
+            after = "[" * 3000 if at % 10 == 9 else json.dumps({f"n{node}": 1 << 40 for node in range(100)})
+            request = f"GET /rtl/journal/app/end?wait_s=1e9&after={quote(after)} {rest}".encode()
+            connection.sendall(request)
+            attack.sent(len(request))
+        for connection in waiting[:100]:
+            connection.close()
+        assert stranger.get("end?wait_s=0.5&after=" + quote('{"n1": 99}'), attack) == {"end": {"n1": 0}}
+        for connection in waiting[100:]:
+            connection.close()

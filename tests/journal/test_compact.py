@@ -72,12 +72,12 @@ def test_one_file_an_hour_with_what_the_manifest_says(tmp_path: Path) -> None:
     compact.compact(tmp_path, AT_ONCE)
     state = manifest.load(tmp_path)
     assert state.nodes == {"n1": 3000}
-    assert [(file.path, file.first, file.last, file.rows) for file in state.files] == [
+    assert [(file.path, file.first, file.last, file.rows) for file in state.files("n1")] == [
         ("data/date=2026-11-20/hour=12/n1-00000000000000000000-00000000000000001199.parquet", 0, 1199, 1200),
         ("data/date=2026-11-20/hour=13/n1-00000000000000001200-00000000000000002399.parquet", 1200, 2399, 1200),
         ("data/date=2026-11-20/hour=14/n1-00000000000000002400-00000000000000002999.parquet", 2400, 2999, 600),
     ]
-    second = state.files[1]
+    second = list(state.all_files())[1]
     assert (second.ts_min_us, second.ts_max_us) == (NOON_US + HOUR_US, NOON_US + 2 * HOUR_US - 3_000_000)
     assert second.bytes == (tmp_path / second.path).stat().st_size
     assert len(second.topics or ()) == 20
@@ -104,7 +104,7 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
     )
     write(tmp_path, [row(150_000)])
     compact.compact(tmp_path, AT_ONCE)
-    (file,) = manifest.load(tmp_path).files
+    (file,) = manifest.load(tmp_path).all_files()
     metadata = pq.ParquetFile(tmp_path / file.path).metadata
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     assert [group.num_rows for group in groups] == [GROUP_ROWS, GROUP_ROWS, 150_000 - 2 * GROUP_ROWS]
@@ -120,7 +120,7 @@ def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.Mon
     rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 16)) for seq in range(40)], batch=4, segment_rows=20)
     write(tmp_path, [row(40)])
     compact.compact(tmp_path, AT_ONCE)
-    (file,) = manifest.load(tmp_path).files
+    (file,) = manifest.load(tmp_path).all_files()
     assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 3
     assert rows_of(tmp_path)[:40] == rows
 
@@ -129,7 +129,7 @@ def test_many_topics_are_not_listed(tmp_path: Path) -> None:
     write(tmp_path, [row(seq, topic=f"t{seq}") for seq in range(65)])
     write(tmp_path, [row(65)])
     compact.compact(tmp_path, AT_ONCE)
-    assert manifest.load(tmp_path).files[0].topics is None
+    assert next(manifest.load(tmp_path).all_files()).topics is None
 
 
 def test_several_nodes(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_typed_columns(tmp_path: Path) -> None:
     write(tmp_path, [row(52)])
     schemas = {f"site{n}/#": "device string, temp double, location struct<lat: double>" for n in range(4)}
     compact.compact(tmp_path, Options(grace_s=0, schemas=schemas))
-    (file,) = manifest.load(tmp_path).files
+    (file,) = manifest.load(tmp_path).all_files()
     parsed = pq.ParquetFile(tmp_path / file.path).read()["json"].to_pylist()
     assert parsed[50:] == [None, None]
     assert set(parsed[0]) == {"device", "temp", "location"}
@@ -249,7 +249,7 @@ def test_a_hub_with_another_name_in_the_same_hour(tmp_path: Path) -> None:
     write(tmp_path, readings(100), broker="old")
     write(tmp_path, readings(100, first=100), broker="new")
     compact.compact(tmp_path, Options(grace_s=0, everything=True))
-    (file,) = manifest.load(tmp_path).files
+    (file,) = manifest.load(tmp_path).all_files()
     assert pq.ParquetFile(tmp_path / file.path).read()["broker"].to_pylist() == ["old"] * 100 + ["new"] * 100
 
 
@@ -339,10 +339,10 @@ def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None
             break
         assert code == -signal.SIGKILL
     assert step > 5
-    assert sum(file.rows for file in manifest.load(tmp_path).files) == 900
+    assert sum(file.rows for file in manifest.load(tmp_path).all_files()) == 900
     done = files_of(tmp_path)
     assert [name for name in done if name.startswith("data/")] == sorted(
-        file.path for file in manifest.load(tmp_path).files
+        file.path for file in manifest.load(tmp_path).all_files()
     )
     assert len([name for name in done if name.startswith("wal/")]) == 2
 
@@ -360,7 +360,7 @@ def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
         compact.compact(journal, AT_ONCE)
         assert rows_of(journal) == rows
         listed = sorted(str(path.relative_to(journal)) for path in (journal / "data").rglob("*") if path.is_file())
-        assert listed == sorted(file.path for file in manifest.load(journal).files)
+        assert listed == sorted(file.path for file in manifest.load(journal).all_files())
         assert [sealed(journal / "wal" / "n1")] == [[]]
     assert step > 8
 

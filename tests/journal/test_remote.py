@@ -41,6 +41,9 @@ class Served:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def end(self) -> dict[str, int]:
+        return {}
+
 
 class Hub:
     """A server with a journal."""

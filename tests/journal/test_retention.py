@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, retention, segment
-from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal import manifest, retention, segment, summary
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written
@@ -39,7 +37,8 @@ def journal(tmp_path: Path) -> Path:
 
 
 def size(journal: Path) -> int:
-    return sum(path.stat().st_size for path in journal.rglob("*") if path.is_file() and path.parent.name != "readers")
+    """What limits are compared with: rows and their index."""
+    return sum(path.stat().st_size for path in journal.rglob("*") if path.suffix in (".arrows", ".idx", ".parquet"))
 
 
 def test_nothing_goes_without_limits(journal: Path) -> None:
@@ -89,7 +88,7 @@ def test_parquet_goes_from_the_manifest_too(journal: Path) -> None:
         assert bool(freed) == bool(found) == (begin > 0)
         assert before - size(journal) >= freed
         assert Journal(journal).begin() == {"n1": begin}
-        listed = {file.path for file in manifest.load(journal).files}
+        listed = {file.path for file in manifest.load(journal).all_files()}
         assert listed == {path.relative_to(journal).as_posix() for path in journal.rglob("*.parquet")}
         assert [row.seq for row in Journal(journal).rows({}, {"n1": 400})] == list(range(begin, 400))
 
@@ -143,35 +142,35 @@ def test_a_report_that_is_damaged(journal: Path) -> None:
         retention.expired(journal, KEEP, 0)
 
 
-def test_two_change_the_manifest(tmp_path: Path) -> None:
-    """Nobody's change is lost, and who fails changes nothing."""
-    with manifest.edit(tmp_path) as known:
-        known.nodes["n1"] = 5
-    with pytest.raises(ZeroDivisionError), manifest.edit(tmp_path) as known:
-        known.nodes["n1"] = 1 // 0
-    with manifest.edit(tmp_path) as known:
-        known.nodes["n2"] = 7
-    assert manifest.load(tmp_path).nodes == {"n1": 5, "n2": 7}
+def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.write(tmp_path, [[at] for at in range(1, 101)], step_us=SECOND_US)
+    read: list[Path] = []
+    of = summary.of
+    monkeypatch.setattr(summary, "of", lambda path: read.append(path) or of(path))
+    assert retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 500 * SECOND_US) == []
+    assert [path.stem for path in read] == [f"{0:020d}"]
+    found = retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 1010 * SECOND_US)
+    assert len(found) == 20
+    assert len(read) == 12
+    retention.remove(tmp_path, found)
+    assert len(list((tmp_path / "wal/n1").iterdir())) == 2 * 90 + 1  # one summary was made: of the first that stays
 
 
-def test_changes_of_many_come_after_each_other(tmp_path: Path) -> None:
-    def count() -> None:
-        for _ in range(20):
-            with manifest.edit(tmp_path) as known:
-                known.nodes["n1"] = known.nodes.get("n1", 0) + 1
-
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(count) for _ in range(4)]:
-            done.result(20)
-    assert manifest.load(tmp_path).nodes == {"n1": 80}
-
-
-def test_a_manifest_is_read_whole(tmp_path: Path) -> None:
-    """While it is written over and over."""
-    files = [DataFile(f"data/{at}.parquet", "n1", at, at, 1, at, at, 1, ("a",)) for at in range(500)]
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(lambda: [manifest.save(tmp_path, Manifest({"n1": 500}, files)) for _ in range(15)])
-        while not writing.done():
-            assert len(manifest.load(tmp_path).files) in (0, 500)
-        writing.result()
-    assert manifest.load(tmp_path) == Manifest({"n1": 500}, files)
+def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None:
+    written.write(tmp_path, [[30, 50], [60]])
+    path = segment.paths(tmp_path / "wal/n1")[0]
+    made = summary.of(path)
+    assert made == (0, 50, 50, 2, START_US, START_US + 49_000, 128)
+    kept = path.with_suffix(summary.SUMMARY)
+    for data in (b"", b"x" * 64, kept.read_bytes()[:-1] + b"\x01", bytes(64)):
+        kept.write_bytes(data)
+        assert summary.known(path) is None
+        assert summary.of(path) == made == summary.known(path)
+    with path.with_suffix(segment.INDEXED).open("r+b") as file:
+        file.truncate(64)
+    assert summary.of(path) == (0, 30, 30, 1, START_US, START_US + 29_000, 64)
+    path.with_suffix(segment.INDEXED).unlink()
+    assert summary.of(path).batches == 0
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        summary.of(path)

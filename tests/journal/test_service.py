@@ -19,7 +19,7 @@ from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import hubfile, writer
+from smqrt.journal import ends, hubfile, standing, writer
 from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, report_progress
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.index import INDEX
@@ -44,6 +44,9 @@ class Troubled:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def end(self) -> dict[str, int]:
+        return {}
 
     def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
         raise JournalError("the disk is full; make room.")
@@ -168,16 +171,14 @@ def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) 
 def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
     answer = shelf.ask("main/manifest")
     assert answer.headers["content-type"] == "application/json"
-    [own] = answer.json()["wal"]["n1"]
-    assert (own["first"], own["idx_bytes"]) == (0, 0)
-    assert answer.json()["wal"]["n2"] == [{"first": 0, "arrows_bytes": 3_000_000, "idx_bytes": 64}]
-    assert answer.json()["manifest"] == {"version": 1, "nodes": {}, "files": []}
-    assert answer.json()["end"] == {"n1": 0, "n2": 7}
+    assert answer.json()["wal"] == {"n1": [{"first": 0}], "n2": [{"first": 0}]}
+    assert answer.json()["manifest"] == {"version": 2, "nodes": {}, "pages": []}
     again = shelf.ask("main/manifest", headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf) -> None:
+def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "OTHERS_S", 0.0)
     assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7}}
     (shelf.wal / f"{7:020d}.arrows").touch()
     compacted = {"version": 1, "nodes": {"n2": {"compacted_through": 5}, "n3": {"compacted_through": 9}}, "files": []}
@@ -185,7 +186,7 @@ def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf) -> No
     assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7, "n3": 9}}
     answer = shelf.ask("main/manifest").json()
     assert answer["manifest"] == compacted
-    assert [segment["first"] for segment in answer["wal"]["n2"]] == [0, 7]
+    assert answer["wal"]["n2"] == [{"first": 0, "idx_bytes": 64, "ts_min_us": 1, "ts_max_us": 2}, {"first": 7}]
     (shelf.writer.path / "manifest.json").write_text("{")
     assert "manifest.json can't be read" in shelf.refused(503, "main/end")
 
@@ -478,3 +479,54 @@ def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
     path.write_text('{"pid": 1}')
     hubfile.withdraw(tmp_path)
     assert path.exists()
+
+
+# ---- where it ends
+
+
+def test_who_waits_is_answered_when_there_is_more(shelf: Shelf) -> None:
+    def waited(after: str, wait_s: float) -> Any:
+        return gevent.spawn(shelf.ask, "main/end", params={"after": after, "wait_s": str(wait_s)})
+
+    assert waited('{"n1": 0}', 20).get().json() == {"end": {"n1": 0, "n2": 7}}  # n2 is further
+    many = [waited('{"n1": 0, "n2": 7}', 20) for _ in range(5)] + [waited('{"n1": 1, "n2": 7}', 20)]
+    gevent.sleep(0.2)
+    assert not any(one.ready() for one in many)
+    for payload in (b"1", b"2"):
+        shelf.smq.publish("t", payload)
+        shelf.writer.flush()
+        gevent.joinall(many[:5], timeout=10)
+    assert [one.get(timeout=10).json()["end"]["n1"] for one in many[:5]] == [1] * 5
+    assert many[5].get(timeout=10).json() == {"end": {"n1": 2, "n2": 7}}
+
+
+def test_who_waits_for_nothing_is_answered_in_time(shelf: Shelf) -> None:
+    began_s = time.monotonic()
+    answer = shelf.ask("main/end", params={"after": '{"n1": 9, "n2": 9}', "wait_s": "0.3"})
+    assert answer.json() == {"end": {"n1": 0, "n2": 7}}
+    assert 0.25 < time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"after": "3"}, {"after": "{"}, {"after": '{"n1": "x"}'}, {"wait_s": "x"}, {"after": "[" * 3000}],
+    ids=str,
+)
+def test_what_to_wait_for_is_wrong(shelf: Shelf, params: dict[str, str]) -> None:
+    assert 'after is like {"n1": 1000}' in shelf.refused(400, "main/end", params=params)
+
+
+def test_other_hubs_of_the_folder_are_looked_at_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shelf.ask("main/end").json()["end"]["n2"] == 7
+    (shelf.wal / f"{20:020d}.arrows").touch()
+    answer = shelf.ask("main/end", params={"after": '{"n1": 0, "n2": 7}', "wait_s": "20"})
+    assert answer.json()["end"]["n2"] == 20
+
+
+def test_the_end_is_answered_from_memory(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "OTHERS_S", 1000.0)
+    shelf.ask("main/end")
+    monkeypatch.setattr(standing, "ends", None)
+    shelf.smq.publish("t", b"1")
+    shelf.writer.flush()
+    assert shelf.ask("main/end").json() == {"end": {"n1": 1, "n2": 7}}

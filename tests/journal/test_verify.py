@@ -15,6 +15,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import committed, compact, index, manifest, progress, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import Report, repair, verify
+from tests.journal import written
 from tests.journal.made import readings, row, write
 
 
@@ -155,7 +156,7 @@ def test_what_a_hub_is_writing_is_no_fault(segments: list[Path], tmp_path: Path)
 
 @pytest.fixture
 def file(journal: Path) -> Path:
-    return journal / manifest.load(journal).files[0].path
+    return journal / next(manifest.load(journal).all_files()).path
 
 
 def test_a_file_that_is_missing(journal: Path, file: Path) -> None:
@@ -176,25 +177,25 @@ def test_a_file_that_is_no_parquet(journal: Path, file: Path) -> None:
 def test_a_damaged_footer(journal: Path, file: Path) -> None:
     data = file.read_bytes()
     file.write_bytes(data[:-100] + b"\xff" * 92 + data[-8:])
-    assert "has a damaged footer" in faults(journal)[0]
+    assert "is not as it was written: its checksum is wrong" in faults(journal)[0]
 
 
 def test_other_rows_than_the_manifest_says(journal: Path, file: Path) -> None:
     table = pq.ParquetFile(file).read()
     pq.write_table(table.slice(1), file)
-    text = json.loads((journal / "manifest.json").read_text())
-    text["files"][0]["bytes"] = file.stat().st_size
+    text = written.as_version_1(journal)
+    text["files"][0] |= {"bytes": file.stat().st_size, "crc32": None}
     (journal / "manifest.json").write_text(json.dumps(text))
     assert "has 999 rows, 1000 from 0 to 999 in the manifest" in faults(journal)[0]
     shifted = table.set_column(1, table.schema.field("seq"), pa.array(range(1, 1001), pa.int64()))
     pq.write_table(shifted, file)
-    text["files"][0]["bytes"] = file.stat().st_size
+    text["files"][0] |= {"bytes": file.stat().st_size, "crc32": None}
     (journal / "manifest.json").write_text(json.dumps(text))
     assert "has rows 1 to 1000, 0 to 999 in the manifest" in faults(journal)[0]
 
 
 def test_gaps_between_files(journal: Path) -> None:
-    text = json.loads((journal / "manifest.json").read_text())
+    text = written.as_version_1(journal)
     del text["files"][0]
     (journal / "manifest.json").write_text(json.dumps(text))
     found = faults(journal)
@@ -205,7 +206,7 @@ def test_gaps_between_files(journal: Path) -> None:
 
 
 def test_rows_between_files_and_segments(journal: Path) -> None:
-    text = json.loads((journal / "manifest.json").read_text())
+    text = written.as_version_1(journal)
     last = text["files"].pop()
     text["nodes"]["n1"]["compacted_through"] = last["first"]
     (journal / "manifest.json").write_text(json.dumps(text))

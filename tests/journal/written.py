@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from smqrt.journal import arrow, manifest, segment
-from smqrt.journal.manifest import DataFile
+from smqrt.journal.pages import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 
@@ -83,8 +84,18 @@ def to_parquet(journal: Path, cuts: Iterable[int], node: str = "n1", group_rows:
             names = sorted({one.topic for one in rows(first, end) if one.topic})
             times = (START_US + first * step_us, START_US + (end - 1) * step_us)
             name, size = path.relative_to(journal).as_posix(), path.stat().st_size
-            known.files.append(DataFile(name, node, first, end - 1, end - first, *times, size, tuple(names)))
+            known.add([DataFile(name, node, first, end - 1, end - first, *times, size, tuple(names))])
             first = known.nodes[node] = end
+
+
+def as_version_1(journal: Path) -> dict[str, Any]:
+    """Writes the manifest as the first version did, one JSON without pages; returns it, to be changed and written."""
+    state = manifest.load(journal)
+    files = [{name: getattr(file, name) for name in DataFile.__slots__} for file in state.all_files()]
+    nodes = {node: {"compacted_through": through} for node, through in state.nodes.items()}
+    values = {"version": 1, "nodes": nodes, "files": files}
+    manifest.write_json(journal / manifest.FILE, values)
+    return values
 
 
 def drop_compacted(journal: Path, node: str = "n1") -> None:

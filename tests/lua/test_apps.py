@@ -342,6 +342,8 @@ def test_journals_are_not_shown_wherever_they_are(server: AppServer, where: str)
         "token",
         "hub.json",
         "manifest.json",
+        "manifest/n1-0-1a.json",
+        "retired/n1-0-9.txt",
         "wal/n1/lock",
         "wal/n1/0.arrows",
         "data/date=1/x.parquet",

@@ -33,7 +33,7 @@ def journal(tmp_path: Path, spark: Any) -> Path:
 
 
 def test_a_variant_column(journal: Path, spark: Any) -> None:
-    (file,) = manifest.load(journal).files
+    (file,) = manifest.load(journal).all_files()
     metadata = pq.ParquetFile(journal / file.path).metadata
     assert "variant.typed_value.temp.typed_value" in [
         metadata.schema.column(at).path for at in range(metadata.num_columns)
