@@ -252,7 +252,7 @@ def verify(path: Path, repair: bool) -> None:
     click.echo(f"{_many(report.files, 'compacted file')} with {_many(report.file_rows, 'message')}")
     if report.unchecked:
         click.echo(
-            f"{_many(report.unchecked, 'compacted file')} of older versions without checksums: not all damage shows"
+            f"{_many(report.unchecked, 'compacted file')} of an older version without checksums: not all damage shows"
         )
     if report.faults:
         raise click.ClickException(_many(len(report.faults), "fault"))
@@ -268,6 +268,9 @@ def verify(path: Path, repair: bool) -> None:
 @click.option("--grace", metavar="TIME", default="60s", show_default=True, help="Keep segments so long afterwards.")
 @click.option("--schema", "schemas", multiple=True, metavar="TOPICS=DDL", help="Typed columns for JSON payloads.")
 @click.option("--json", "variant", type=click.Choice(["variant"]), help="A VARIANT column for JSON payloads, by Spark.")
+@click.option(
+    "--merge", metavar="SIZE", default="128MB", show_default=True, help="Join small files up to this; 0: not."
+)
 @click.option("--all", "everything", is_flag=True, help="Also the newest segment; no hub may write.")
 @click.option("--watch", metavar="TIME", help="Do it again and again, so often, such as 60s.")
 def compact(
@@ -276,10 +279,11 @@ def compact(
     grace: str,
     schemas: tuple[str, ...],
     variant: str | None,
+    merge: str,
     everything: bool,
     watch: str | None,
 ) -> None:
-    """Make Parquet files, one an hour, of complete segments. A hub may write and pipelines may read meanwhile.
+    """Make Parquet files, one an hour, of complete segments, then few of many. A hub may write and pipelines may read.
 
     \b
     smqrt journal compact chat
@@ -287,13 +291,14 @@ def compact(
     smqrt journal compact plant --watch 60s --after 10m
     """
     from smqrt.journal.compact import Options
-    from smqrt.journal.settings import parse_duration
+    from smqrt.journal.settings import parse_duration, parse_size
     from smqrt.journal.typed import merged
 
     pairs = dict(map(_schema_pair, schemas))
     merged(pairs)
     seconds = parse_duration(watch) if watch else None
-    options = Options(parse_duration(after), parse_duration(grace), everything, pairs)
+    durations = (parse_duration(after), parse_duration(grace))
+    options = Options(*durations, everything, pairs, merge_bytes=parse_size(merge))
     place = folder(path)
     _compact(place, options, variant is not None, seconds)
 
@@ -311,7 +316,7 @@ def _compact(place: Path, options: Options, variant: bool, seconds: float | None
     while seconds is not None:
         try:
             done = _compact_once(place, options, variant)
-            if done.segments or done.removed:
+            if done.segments or done.removed or done.merged:
                 click.echo(_done(done, options))
         except SmqrtError as error:
             click.echo(f"Error: {error}", err=True)  # and again later: it may be solved by then
@@ -340,8 +345,12 @@ def _done(done: Done, options: Options) -> str:
         share = done.file_bytes / done.payload_bytes if done.payload_bytes else 0
         text = f"{_many(done.segments, 'segment')} with {_many(done.rows, 'message')}: {_many(done.files, 'file')}, "
         text += f"{_size(done.payload_bytes)} of payload in {_size(done.file_bytes)} ({share:.2f})"
+    elif done.merged:
+        text = "no segment to compact"
     else:
         text = "nothing to compact: the newest segment is left alone while it may grow"
+    if done.merged:
+        text += f"; {_many(done.merged, 'small file')} joined"
     if done.removed:
         text += f"; {_many(done.removed, 'old segment')} removed"
     if done.waiting:

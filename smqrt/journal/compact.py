@@ -1,9 +1,9 @@
 """Compaction: sealed segments become Parquet files, in a process of its own, while the hub writes and others read.
 
-The order makes it safe to be killed at any moment: the files are written and synced under names nobody reads, get
-their names, the manifest is switched (from now on readers take the files), and only after a grace the segments go. What
-an unfinished run left behind is removed by the next one. File names contain the range of sequence numbers, so a range
-means the same rows before and after.
+Small files become larger ones then, see `merge`. The order makes it safe to be killed at any moment: the files are
+written and synced under names nobody reads, get their names, the manifest is switched (from now on readers take the
+files), and only after a grace the segments go. What an unfinished run left behind is removed by the next one. File
+names contain the range of sequence numbers, so a range means the same rows before and after.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, index, manifest, recovery, segment, summary
+from smqrt.journal import committed, index, manifest, merge, recovery, segment, summary
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.manifest import Manifest
+from smqrt.journal.pages import DataFile
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
 from smqrt.journal.settings import CompactSettings, JournalSettings
 from smqrt.journal.typed import TypedColumn
@@ -30,7 +31,9 @@ Step = Callable[[str], None]
 """Called after each step that a crash could follow, with its name."""
 
 _LOCK = "compact.lock"
-_LEFTOVERS = (".tmp", ".shred", ".parquet")
+_OWNER_BYTES, _DONE = 32, b"done"
+_COMPLETE = ".parquet"
+_LEFTOVERS = (".tmp", ".shred", _COMPLETE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Options:
         schemas: DDL by topic pattern, for the column `json`.
         shred: makes a Parquet file with a VARIANT column of one without.
         most_bytes: of segments that become files (one an hour) together.
+        merge_bytes: how long a file becomes that is made of smaller ones (of an hour, of a day); 0: none is.
     """
 
     after_s: float = 0.0
@@ -52,6 +56,7 @@ class Options:
     schemas: Mapping[str, str] = field(default_factory=dict)
     shred: Shred | None = None
     most_bytes: int = 256 << 20
+    merge_bytes: int = 128 << 20
 
 
 @dataclass
@@ -62,6 +67,7 @@ class Done:
         segments, rows, files: how many segments with how many rows became how many files.
         payload_bytes, file_bytes: the payloads, and the files they are in now.
         removed, waiting: segments that were removed, and that stay until their grace is over.
+        merged: how many files became larger ones.
     """
 
     segments: int = 0
@@ -71,6 +77,7 @@ class Done:
     file_bytes: int = 0
     removed: int = 0
     waiting: int = 0
+    merged: int = 0
 
 
 class _Sealed(NamedTuple):
@@ -106,9 +113,13 @@ def compact(
         import pyarrow  # noqa: F401
     except ImportError:
         raise JournalError("Compaction needs pyarrow, which is not installed: pip install 'smqrt[spark]'.") from None
-    held = _lock(journal)
+    held, was_unfinished = _lock(journal)
     try:
-        return _Run(journal, options, on_step, on_rows).whole()
+        if was_unfinished:
+            remove_leftovers(journal, manifest.load(journal))
+        done = _Run(journal, options, on_step, on_rows).whole()
+        os.pwrite(held, _DONE.ljust(_OWNER_BYTES), 0)
+        return done
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
@@ -128,8 +139,12 @@ def rows_to_compact(journal: Path, options: Options = Options()) -> int:
     return rows
 
 
-def _lock(journal: Path) -> int:
-    """Make this process the only one that compacts, until the descriptor is closed or the process ends."""
+def _lock(journal: Path) -> tuple[int, bool]:
+    """Make this process the only one that compacts, until the descriptor is closed or the process ends.
+
+    Returns:
+        The descriptor, and whether the last run was not finished: it has not said in the file that it was.
+    """
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
@@ -137,12 +152,12 @@ def _lock(journal: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        owner = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+        owner = os.read(fd, _OWNER_BYTES).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise JournalError(f"{journal} is being compacted by process {owner}; one at a time is enough.") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    was_unfinished = os.pread(fd, _OWNER_BYTES, 0).strip() != _DONE
+    os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(_OWNER_BYTES), 0)
+    return fd, was_unfinished
 
 
 class _Run:
@@ -152,7 +167,6 @@ class _Run:
         self._done = Done()
 
     def whole(self) -> Done:
-        remove_leftovers(self._journal, manifest.load(self._journal))
         for folder in sorted(path for path in (self._journal / "wal").glob("*") if path.is_dir()):
             lock = segment.lock(folder) if self._options.everything else -1
             try:
@@ -161,6 +175,9 @@ class _Run:
                 if lock >= 0:
                     os.close(lock)
             self._remove(folder)
+        for node in sorted(manifest.load(self._journal).nodes) if self._options.merge_bytes else ():
+            self._merge(node)
+        merge.remove_retired(self._journal, self._options.grace_s)
         return self._done
 
     # ---- segments to files
@@ -176,12 +193,7 @@ class _Run:
     def _group(self, node: str, group: Sequence[_Sealed]) -> None:
         files = self._written(node, group)
         self._step("written")
-        for made in files:
-            os.utime(made.path)  # the grace of the segments counts from here
-            named = self._journal / made.file.path
-            os.replace(made.path, named)
-            segment.sync_folder(named.parent)
-            self._step("named")
+        self._name(files)
         self._switch(node, group[-1].end, files)
         self._step("switched")
         self._done.segments += len(group)
@@ -190,6 +202,14 @@ class _Run:
             self._done.rows += made.file.rows
             self._done.file_bytes += made.file.bytes
             self._done.payload_bytes += made.payload_bytes
+
+    def _name(self, files: Sequence[Unnamed]) -> None:
+        for made in files:
+            os.utime(made.path)  # the grace of the segments counts from here
+            named = self._journal / made.file.path
+            os.replace(made.path, named)
+            segment.sync_folder(named.parent)
+            self._step("named")
 
     def _switch(self, node: str, through: int, files: Sequence[Unnamed]) -> None:
         with manifest.edit(self._journal) as state:
@@ -215,6 +235,38 @@ class _Run:
                 open_file.discard()
             raise
         return files
+
+    # ---- small files to large ones
+
+    def _merge(self, node: str) -> None:
+        now_us, state = time.time_ns() // 1000, manifest.load(self._journal)
+        files = list(state.files(node, state.settled.get(node, 0)))
+        for group in merge.groups(files, now_us, self._options.merge_bytes, self._fit):
+            self._merge_group(group)
+        below = merge.settled(files, now_us)
+        if below is not None and below > state.settled.get(node, 0):
+            with manifest.edit(self._journal) as changes:
+                changes.settled[node] = below
+
+    def _fit(self, one: DataFile, other: DataFile) -> bool:
+        """Whether two files have the same columns, and those that Spark has to make can be made."""
+        paths = [self._journal / file.path for file in (one, other)]
+        if not self._options.shred and any(map(merge.has_variant, paths)):
+            return False
+        return bool(merge.plain_schema(paths[0]).equals(merge.plain_schema(paths[1])))
+
+    def _merge_group(self, group: Sequence[DataFile]) -> None:
+        made = merge.merged(self._journal, group, self._options.shred)
+        self._step("merged")
+        self._name([made])
+        with manifest.edit(self._journal) as changes:
+            changes.remove(group)
+            changes.add([made.file])
+        self._step("merge switched")
+        for file in group:
+            merge.retire(self._journal, [self._journal / file.path])
+            self._step("retired")
+        self._done.merged += len(group)
 
     # ---- segments that are no longer needed
 
@@ -245,13 +297,14 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
     """Remove what an unfinished run left under `data`: files the manifest does not name. The caller compacts.
 
     Returns:
-        What was removed.
+        What was removed; complete files are in `retired/`, since a reader may know them.
     """
     named = {journal / file.path for file in state.all_files()}
     found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
     left = [path for path in found if path not in named]
+    merge.retire(journal, (path for path in left if path.suffix == _COMPLETE))
     for path in left:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return left
 
 

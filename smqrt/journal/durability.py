@@ -16,7 +16,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.journal import committed, retention
+from smqrt.journal import committed, retention, summary
 from smqrt.journal.disk import DiskThread
 from smqrt.journal.index import Entry
 from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
@@ -134,6 +134,7 @@ class Durability:
             self._check()
             self._lost.extend((segment, entry) for entry in segment.sync(kept_bytes=0))
             committed.save(segment.path.parent, txns)
+            summary.of(segment.path)
             self._sealed.popleft()
             segment.close()
 

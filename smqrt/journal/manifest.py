@@ -40,13 +40,16 @@ class Manifest:
         nodes: by node, the number below which rows are Parquet.
         listed: the pages, in any order.
         read_page: gives the files of one of them, ascending.
+        settled: by node, the number below which no files will be merged any more; 0 where nothing is said.
 
     Attributes:
-        nodes, read_page: as given.
+        nodes, read_page, settled: as given.
     """
 
-    def __init__(self, nodes: Mapping[str, int], listed: Iterable[Page], read_page: ReadPage) -> None:
-        self.nodes = dict(nodes)
+    def __init__(
+        self, nodes: Mapping[str, int], listed: Iterable[Page], read_page: ReadPage, settled: Mapping[str, int] = {}
+    ) -> None:
+        self.nodes, self.settled = dict(nodes), dict(settled)
         self.read_page = read_page
         ordered = sorted(listed, key=lambda page: (page.node, page.first))
         self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
@@ -106,7 +109,8 @@ def parse(values: Any, read_page: ReadPage) -> Manifest:
         nodes = {node: int(one["compacted_through"]) for node, one in values["nodes"].items()}
         if version == 1:
             return _of_files(nodes, map(pages.file_from, values["files"]))
-        return Manifest(nodes, [Page(**one) for one in values["pages"]], read_page)
+        settled = {node: int(one["settled"]) for node, one in values["nodes"].items() if "settled" in one}
+        return Manifest(nodes, [Page(**one) for one in values["pages"]], read_page, settled)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it has no proper {error}") from None
 
@@ -123,9 +127,11 @@ def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     return Manifest(nodes, found, found.__getitem__)
 
 
-def _as_json(nodes: Mapping[str, int], listed: Iterable[Page]) -> dict[str, Any]:
-    through = {node: {"compacted_through": through} for node, through in nodes.items()}
-    return {"version": VERSION, "nodes": through, "pages": list(map(pages.page_as_json, listed))}
+def _as_json(nodes: Mapping[str, int], listed: Iterable[Page], settled: Mapping[str, int]) -> dict[str, Any]:
+    of_nodes = {node: {"compacted_through": through} for node, through in nodes.items()}
+    for node, below in settled.items():
+        of_nodes.setdefault(node, {"compacted_through": 0})["settled"] = below
+    return {"version": VERSION, "nodes": of_nodes, "pages": list(map(pages.page_as_json, listed))}
 
 
 # ---- on disk
@@ -169,7 +175,7 @@ def text(journal: Path) -> bytes:
     try:
         return (journal / FILE).read_bytes()
     except FileNotFoundError:
-        return json.dumps(_as_json(manifest.nodes, ())).encode()
+        return json.dumps(_as_json(manifest.nodes, (), {})).encode()
 
 
 class Edit:
@@ -177,10 +183,11 @@ class Edit:
 
     Attributes:
         nodes: by node, the number below which rows are Parquet; to be changed.
+        settled: by node, the number below which no files will be merged any more; to be changed.
     """
 
     def __init__(self, before: Manifest) -> None:
-        self.nodes = dict(before.nodes)
+        self.nodes, self.settled = dict(before.nodes), dict(before.settled)
         self._before = before
         self._added: dict[str, list[DataFile]] = {}
         self._removed: dict[str, set[DataFile]] = {}
@@ -204,7 +211,7 @@ class Edit:
         listed = [page for page in self._before.pages() if page.node not in self._touched()]
         for node in self._touched():
             listed += self._node(journal, node)
-        write_json(journal / FILE, _as_json(self.nodes, listed))
+        write_json(journal / FILE, _as_json(self.nodes, listed, self.settled))
         names = {page.name for page in listed}
         _remove_old_pages(journal, {page.name for page in self._before.pages()} - names - {""}, names)
 

@@ -1,7 +1,9 @@
-"""Rows of segments into compacted files: one file per hour, in the order of their sequence numbers.
+"""Compacted files that are being written: one per hour out of segments, and one per hour or day out of such files.
 
 Row groups have at most 64Ki rows, with statistics of topic, ts and seq, so that a query for a topic, a time or a range
-reads few of them. A file gets its name when it is complete.
+reads few of them. Groups follow each other by sequence number. So do the rows within a group of an hour's file; in a
+merged file they are sorted by topic, which packs better and lets readers that use the page index skip most pages. A
+file gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import checksums, tables, topicset
-from smqrt.journal.ddl import Array, Struct, Type
 from smqrt.journal.files import make_folder, touch
 from smqrt.journal.moment import iso
 from smqrt.journal.pages import MOST_TOPICS, DataFile
 from smqrt.journal.record import COLUMNS
-from smqrt.journal.typed import COLUMN, TypedColumn
+from smqrt.journal.typed import TypedColumn
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 64 << 20
@@ -42,30 +43,34 @@ def folder_of(hour: int) -> str:
     return f"data/date={text[:10]}/hour={text[11:13]}"
 
 
-class HourFile:
+def day_folder_of(hour: int) -> str:
+    """Returns the folder for files of several hours of a day; its hour is null for all who read folders as columns."""
+    return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
+
+
+class CompactedFile:
     """A compacted file that is being written, under a name that nobody reads.
 
     Args:
         journal: the journal's folder.
         node: who recorded the rows.
-        hour: the hour since 1970 that all rows are of.
-        typed: what parses the payloads, or None.
+        folder: where it goes, relative to the journal.
+        first: the number of its first row.
+        schema: of pyarrow, all columns.
 
     Raises:
         ImportError: pyarrow is missing.
         OSError: the disk is full or broken; so do the methods.
     """
 
-    def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
+    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any) -> None:
         from pyarrow import parquet
 
-        self.hour, self._folder = hour, folder_of(hour)
-        self._journal, self._node, self._first, self._typed = journal, node, first, typed
-        self._path = journal / self._folder / f".{node}-{first:020d}.tmp"
+        self._journal, self._node, self._folder, self._first, self._schema = journal, node, folder, first, schema
+        self._path = journal / folder / f".{node}-{first:020d}.tmp"
         make_folder(self._path.parent)
         touch(self._path)
-        self._schema = tables.schema().append(typed.field) if typed else tables.schema()
-        self._writer: Any = parquet.ParquetWriter(self._path, self._schema, **_options(typed))
+        self._writer: Any = parquet.ParquetWriter(self._path, schema, **_options(schema))
         self._waiting: list[Any] = []
         self._rows = self._written_rows = self._waiting_bytes = self._payload_bytes = 0
         self._names: set[str] = set()
@@ -95,19 +100,8 @@ class HourFile:
         self._written_rows += group.num_rows
 
     def _completed(self, group: Any) -> Any:
-        """A table with all columns of the file: those that a segment has once for all its rows, and the typed one."""
-        import pyarrow
-
-        constant = {"node": self._node, "broker": self._broker}
-        columns = [
-            pyarrow.repeat(pyarrow.scalar(constant[column.name], pyarrow.string()), group.num_rows)
-            if column.name in constant
-            else group.column(column.name).combine_chunks()
-            for column in COLUMNS
-        ]
-        if self._typed:
-            columns.append(self._typed.column(columns[_TOPIC], columns[_PAYLOAD]))
-        return pyarrow.Table.from_arrays(columns, schema=self._schema)
+        """A group of rows as the file has them."""
+        return group
 
     def _measure(self, group: Any) -> None:
         from pyarrow import compute
@@ -157,6 +151,43 @@ class HourFile:
         self._path.unlink(missing_ok=True)
 
 
+class HourFile(CompactedFile):
+    """A file of rows of segments.
+
+    Args:
+        journal, node, first: as for `CompactedFile`.
+        hour: the hour since 1970 that all rows are of.
+        typed: what parses the payloads, or None.
+    """
+
+    def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
+        schema = tables.schema().append(typed.field) if typed else tables.schema()
+        super().__init__(journal, node, folder_of(hour), first, schema)
+        self.hour, self._typed = hour, typed
+
+    def _completed(self, group: Any) -> Any:
+        """A table with all columns of the file: those that a segment has once for all its rows, and the typed one."""
+        import pyarrow
+
+        constant = {"node": self._node, "broker": self._broker}
+        columns = [
+            pyarrow.repeat(pyarrow.scalar(constant[column.name], pyarrow.string()), group.num_rows)
+            if column.name in constant
+            else group.column(column.name).combine_chunks()
+            for column in COLUMNS
+        ]
+        if self._typed:
+            columns.append(self._typed.column(columns[_TOPIC], columns[_PAYLOAD]))
+        return pyarrow.Table.from_arrays(columns, schema=self._schema)
+
+
+class MergedFile(CompactedFile):
+    """A file of rows of others; each group is sorted by topic."""
+
+    def _completed(self, group: Any) -> Any:
+        return group.sort_by([("topic", "ascending"), ("seq", "ascending")])
+
+
 class Unnamed(NamedTuple):
     """A complete file that has not got its name yet.
 
@@ -192,8 +223,9 @@ def synced(path: Path) -> None:
         os.close(fd)
 
 
-def _options(typed: TypedColumn | None) -> dict[str, Any]:
-    leaves = list(_leaves(COLUMN, typed.struct)) if typed else []
+def _options(schema: Any) -> dict[str, Any]:
+    known = {column.name for column in COLUMNS}
+    leaves = [leaf for field in schema if field.name not in known for leaf in _leaves(field.name, field.type)]
     plain = [column.name for column in COLUMNS if column.name not in (*_GROWING, "payload")]
     return {
         "compression": "zstd",
@@ -206,11 +238,13 @@ def _options(typed: TypedColumn | None) -> dict[str, Any]:
     }
 
 
-def _leaves(path: str, kind: Type) -> Iterator[str]:
-    if isinstance(kind, Struct):
-        for name, inner in kind.fields:
-            yield from _leaves(f"{path}.{name}", inner)
-    elif isinstance(kind, Array):
-        yield from _leaves(f"{path}.list.element", kind.item)
+def _leaves(path: str, kind: Any) -> Iterator[str]:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, manifest, planning, summary, tables
+from smqrt.journal import arrow, manifest, merge, planning, summary, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
@@ -376,7 +376,7 @@ class Journal:
         Raises:
             FileNotFoundError: the file has gone.
         """
-        return (self.path / chunk.file).open("rb")
+        return merge.opened(self.path, chunk.file).open("rb")
 
 
 def _mapped(path: Path) -> memoryview:

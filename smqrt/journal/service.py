@@ -38,6 +38,7 @@ from smqrt.journal import hubfile, progress
 from smqrt.journal.commit import MOST_ROWS
 from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal.merge import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.standing import Listing
 from smqrt.net.turn import Turn
@@ -246,7 +247,12 @@ class JournalService(Directory):
 def _opened(folder: Path, name: str) -> IO[bytes]:
     io = DiskIo(folder)
     io.private = NothingPrivate()
-    return io.open_published(name)
+    try:
+        return io.open_published(name)
+    except IoError:
+        if not name.startswith("data/"):
+            raise
+        return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")
 
 
 def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:

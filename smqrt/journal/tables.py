@@ -117,17 +117,16 @@ def of_parquet(
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
-    checksums.check_footer(source, chunk.footer_crc32)
-    file = parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
-    target = schema(columns)
+    file, target = parquet_file(source, chunk), schema(columns)
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
-    for group, last in _groups(file.metadata, chunk):
+    for group, last in groups(file.metadata, chunk):
         if topics is not None and not _has_topics(file, group, topics):
             yield min(last + 1, chunk.end), pa.RecordBatch.from_pylist([], schema=target)
             continue
-        rows = _in_order(file.read_row_group(group, names), chunk)
+        rows = in_order(file.read_row_group(group, names))
+        first = rows.column("seq")[0].as_py()
+        rows = rows.slice(max(0, chunk.start - first), chunk.end - max(chunk.start, first))
         for batch in rows.to_batches(batch_rows):
             reached = batch.column("seq")[-1].as_py() + 1
             if topics is not None:
@@ -136,21 +135,36 @@ def of_parquet(
             yield reached, pa.RecordBatch.from_arrays(found, schema=target)
 
 
-def _in_order(rows: Any, chunk: Chunk) -> Any:
-    """Returns the rows of a group that a chunk wants, by their numbers; merged files have each group by topic."""
+def parquet_file(source: Any, chunk: Chunk) -> Any:
+    """Returns the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
+
+    Raises:
+        pyarrow.ArrowException, ValueError, OSError: the file is damaged.
+    """
+    from pyarrow import parquet
+
+    checksums.check_footer(source, chunk.footer_crc32)
+    return parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+
+
+def in_order(rows: Any) -> Any:
+    """Returns the rows of a row group, a pyarrow.Table, by their numbers; merged files have each group by topic.
+
+    Raises:
+        pyarrow.ArrowInvalid: numbers are missing.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
-    rows = rows.combine_chunks()
     seq = rows.column("seq").combine_chunks()
     steps = compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
     if len(steps) and compute.min(steps).as_py() < 1:
         order = compute.sort_indices(seq)
-        rows, seq = rows.take(order).combine_chunks(), seq.take(order)
+        rows, seq = rows.take(order), seq.take(order)
     first = seq[0].as_py()
     if seq[-1].as_py() - first + 1 != len(seq):
         raise pa.ArrowInvalid(f"the {len(seq)} rows from {first} on are not numbered one after the other")
-    return rows.slice(max(0, chunk.start - first), chunk.end - max(chunk.start, first))
+    return rows.combine_chunks()
 
 
 def _has_topics(file: Any, group: int, topics: Filter) -> bool:
@@ -160,7 +174,7 @@ def _has_topics(file: Any, group: int, topics: Filter) -> bool:
     return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
 
 
-def _groups(metadata: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
+def groups(metadata: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
     """Yields the row groups that have numbers of the chunk, and the last number of each."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")

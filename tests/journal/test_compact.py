@@ -24,7 +24,7 @@ from smqrt.journal.settings import parse
 from tests.conftest import REPOSITORY
 from tests.journal.made import NOON_US, readings, row, write
 
-AT_ONCE = Options(grace_s=0)
+AT_ONCE = Options(grace_s=0, merge_bytes=0)
 HOUR_US = 3_600_000_000
 
 
