@@ -44,13 +44,22 @@ class Durability:
         folder: of the node, `<journal>/wal/<node>`.
         lock: the descriptor of `segment.lock`.
         segment: what is appended to.
+        sealed: called when the disk has finished a segment.
 
     Attributes:
         segment: what is appended to.
         syncs: how often the disk has confirmed it.
     """
 
-    def __init__(self, settings: JournalSettings, folder: Path, lock: int, segment: SegmentFile) -> None:
+    def __init__(
+        self,
+        settings: JournalSettings,
+        folder: Path,
+        lock: int,
+        segment: SegmentFile,
+        sealed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_sealed = sealed
         self.segment, self.syncs = segment, 0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
@@ -140,6 +149,8 @@ class Durability:
 
     def _finished(self, error: Exception | None) -> None:
         self._told("can't finish a segment", error)
+        if error is None:
+            self._on_sealed()
 
     def _told(self, what: str, error: Exception | None) -> None:
         """Says what fails once, and once that it doesn't any more."""
@@ -235,6 +246,7 @@ class Durability:
         """
         for timer in self._timers:
             timer.stop()
+        self._on_sealed = lambda: None
         self._sealed.append((self.segment, dict(txns)))
         self._disk.ask("seal", self._finish, self._finished)
         done = self.join()

@@ -68,7 +68,7 @@ class JournalWriter:
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
-        self._durability = Durability(settings, self._wal, self._lock, self._segment)
+        self._durability = Durability(settings, self._wal, self._lock, self._segment, self._seal_if_long)
         self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
         broker.hub.record(self._recorder)
         self._tidier = get_hub().loop.timer(TIDY_S, TIDY_S, ref=False)
@@ -111,8 +111,7 @@ class JournalWriter:
         self._counts["bytes"] += sum(map(len, pieces))
         if self.settings.sync == "always":
             self._segment.sync()
-        if self._segment.size_bytes > self.settings.segment_bytes:
-            self._seal()
+        self._seal_if_long()
 
     def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
         self._stuck = batch
@@ -135,6 +134,10 @@ class JournalWriter:
         self._retry.stop()
         self._stuck = None
         self._recorder.room_again()
+
+    def _seal_if_long(self) -> None:
+        if self._segment.size_bytes > self.settings.segment_bytes:
+            self._seal()
 
     def _seal(self) -> None:
         """Begins a new segment, unless the disk has yet to finish the one before: then the present one goes on."""
