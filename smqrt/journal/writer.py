@@ -20,7 +20,7 @@ from gevent import get_hub
 from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
-from smqrt.journal.arrow import encode
+from smqrt.journal.arrow import encode, schema_message
 from smqrt.journal.columns import Piece
 from smqrt.journal.disk import RETRY_S
 from smqrt.journal.durability import Durability
@@ -77,9 +77,11 @@ class JournalWriter:
         opened[settings.name] = self
 
     def _recover(self) -> None:
-        recovered = recovery.recover(self._wal)
+        recovered = recovery.recover(self._wal, schema_message(self.settings.node, self.settings.name))
         if recovered.removed_bytes:
             log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
+        for damage in recovered.damages:
+            log.error("%s", damage)
         self._seq, self._txns = recovered.next_seq, recovered.txns
         try:
             self._segment = self._begin()
