@@ -41,7 +41,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^(?:--|#|//|<!--|<\?lsp --) (\S+/\S+?)(, added at the end)?(?: -->)?$")
 STAYS = re.compile(r"scripts/serve|smqrt serve|python \S*(?:device|server)\.py|smqrt sub (?!.*--count)")
 ENDS = re.compile(r"raw/device\.py")
-WAIT_S = 30
+WAIT_S = 90
 
 
 def name(path: Path) -> str:
