@@ -16,11 +16,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import progress
+from smqrt.journal import committed, progress
 from smqrt.journal.link import Address, Link, checked
 
 RETRY_S = 60.0
-_PROGRESS_RETRY_S = 5.0
+PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _LONGEST_NAME = 0xFFFF
 _PART_BYTES = 1 << 20
@@ -172,8 +172,35 @@ def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -
         _link(hub, retry_s).post("publish", encode(part), again=False)
 
 
+def last_batch(hub: HubAddress, query: str) -> int:
+    """Returns the number of the last micro-batch of a query that was committed; -1 when there is none.
+
+    Args:
+        hub: where; with a folder, the hub itself needn't run.
+        query: the streaming query's id.
+
+    Raises:
+        JournalError: the hub is away, or what it has can't be read.
+    """
+    if hub.folder is not None:
+        try:
+            return committed.last_batches(hub.folder).get(query, -1)
+        except OSError as error:
+            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+    answer = _link(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
+    try:
+        return int(json.loads(answer)["batch"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise JournalError(f"{hub.url} can't say what was committed: {answer[:100]!r}; its server is older.") from None
+
+
 def report_progress(
-    hub: HubAddress, query: str, name: str, offset: Mapping[str, int], time_us: int | None = None
+    hub: HubAddress,
+    query: str,
+    name: str,
+    offset: Mapping[str, int],
+    time_us: int | None = None,
+    retry_s: float = PROGRESS_RETRY_S,
 ) -> None:
     """Says how far a query has come: retention keeps what it has yet to read.
 
@@ -183,6 +210,7 @@ def report_progress(
         name: what people call it.
         offset: by node, the number of the next row it will read.
         time_us: when, microseconds since 1970; now by default.
+        retry_s: how long to wait for a hub that is away, seconds.
 
     Raises:
         ArgumentError: the id can't name a file.
@@ -193,7 +221,7 @@ def report_progress(
     if hub.folder is not None:
         progress.save(hub.folder, progress.checked(json.dumps(values).encode()))
     else:
-        _link(hub, _PROGRESS_RETRY_S).post("progress", json.dumps(values).encode())
+        _link(hub, retry_s).post("progress", json.dumps(values).encode())
 
 
 def encode(rows: Iterable[OutRow]) -> bytes:

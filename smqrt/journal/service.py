@@ -6,6 +6,7 @@
     GET  <name>/end?after=&wait_s=   the same, when there is more than `after` ({node: number})
     GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
     POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
+    GET  <name>/committed?query=     the number of a query's last micro-batch that is stored, -1: none
     POST <name>/publish              rows, without that promise
     POST <name>/progress             how far a query has come: retention goes no further
 
@@ -70,6 +71,9 @@ class OpenJournal(Protocol):
     def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
         """Store and publish the rows of a micro-batch; False when that was done before."""
 
+    def committed(self, query: str) -> int:
+        """The last batch of a query that is stored; -1 when there is none."""
+
     def publish(self, rows: list[Record]) -> None:
         """Store and publish rows."""
 
@@ -115,6 +119,7 @@ class JournalService(Directory):
             "commit": (_WRITES, self._commit),
             "publish": (_WRITES, self._publish),
             "progress": (_WRITES, self._progress),
+            "committed": (_READS, self._committed),
         }
         self.setfunc(self._answer)
 
@@ -216,6 +221,10 @@ class JournalService(Directory):
         rows = self._rows(request)
         stored = journal.commit(query, batch, rows)
         _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
+
+    def _committed(self, request: Request, journal: OpenJournal, rest: str) -> None:
+        query = progress.checked_query(dict(parse_qsl(request.query)).get("query"))
+        _give(request, {"batch": journal.committed(query)})
 
     def _publish(self, request: Request, journal: OpenJournal, rest: str) -> None:
         rows = self._rows(request)

@@ -189,6 +189,10 @@ class JournalWriter:
     def _has(self, query: str, batch: int) -> bool:
         return self._txns.get(query, -1) >= batch
 
+    def committed(self, query: str) -> int:
+        """Return the number of the last batch of a query that is stored; -1 when there is none."""
+        return self._txns.get(query, -1)
+
     def learn(self) -> None:
         """Take note of what pipelines have committed to other hubs of this folder; blocks the greenlet.
 
@@ -237,8 +241,9 @@ class JournalWriter:
     def stats(self) -> dict[str, int]:
         """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
         took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
-        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, and `alarm`,
-        1 while publishers wait or the disk fails or is slow.
+        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, `readers_stale` (pipelines that
+        have read nothing for a day), `readers_given_up` (of those, for which rows are no longer kept), and `alarm`, 1
+        while publishers wait or the disk fails or is slow.
         """
         disk = self._durability.stats()
         disk["alarm"] |= self._stuck is not None

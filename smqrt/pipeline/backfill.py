@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, references, session, sinks, tables
+from smqrt.pipeline import checkpoint, references, session, sinks, table_ranges, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog
@@ -22,8 +21,6 @@ from smqrt.pipeline.runner import RunOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_DONE = "backfills.json"
 
 
 def backfill(
@@ -114,14 +111,10 @@ class _Task:
                 f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
                 f"'{json.dumps(began)}', or forget them with smqrt pipeline reset {self._declaration.name}."
             )
-        kept = self._folder / _DONE
-        done: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-        for other, (start, end) in done.items():
-            if other != path and tables.is_whole(Path(other)) and _overlap(self._start, self._end, start, end):
+        for other, (start, end) in table_ranges.written(self._folder).items():
+            if other != path and _overlap(self._start, self._end, start, end):
                 raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
-        done[path] = [self._start, self._end]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(done), "utf-8")
+        table_ranges.add(self._folder, path, self._start, self._end)
 
     def _publish(self, frame: DataFrame) -> None:
         rows = list(collected(messages(frame, self._declaration)))

@@ -2,6 +2,7 @@
 
 <state>/<query>/query.json     what the checkpoint belongs to; another query with this name doesn't get it
 <state>/<query>/start.json     {"starting": {node: seq}, "split": {node: seq} or null}
+<state>/<query>/commit.json    the last commit that was begun: what the hub's own list of commits is compared with
 <state>/<query>/checkpoint     Spark's
 """
 
@@ -19,7 +20,7 @@ from smqrt.pipeline.api import Declaration
 
 Offsets = dict[str, int]
 
-_IDENTITY, _START, _CHECKPOINT = "query.json", "start.json", "checkpoint"
+_IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,31 @@ class Start:
     split: Offsets | None
 
 
+@dataclass(frozen=True)
+class Commit:
+    """A micro-batch whose results were about to be published.
+
+    Attributes:
+        query_id, batch: Spark's id of the query, and the number of the micro-batch: the key of the commit.
+        start, end: the next seq of each node before and after it.
+        stateful: whether the query remembers something from one micro-batch to the next.
+    """
+
+    query_id: str
+    batch: int
+    start: Offsets
+    end: Offsets
+    stateful: bool
+
+
 def folder(query: Path) -> Path:
     """Returns where Spark's checkpoint of a query is, given `<state>/<name>`."""
     return query / _CHECKPOINT
+
+
+def exists(query: Path) -> bool:
+    """Whether there is a checkpoint of a query, given `<state>/<name>`."""
+    return (folder(query) / "metadata").exists()
 
 
 def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
@@ -52,14 +75,14 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
         PipelineError: the checkpoint was made by another query.
     """
     now = _identity(declaration, sources)
-    earlier = _read(query / _IDENTITY)
+    earlier = read_json(query / _IDENTITY)
     if earlier is None and folder(query).exists():
         raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} it has no {_IDENTITY}.")
     for key, value in (earlier or {}).items():
         if now.get(key) != value:
             change = f"{key} was {_shown(value)} and is {_shown(now.get(key))}."
             raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} {change}")
-    _write(query / _IDENTITY, now)
+    write_json(query / _IDENTITY, now)
 
 
 def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
@@ -74,20 +97,79 @@ def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
     Raises:
         PipelineError: `begin` is none of these.
     """
-    path = query / _START
-    kept = _read(path)
-    if kept is None:
+    found = kept(query)
+    if found is None:
         end = dict(journal.end())
         starting = end if begin == "latest" else offsets(journal, begin)
-        kept = {"starting": starting, "split": end if quiet and starting != end else None}
-        _write(path, kept)
-    return Start(kept["starting"], kept["split"])
+        found = Start(starting, end if quiet and starting != end else None)
+        _keep(query, found)
+    return found
+
+
+def kept(query: Path) -> Start | None:
+    """Returns where a query began, as it was decided; None when it never ran."""
+    found = read_json(query / _START)
+    return None if found is None else Start(found["starting"], found["split"])
+
+
+def _keep(query: Path, start: Start) -> None:
+    write_json(query / _START, {"starting": start.starting, "split": start.split})
 
 
 def began(query: Path) -> Offsets | None:
     """Returns where a query's stream began; None when it never ran."""
-    kept = _read(query / _START)
-    return None if kept is None else dict(kept["starting"])
+    found = kept(query)
+    return None if found is None else dict(found.starting)
+
+
+def begin_anew(query: Path, start: Start | None) -> None:
+    """Changes where a query without a checkpoint begins; with None the next call of `start` decides."""
+    if start is None:
+        (query / _START).unlink(missing_ok=True)
+    else:
+        _keep(query, start)
+    (query / _COMMIT).unlink(missing_ok=True)
+
+
+def reached(query: Path, batch: int | None = None) -> Offsets | None:
+    """Returns where a query is that has done a micro-batch: what the slowest of its sources reads next, per node.
+
+    Args:
+        query: `<state>/<name>`.
+        batch: its number; None takes the last that Spark calls done.
+
+    Returns:
+        None when Spark's checkpoint doesn't have it.
+    """
+    batch = last_batch(query) if batch is None else batch
+    try:
+        ends = list(_ends(query, batch))
+    except (OSError, ValueError):
+        return None
+    return {node: min(end[node] for end in ends if node in end) for end in ends for node in end}
+
+
+def last_batch(query: Path) -> int:
+    """Returns the number of the last micro-batch that Spark calls done; -1 when there is none."""
+    commits = folder(query) / "commits"
+    names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def note_commit(query: Path, query_id: str, batch: int) -> None:
+    """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
+    start = reached(query, batch - 1) if batch else began(query)
+    stateful = (folder(query) / "state").exists()
+    values = {"query_id": query_id, "batch": batch, "start": start, "end": reached(query, batch), "stateful": stateful}
+    write_json(
+        query / _COMMIT, values, lasting=False
+    )  # after a power failure it's only needed if the checkpoint is lost
+
+
+def last_commit(query: Path) -> Commit | None:
+    """Returns the last commit of a query that was begun; None when nobody knows."""
+    found = read_json(query / _COMMIT) or {}
+    return Commit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
 def offsets(journal: Any, moment: str) -> Offsets:
@@ -137,14 +219,17 @@ class Gate:
     """
 
     def __init__(self, query: Path, split: Offsets | None) -> None:
-        self._offsets = folder(query) / "offsets"
-        self._split = split
+        self._query, self._split = query, split
+
+    def note_commit(self, query_id: str, batch: int) -> None:
+        """Notes that the results of micro-batch number `batch` are about to be published."""
+        note_commit(self._query, query_id, batch)
 
     def is_old(self, batch: int) -> bool:
         """Whether the results of micro-batch number `batch` stay unpublished."""
         if self._split is None:
             return False
-        if any(self._is_beyond(end) for end in self._ends(batch)):
+        if any(self._is_beyond(end) for end in _ends(self._query, batch)):
             self._split = None
             return False
         return True
@@ -153,12 +238,13 @@ class Gate:
         split = self._split or {}
         return any(seq > split.get(node, 0) for node, seq in end.items())
 
-    def _ends(self, batch: int) -> Iterator[dict[str, int]]:
-        # Spark's file: a version, its settings, then one line for each source; "-" has had nothing yet.
-        lines = (self._offsets / str(batch)).read_text("utf-8").splitlines()[2:]
-        for line in lines:
-            if line.startswith("{"):
-                yield {node: seq for node, seq in json.loads(line).items() if isinstance(seq, int)}
+
+def _ends(query: Path, batch: int) -> Iterator[Offsets]:
+    # Spark's file: a version, its settings, then one line for each source; "-" has had nothing yet.
+    lines = (folder(query) / "offsets" / str(batch)).read_text("utf-8").splitlines()[2:]
+    for line in lines:
+        if line.startswith("{"):
+            yield {node: seq for node, seq in json.loads(line).items() if isinstance(seq, int)}
 
 
 def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
@@ -176,7 +262,8 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns what a file of the state holds; None when there is none. Raises PipelineError when it is damaged."""
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
@@ -185,12 +272,13 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise PipelineError(f"{path} can't be read ({error}); remove the folder {path.parent} to start anew.") from None
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    """Replaces the file as a whole, and for good: what follows relies on it."""
+def write_json(path: Path, values: Mapping[str, Any], lasting: bool = True) -> None:
+    """Replaces the file as a whole, and for good when what follows relies on it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(values, file)
         file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            os.fsync(file.fileno())
     fresh.rename(path)

@@ -39,6 +39,12 @@ class Plan:
         """The name of the query, of its folder and of its status."""
         return self.declaration.name
 
+    @property
+    def marks(self) -> dict[str, str]:
+        """Under which name each source tells the journal how far the query is."""
+        alone = len(self.sources) == 1
+        return {source: self.name if alone else f"{self.name}.{source}" for source in self.sources}
+
 
 def plans(catalog: Catalog, queries: list[Declaration]) -> list[Plan]:
     """Returns what to run so that these queries run, dead letters included."""

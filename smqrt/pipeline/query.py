@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import suppress
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.pipeline import checkpoint, intervals, process, session, sinks, tables
+from smqrt.journal import commit
+from smqrt.pipeline import checkpoint, intervals, process, resume, session, sinks, tables
 from smqrt.pipeline.failures import is_away, is_final, is_overload, is_passing, planning_error, running_error
 from smqrt.pipeline.graph import Graph
 from smqrt.pipeline.messages import messages
@@ -53,6 +55,7 @@ class Query:
     _finishes: int = -1
     _said: str = ""
     _references: list[int] = field(default_factory=list)
+    _output: str = ""
 
     @property
     def folder(self) -> Path:
@@ -141,6 +144,7 @@ class Query:
 
     def _start(self) -> None:
         start, context = self._where(), self.context
+        context.mark(self.plan, checkpoint.reached(self.folder) or start.starting, commit.PROGRESS_RETRY_S)
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
@@ -161,13 +165,27 @@ class Query:
 
     def _where(self) -> checkpoint.Start:
         options = self.context.options
-        quiet = self.plan.declaration.kind != "table" and not options.republish
-        return checkpoint.start(self.folder, self.context.journal, options.start, quiet)
+        if self.plan.declaration.kind == "table":
+            return self._where_of_table()
+        hub = self.context.hub(self.stopping)
+        self._tell(resume.published(self.folder, self.context.journal, hub))
+        return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
+
+    def _where_of_table(self) -> checkpoint.Start:
+        context, declaration = self.context, self.plan.declaration
+        location = tables.location(declaration, context.options.app)
+        self._output, end, told = resume.table(self.folder, location, context.spark)
+        self._tell(told)
+        return checkpoint.start(self.folder, context.journal, json.dumps(end) if end else context.options.start, False)
+
+    def _tell(self, sentence: str) -> None:
+        if sentence:
+            self.context.report(f"{self.plan.declaration.where}: {self.plan.name}: {sentence}")
 
     def _writer(self, frame: Any, start: checkpoint.Start) -> Any:
         declaration = self.plan.declaration
         if declaration.kind == "table":
-            return sinks.table_writer(frame, declaration, tables.location(declaration, self.context.options.app))
+            return sinks.table_writer(frame, declaration, self._output)
         gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping)
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
@@ -230,7 +248,15 @@ class Query:
 
     def _end(self, state: str, error: str = "") -> None:
         self.over = True
+        self._leave_mark()
         self.context.board.ended(self.plan.name, state, error)
+
+    def _leave_mark(self) -> None:
+        """Tells how far it came. Spark tells the source of a micro-batch only when the next one begins."""
+        offset = None if self.spark_query is None else checkpoint.reached(self.folder)
+        if offset:
+            self.context.board.reached(self.plan.name, checkpoint.last_batch(self.folder), offset)
+            self.context.mark(self.plan, offset, 0.0)
 
 
 def _is_endless(plan: Plan) -> bool:

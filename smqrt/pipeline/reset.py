@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import process, tables
+from smqrt.pipeline import process, resume, table_ranges, tables
 
 _LETTERS = ".dead_letters"
 _NAME = re.compile(r"[^./][^/]*")
@@ -22,6 +23,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
         name: of the query.
         journal: path of the journal, which keeps rows that the query has not read; a URL is left alone.
         table: folder or URI of its table, which is removed too, backfills included; None keeps it or there is none.
+            A run that follows goes on where a table ends that was kept.
 
     Yields:
         What was removed.
@@ -37,11 +39,20 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
         raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
     if table and "://" in table:
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
+    if not table:
+        with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
+            resume.keep_range(query)
     # The checkpoint goes last: after a failure in between, the same command does the rest.
-    for path in [*(tables.folders(Path(table)) if table else []), *_marks(journal, name), query]:
+    for path in [*(tables.folders(Path(table)) if table else []), *_marks(journal, name), *_state(query, not table)]:
         if path.exists():
             _remove(path)
             yield str(path)
+
+
+def _state(query: Path, keep: bool) -> list[Path]:
+    """What a query remembers; `keep` leaves what is known of the table that is kept."""
+    ranges = table_ranges.path(query)
+    return sorted(set(query.iterdir()) - {ranges}) if keep and ranges.exists() else [query]
 
 
 def _marks(journal: str, name: str) -> list[Path]:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smqrt.errors import PipelineError
+from smqrt.errors import JournalError, PipelineError
+from smqrt.journal import commit
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import lag, references, session, sinks
 from smqrt.pipeline.api import Declaration
@@ -125,13 +126,17 @@ class Context:
 
     def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
         """Returns what gives the streams of a query's sources."""
-        alone = len(plan.sources) == 1
+        marks = plan.marks
+        return lambda source: self._rows.stream(self.spark, source, start, marks[source.name])
 
-        def stream(source: Declaration) -> DataFrame:
-            reports_as = plan.name if alone else f"{plan.name}.{source.name}"
-            return self._rows.stream(self.spark, source, start, reports_as)
-
-        return stream
+    def mark(self, plan: Plan, offset: Mapping[str, int], retry_s: float) -> None:
+        """Tells the journal how far a query is, so that retention keeps what comes after it."""
+        try:
+            address = commit.HubAddress.of(self.options.journal, self.options.token)
+            for name in plan.marks.values():
+                commit.report_progress(address, name, name, offset, retry_s=retry_s)
+        except JournalError as error:
+            self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
 
     def reference(self, declaration: Declaration) -> DataFrame:
         """Returns the table of a reference."""

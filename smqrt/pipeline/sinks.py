@@ -75,6 +75,15 @@ class Hub:
             stored += len(part) if new else 0
         return stored
 
+    def has(self, query: str, batch: int) -> bool:
+        """Whether a micro-batch was published; arguments as for `commit`.
+
+        Raises:
+            Unreachable: the hub is away.
+            JournalError: its list of commits can't be read.
+        """
+        return commit.last_batch(commit.HubAddress.of(self.journal, self.token), query) >= batch
+
     def _once(self, query: str, batch: int, rows: Sequence[Message], deadline: float) -> bool | None:
         try:
             # The address each time: a hub that comes back may have another port.
@@ -110,6 +119,8 @@ class PublishSink:
             if self._gate.is_old(batch):
                 frame.write.format("noop").mode("overwrite").save()
             else:
+                query_id = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+                self._gate.note_commit(query_id, batch)
                 self._publish(frame, batch)
         except Exception as error:
             self.error = error

@@ -41,6 +41,7 @@ class Status:
         since, updated: when the process took the query on, and when it last told something, in Unix seconds.
         query_id: Spark's identity of the query, the key of its commits.
         batch: number of the last micro-batch; batch_ms: how long it took.
+        offset: the next sequence number of each node that it reads.
         rows: rows read since `since`; rows_per_s: rows read a second in the last micro-batch.
         lag_rows: rows in the journal that wait to be read; lag_s: for how many seconds the oldest of them has waited.
         state_rows, state_bytes: what windows, joins and the like keep.
@@ -60,6 +61,7 @@ class Status:
     query_id: str = ""
     batch: int = -1
     batch_ms: int = 0
+    offset: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     rows_per_s: float = 0.0
     lag_rows: int = 0
@@ -117,8 +119,16 @@ class Board:
     def starting(self, name: str, kind: str) -> None:
         """A query is about to start in this process, which is written down in its folder."""
         process.claim(self._state / name)
+        before = read(self._state / name) or Status(name)  # how far it is stays known if this process gets no further
+        now = Status(name, kind, pid=os.getpid(), since=time.time())
         with self._lock:
-            self._put(Status(name, kind, pid=os.getpid(), since=time.time()))
+            self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
+
+    def reached(self, name: str, batch: int, offset: dict[str, int]) -> None:
+        """A query has ended behind this micro-batch; Spark may not have told of it yet."""
+        with self._lock:
+            if now := self._statuses.get(name):
+                self._put(replace(now, batch=batch, offset=offset))
 
     def count(self, name: str, published: int) -> None:
         """Adds to the published rows of a query; they reach the file with the next thing that Spark tells."""
@@ -241,6 +251,7 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         state="running" if rows or lag_rows else "waiting",
         batch=int(progress.get("batchId", now.batch)),
         batch_ms=int(progress.get("batchDuration") or 0),
+        offset=_ends(progress) or now.offset,
         rows=now.rows + rows,
         rows_per_s=_rate(progress),
         lag_rows=lag_rows,

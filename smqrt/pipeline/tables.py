@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError
@@ -19,7 +19,7 @@ FOLDER = ".tables"
 """In the application's folder. Its name keeps it from being served."""
 
 BACKFILL = "@"
-"""Between the name of a table's folder and the key of a backfill: `silver/readings@3f2a…`."""
+"""Between the name of a table's folder and the key of a backfill, or of a later stream: `silver/readings@3f2a…`."""
 
 _LOG = "_spark_metadata"
 _WHOLE = "_SUCCESS"
@@ -47,14 +47,15 @@ def frame(spark: SparkSession, path: Path) -> DataFrame:
     Raises:
         PipelineError: nothing has been written.
     """
-    frames = [spark.read.parquet(str(folder)) for folder in _read(path)]
+    frames = [spark.read.parquet(str(folder)) for folder in _read(path) if any(_files(folder))]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
     return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
 
 
 def folders(path: Path) -> list[Path]:
-    """Returns the folders that make up a table: its stream's, and one for each backfill, also if it was interrupted.
+    """Returns the folders that make up a table: its stream's, those of streams that went on after a reset, and one for
+    each backfill, also if it was interrupted.
 
     Args:
         path: the table's folder.
@@ -62,13 +63,29 @@ def folders(path: Path) -> list[Path]:
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
 
 
-def is_whole(backfill: Path) -> bool:
-    """Whether a backfill is there, and was written to its end.
+def is_whole(folder: Path) -> bool:
+    """Whether what is in a folder counts: that of a stream, or of a backfill that was written to its end."""
+    return (folder / _WHOLE).exists() or (folder / _LOG).is_dir()
+
+
+def is_streamed(spark: SparkSession, location: str) -> bool:
+    """Whether a stream has written to a folder: Spark would leave out the first micro-batches of another one.
 
     Args:
-        backfill: its folder.
+        spark: the session, which knows the file systems.
+        location: folder or URI.
     """
-    return (backfill / _WHOLE).exists()
+    if "://" not in location:
+        return (Path(location) / _LOG).is_dir()
+    path = cast(Any, spark)._jvm.org.apache.hadoop.fs.Path(f"{location}/{_LOG}")
+    return bool(path.getFileSystem(cast(Any, spark)._jsc.hadoopConfiguration()).exists(path))
+
+
+def last_batch(location: str) -> int:
+    """Returns the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
+    log = Path(location) / _LOG
+    names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def files(path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import ends, hubfile, standing, writer
-from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, report_progress
+from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, last_batch, report_progress
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.index import INDEX
 from smqrt.journal.reader import Journal
@@ -282,6 +282,16 @@ def test_a_commit_is_stored_once(shelf: Shelf) -> None:
     assert shelf.commit(b"", batch=8).json() == {"stored": True, "rows": 0}
     assert shelf.commit(iter(rows), batch=9).json() == {"stored": True, "rows": 3}  # chunked
     assert shelf.rows() == [(*row, txn) for txn in ("q1:7", "q1:9") for row in stored]
+
+
+def test_what_was_committed_can_be_asked(shelf: Shelf) -> None:
+    url = f"http://127.0.0.1:{shelf.bench.listener.address[1]}/rtl/journal/main"
+    assert shelf.ask("main/committed?query=q1").json() == {"batch": -1}
+    shelf.commit(record(b"a", b"1"), batch=4)
+    for address in (HubAddress.of(url, shelf.token), HubAddress.of(shelf.writer.path)):
+        assert gevent.get_hub().threadpool.apply(last_batch, (address, "q1")) == 4
+        assert gevent.get_hub().threadpool.apply(last_batch, (address, "q2")) == -1
+    assert shelf.ask("main/committed").status_code == 400
 
 
 def test_publish_is_no_commit(shelf: Shelf) -> None:

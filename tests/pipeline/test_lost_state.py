@@ -14,7 +14,10 @@ from smqrt.pipeline import reset, tables
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
-KEPT = "@source({source}, json='n int')\ndef rows(df): return df\n@table('kept')\ndef kept(rows): return rows.select('n')\n"
+KEPT = (
+    "@source({source}, json='n int')\ndef rows(df): return df\n"
+    "@table('kept')\ndef kept(rows): return rows.select('n')\n"
+)
 ECHO = (
     "@source({source}, json='n int')\ndef rows(df): return df\n@publish(to='OUT/echo')\ndef echo(rows): return rows\n"
 )
@@ -127,3 +130,4 @@ def test_what_a_query_remembered_is_computed_anew(app: Application) -> None:
     app.send({"k": "a"})
     assert app.run() == 0
     assert app.results("a") == [{"k": "a", "n": 2}, {"k": "a", "n": 3}]
+    assert app.results("b") == [{"k": "b", "n": 1}]
