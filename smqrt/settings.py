@@ -72,9 +72,9 @@ class Settings:
         "More when all clients come through one proxy.",
     )
     json_values: int = _setting(
-        524_288,
+        262_144,
         "Values that a JSON document given to `ba.json.decode` may have, and a quarter of it members of one object. "
-        "More hold the server for longer: 50 ms for a million.",
+        "More hold the server for longer: 50 ms for half a million.",
     )
     drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
     lua_loop_s: float = _setting(

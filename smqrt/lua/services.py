@@ -10,7 +10,7 @@ from typing import Any
 from smqrt.http.private import Private
 from smqrt.http.sessions import MAX_PER_ADDRESS
 
-JSON_VALUES = 1 << 19
+JSON_VALUES = 1 << 18
 
 
 @dataclass

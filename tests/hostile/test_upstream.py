@@ -112,15 +112,15 @@ def numbered(text: bytes, count: int) -> list[bytes]:
 
 
 DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], bytes, bytes]] = {
-    "as many members as it takes": (lambda: numbered(b'"#":1', 131_000), b"{}", b"table"),
+    "as many members as it takes": (lambda: numbered(b'"#":1', 65_500), b"{}", b"table"),
     "2,000,000 members": (lambda: numbered(b'"#":1', 2_000_000), b"{}", b"mem"),
-    "as many numbers as it takes": (lambda: [b"1"] * 520_000, b"[]", b"table"),
+    "as many numbers as it takes": (lambda: [b"1"] * 260_000, b"[]", b"table"),
     "13,000,000 numbers": (lambda: [b"1"] * 13_000_000, b"[]", b"mem"),
-    "as many strings as it takes": (lambda: numbered(b'"x#"', 520_000), b"[]", b"table"),
-    "30 MB of strings": (lambda: numbered(b'"%b#"' % (b"x" * 50), 500_000), b"[]", b"table"),
-    "500,000 lists": (lambda: [b"[]"] * 500_000, b"[]", b"table"),
+    "as many strings as it takes": (lambda: numbered(b'"x#"', 260_000), b"[]", b"table"),
+    "30 MB of strings": (lambda: numbered(b'"%b#"' % (b"x" * 110), 260_000), b"[]", b"table"),
+    "as many lists as it takes": (lambda: [b"[]"] * 260_000, b"[]", b"table"),
     "10,000,000 lists in lists": (lambda: [b"[" + b"[]," * 20_000 + b"1]"] * 500, b"[]", b"mem"),
-    "as many objects as it takes": (lambda: numbered(b'{"number":#,"name":"n#"}', 174_000), b"[]", b"table"),
+    "as many objects as it takes": (lambda: numbered(b'{"number":#,"name":"n#"}', 87_000), b"[]", b"table"),
     "30 MB of objects": (lambda: numbered(b'{"number":#,"name":"n#"}', 1_000_000), b"[]", b"mem"),
 }
 

@@ -11,8 +11,8 @@ local MAX_DEPTH <const> = 1000
 local TOKENS_A_TURN <const> = 4096       -- a few ms
 local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes, replaced at once
 
--- Lua moves a table, and the table of all its strings, to a place twice as large in one step. With so many values it
--- takes 20 ms, with an object of so many members 10 ms.
+-- Lua moves a table, and the table of all its strings, to a place twice as large in one step. With so many values, or
+-- an object of so many members, that takes 10 to 20 ms.
 local MAX_VALUES <const> = py.max_values()
 local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
 local LARGE_BYTES <const> = 1 << 20 -- to bring it to Lua was the work of a turn
