@@ -102,7 +102,8 @@ def _offsets(opened: Journal, moment: str, option: str) -> Offsets:
         return opened.begin() if moment == "earliest" else opened.end()
     if moment.isdecimal():
         return dict.fromkeys(opened.end(), int(moment))
-    return opened.offsets_at(parse_moment(moment, option))
+    ts_us = parse_moment(moment, option)
+    return opened.offsets_until(ts_us) if option == "--until" else opened.offsets_at(ts_us)
 
 
 def _range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:

@@ -119,6 +119,24 @@ class Journal:
                     return row.seq
         return end
 
+    def offsets_until(self, ts_us: int) -> dict[str, int]:
+        """Returns, by node, the number behind the last row before a time: that of `offsets_at`, unless the hub's clock
+        was set back, so that rows before the time come behind some after it.
+
+        Args:
+            ts_us: microseconds since 1970, UTC.
+        """
+        snapshot = self._snapshot()
+        return {node: self._offset_until(snapshot, node, ts_us) for node in snapshot.nodes()}
+
+    def _offset_until(self, snapshot: Snapshot, node: str, ts_us: int) -> int:
+        first, end = self._offset_at(snapshot, node, ts_us), self._end(snapshot, node)
+        chunks = self._planner(snapshot).chunks({node: first}, {node: end}, (-(1 << 62), ts_us - 1), None)
+        for chunk in reversed(list(chunks)):
+            if earlier := [row.seq for row in self.rows_of(chunk) if row.ts_us < ts_us]:
+                return earlier[-1] + 1
+        return first
+
     def plan(
         self,
         start: Offsets,

@@ -6,7 +6,6 @@ per flush (the columns of a batch, in LuaJIT).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,13 +39,22 @@ class HubRecorder:
         settings: which topics, and how often to flush.
         next_seq: gives the sequence number of the next row.
         write: takes each batch.
+        now_us: gives the time, microseconds UTC.
 
     Attributes:
         full: the disk takes nothing; publishers wait.
         messages_skipped: how many messages were not selected.
     """
 
-    def __init__(self, hub: Hub, settings: JournalSettings, next_seq: Callable[[], int], write: Write) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        settings: JournalSettings,
+        next_seq: Callable[[], int],
+        write: Write,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._now_us = now_us
         self._hub = hub
         self._filter = Filter(settings.topics, settings.exclude)
         self._direct = settings.direct
@@ -113,7 +121,7 @@ class HubRecorder:
     def _turn_ends(self) -> None:
         runs = self._runs
         if len(runs) != self._stamped:
-            runs.append(stamp(time.time_ns() // 1000))
+            runs.append(stamp(self._now_us()))
             self._stamped = len(runs)
             self._recorded = True
             if self._stamped > FEED_RUNS:
@@ -150,7 +158,7 @@ class HubRecorder:
         if self.full or not runs:
             return
         if len(runs) != self._stamped:
-            runs.append(stamp(time.time_ns() // 1000))
+            runs.append(stamp(self._now_us()))
         data = b"".join(runs)
         runs.clear()
         self._stamped = self._large_bytes = 0

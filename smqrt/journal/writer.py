@@ -21,6 +21,7 @@ from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
 from smqrt.journal.arrow import encode, schema_message
+from smqrt.journal.clock import Clock
 from smqrt.journal.columns import Piece
 from smqrt.journal.disk import RETRY_S
 from smqrt.journal.durability import Durability
@@ -34,6 +35,7 @@ log = logging.getLogger("smqrt.journal")
 SEAL_S = 600.0
 """A segment is sealed after so long, however short it is: only sealed ones are compacted."""
 TIDY_S = 60.0
+FOLLOW_S = 1.0
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 
@@ -67,10 +69,13 @@ class JournalWriter:
             os.close(self._lock)  # so that another try is not refused because of this one
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
+        self._clock = Clock()
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
         self._durability = Durability(settings, self._wal, self._lock, self._segment, self._seal_if_long)
-        self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write)
+        self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us)
         broker.hub.record(self._recorder)
+        self._follower = get_hub().loop.timer(FOLLOW_S, FOLLOW_S, ref=False)
+        self._follower.start(self._follow)
         self._tidier = get_hub().loop.timer(TIDY_S, TIDY_S, ref=False)
         self._tidier.start(self._tidy)
         self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
@@ -159,6 +164,17 @@ class JournalWriter:
         if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq and not self._durability.fault:
             self._seal()
 
+    def _follow(self) -> None:
+        if jumped_us := self._clock.follow():
+            way, seconds = "back" if jumped_us < 0 else "forward", abs(jumped_us) / 1e6
+            log.warning(
+                "the journal %s: this machine's clock was set %s by %.0f s, and so is the time of messages from %d on",
+                self.path,
+                way,
+                seconds,
+                self._seq + self._recorder.waiting(),
+            )
+
     # ---- what pipelines write
 
     def commit(self, query: str, batch: int, rows: Iterable[OutRow]) -> bool:
@@ -216,7 +232,7 @@ class JournalWriter:
             raise self._refusal(self._durability.fault)
         if not len(outgoing):
             return
-        now_us = time.time_ns() // 1000
+        now_us = self._clock.now_us()
         batch = encode(outgoing.rows(self._seq, now_us, txn))
         try:
             self._append(len(outgoing), now_us, now_us, batch, index.HAS_TXN if txn else 0)
@@ -256,6 +272,7 @@ class JournalWriter:
             self._try_again()
         self._recorder.close()
         self._tidier.stop()
+        self._follower.stop()
         self._retry.stop()
         if self._stuck:
             lost = self._stuck[0] + self._recorder.waiting()

@@ -73,7 +73,7 @@ class _Task:
         self._catalog, self._declaration, self._options, self._stopping = catalog, declaration, options, stopping
         journal = open_journal(options.journal, options.token)
         self._start = checkpoint.offsets(journal, options.start)
-        self._end = checkpoint.offsets(journal, options.until or "latest")
+        self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._folder = options.state / declaration.name
         if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
             raise PipelineError(f"There are no rows between {options.start} and {options.until or 'latest'}.")

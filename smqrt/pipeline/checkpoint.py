@@ -172,12 +172,13 @@ def last_commit(query: Path) -> Commit | None:
     return Commit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
-def offsets(journal: Any, moment: str) -> Offsets:
+def offsets(journal: Any, moment: str, end: bool = False) -> Offsets:
     """Returns the next seq of each node at a moment.
 
     Args:
         journal: the journal, opened.
         moment: as for `start`.
+        end: it is where a range ends.
 
     Raises:
         PipelineError: it is none.
@@ -188,7 +189,7 @@ def offsets(journal: Any, moment: str) -> Offsets:
         return {node: max(seq, int(moment)) for node, seq in journal.begin().items()}
     if moment.startswith("{"):
         return _given(moment)
-    return dict(journal.offsets_at(_time_us(moment)))
+    return dict((journal.offsets_until if end else journal.offsets_at)(_time_us(moment)))
 
 
 def _given(text: str) -> Offsets:

@@ -7,7 +7,6 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import gevent
 import pytest
 
 from smqrt.client import SmqClient
-from smqrt.errors import JournalError
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 
@@ -97,13 +95,6 @@ class FailingDisk:
         """The numbers with which the recorded payloads begin."""
         journal = Journal(self.journal)
         return [int(row.payload[:8]) for row in journal.rows(journal.begin(), journal.end())]
-
-    def numbers_that_can_be_read(self) -> list[int]:
-        """The same of what comes before the first batch that is damaged."""
-        journal, found = Journal(self.journal), list[int]()
-        with suppress(JournalError):
-            found += (int(row.payload[:8]) for row in journal.rows(journal.begin(), journal.end()))
-        return found
 
     def client(self) -> SmqClient:
         """Returns a client of the hub."""

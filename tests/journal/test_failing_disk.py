@@ -11,6 +11,8 @@ from collections.abc import Callable
 import gevent
 import pytest
 
+from smqrt.errors import JournalError
+from smqrt.journal.reader import Journal
 from tests.device import wait_until
 from tests.journal.failing_disk import FailingDisk, failing, shim
 
@@ -71,7 +73,7 @@ def test_a_disk_that_was_slow_syncs_again(failing: Failing) -> None:
     assert waiting["disk_jobs"] >= 1
     assert waiting["unsynced_bytes"] > 100_000
     disk.is_well()
-    well = disk.until(lambda stats: not stats["unsynced_bytes"])
+    well = disk.until(lambda stats: stats["rows"] == 1 and not stats["unsynced_bytes"])
     clients.publish(300, 301)
     disk.until(lambda stats: stats["rows"] == 301 and not stats["unsynced_bytes"] and stats["syncs"] > well["syncs"])
     assert disk.numbers() == list(range(301))
@@ -92,7 +94,10 @@ def test_what_a_failed_sync_was_about_is_written_anew(failing: Failing) -> None:
     disk.until(lambda stats: not stats["unsynced_bytes"] and not stats["alarm"])
     assert disk.served.output.count("can't be synced: [Errno 5] Input/output error") == 1
     disk.served.wait_for("00.arrows: rows .* are lost: the disk failed")
-    assert disk.numbers_that_can_be_read() == [0]
+    journal = Journal(disk.journal)
+    assert [int(row.payload[:8]) for row in journal.rows({"n1": 0}, {"n1": 1})] == [0]
+    with pytest.raises(JournalError, match="checksum is wrong"):
+        list(journal.rows({"n1": 0}, {"n1": 50}))
 
 
 def forget(disk: FailingDisk) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +180,30 @@ def test_an_index_that_takes_no_more(tmp_path: Path) -> None:
         cwd=REPOSITORY,
     )
     assert (done.returncode, done.stdout) == (0, "File too large\n"), done.stderr
+
+
+def test_what_a_failed_sync_was_about_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel that could not write it, the test takes it out of the files between the two syncs."""
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    written.append(opened, written.rows(0, 5))
+    opened.sync()
+    written.append(opened, written.rows(5, 9))
+    path, indexed = opened.path, opened.path.with_suffix(".idx")
+    as_it_was = indexed.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            opened.sync()
+    assert opened.unsynced_rows == 4
+    os.truncate(indexed, 64)
+    assert opened.sync() == []
+    assert indexed.read_bytes() == as_it_was
+    assert (opened.unsynced_rows, opened.unsynced_bytes) == (0, 0)
+    written.append(opened, written.rows(9, 12))
+    opened.close()
+    assert list(Journal(tmp_path).rows({}, {"n1": 12})) == written.rows(0, 12)
+    assert path.stat().st_size == opened.size_bytes
+
+
+def failing(fd: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")

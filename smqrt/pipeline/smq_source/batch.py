@@ -74,7 +74,9 @@ def edges(
 ) -> tuple[Offsets, Offsets]:
     """Returns the offsets between which the options ask for rows."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
-    end = edge(journal, options.ending, options.ending_us, begin, last, last)
+    if options.ending_us is not None:
+        return start, journal.offsets_until(options.ending_us)
+    end = edge(journal, options.ending, None, begin, last, last)
     return start, last | end if isinstance(options.ending, dict) else end
 
 
