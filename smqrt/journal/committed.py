@@ -14,7 +14,6 @@ from pathlib import Path
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, index, manifest, record
-from smqrt.journal.index import HAS_TXN
 
 FILE = "txn.json"
 """In a node's folder. Once there was one for all nodes, in the journal's folder; it is still looked at."""
@@ -73,7 +72,7 @@ def save(folder: Path, batches: Mapping[str, int]) -> None:
 def of_segment(path: Path) -> dict[str, int]:
     """Returns the last batch of each query that has rows in a segment. Raises as `last_batches`."""
     found: dict[str, int] = {}
-    flagged = [entry for entry in index.read_index(path) if entry.flags & HAS_TXN]
+    flagged = index.with_transactions(path)
     if not flagged:
         return found
     with path.open("rb") as file:
@@ -102,8 +101,15 @@ def _unsaved(folder: Path) -> Iterable[Path]:
         since = (folder / FILE).stat().st_mtime
     except FileNotFoundError:
         return index.paths(folder)
-    filled = [path for path in index.paths(folder) if index.read_index(path)]
+    filled = [path for path in index.paths(folder) if _has_rows(path)]
     return [path for path in filled if path in filled[-_NEWEST:] or _written_s(path) >= since]
+
+
+def _has_rows(path: Path) -> bool:
+    try:
+        return path.with_suffix(index.INDEXED).stat().st_size >= index.INDEX.size
+    except FileNotFoundError:
+        return False
 
 
 def _written_s(path: Path) -> float:

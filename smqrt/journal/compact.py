@@ -165,6 +165,7 @@ class _Run:
         self._journal, self._options, self._step, self._on_rows = journal, options, on_step, on_rows
         self._typed = TypedColumn(options.schemas) if options.schemas else None
         self._done = Done()
+        self._is_held_up = False
 
     def whole(self) -> Done:
         for folder in sorted(path for path in (self._journal / "wal").glob("*") if path.is_dir()):
@@ -239,12 +240,13 @@ class _Run:
     # ---- small files to large ones
 
     def _merge(self, node: str) -> None:
+        self._is_held_up = False
         now_us, state = time.time_ns() // 1000, manifest.load(self._journal)
         files = list(state.files(node, state.settled.get(node, 0)))
         for group in merge.groups(files, now_us, self._options.merge_bytes, self._fit):
             self._merge_group(group)
         below = merge.settled(files, now_us)
-        if below is not None and below > state.settled.get(node, 0):
+        if not self._is_held_up and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
                 changes.settled[node] = below
 
@@ -252,6 +254,7 @@ class _Run:
         """Whether two files have the same columns, and those that Spark has to make can be made."""
         paths = [self._journal / file.path for file in (one, other)]
         if not self._options.shred and any(map(merge.has_variant, paths)):
+            self._is_held_up = True  # until a run that has Spark
             return False
         return bool(merge.plain_schema(paths[0]).equals(merge.plain_schema(paths[1])))
 

@@ -18,6 +18,7 @@ INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
 HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
+_FLAGS_AT = struct.calcsize("<qqqqqqI")
 DATA, INDEXED = ".arrows", ".idx"
 REMEDY = "`smqrt journal verify` says what can be read and what to do"
 
@@ -105,6 +106,23 @@ def read_index(path: Path) -> list[Entry]:
         return parse_index(path.with_suffix(INDEXED).read_bytes())
     except FileNotFoundError:
         return []
+
+
+def with_transactions(path: Path) -> list[Entry]:
+    """Returns the batches of a segment that have rows of a commit; others are passed over without looking at each.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        data = path.with_suffix(INDEXED).read_bytes()
+    except FileNotFoundError:
+        return []
+    flags = data[_FLAGS_AT :: INDEX.size]
+    if not any(flags):
+        return []
+    whole = range(len(data) // INDEX.size)
+    return [Entry._make(INDEX.unpack_from(data, at * INDEX.size)) for at in whole if flags[at] & HAS_TXN]
 
 
 def check(entries: Sequence[Entry], path: Path | str, offset: int = 0) -> None:

@@ -106,7 +106,8 @@ def merged(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unn
     """
     hours = {hour_of(one) for file in files for one in (file.ts_min_us, file.ts_max_us)}
     folder = folder_of(min(hours)) if len(hours) == 1 else day_folder_of(min(hours))
-    opened = MergedFile(journal, files[0].node, folder, files[0].first, plain_schema(journal / files[0].path))
+    schema = plain_schema(journal / files[0].path)
+    opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, by_topic=shred is None)
     try:
         for batch in chain.from_iterable(_batches(journal, file) for file in files):
             opened.add(batch, "")
@@ -143,7 +144,7 @@ def _batches(journal: Path, file: DataFile) -> Iterator[Any]:
 
 
 def _checked(path: Path, file: DataFile) -> Iterator[Any]:
-    whole = Chunk(file.path, PARQUET, 0, file.bytes, 0, file.rows, file.node, "", file.first, file.footer_crc32)
+    whole = Chunk(file.path, PARQUET, 0, file.bytes, 0, file.rows, file.node, file.first, file.footer_crc32)
     names = plain_schema(path).names
     with path.open("rb") as source:
         opened = tables.parquet_file(source, whole)

@@ -182,10 +182,20 @@ class HourFile(CompactedFile):
 
 
 class MergedFile(CompactedFile):
-    """A file of rows of others; each group is sorted by topic."""
+    """A file of rows of others.
+
+    Args:
+        journal, node, folder, first, schema: as for `CompactedFile`.
+        by_topic: sort each group by topic. Not for files that Spark writes anew: it makes groups of its own, in which
+            then rows would be missing between others.
+    """
+
+    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any, by_topic: bool) -> None:
+        super().__init__(journal, node, folder, first, schema)
+        self._by_topic = by_topic
 
     def _completed(self, group: Any) -> Any:
-        return group.sort_by([("topic", "ascending"), ("seq", "ascending")])
+        return group.sort_by([("topic", "ascending"), ("seq", "ascending")]) if self._by_topic else group
 
 
 class Unnamed(NamedTuple):

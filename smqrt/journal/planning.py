@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
         offset, length: where the batches are in a segment, bytes; of a Parquet file 0 and its whole length.
         skip: how many rows of the first batch come before.
         rows: how many are wanted.
-        node, broker: who wrote them; a Parquet file says the broker itself.
+        node: who wrote them.
         first_seq: number of the first row of the first batch.
         footer_crc32: of a Parquet file; None when it is not known.
     """
@@ -40,7 +40,6 @@ class Chunk(NamedTuple):
     skip: int
     rows: int
     node: str
-    broker: str
     first_seq: int
     footer_crc32: int | None = None
 
@@ -113,6 +112,10 @@ class Index:
     def at(self, seq: int) -> int:
         """Returns which record has a row, or would."""
         firsts = range(self.count)
+        if not self.count or seq <= self.entry(0).first_seq:  # as in most segments of a long range
+            return 0
+        if seq >= self.entry(self.count - 1).first_seq:
+            return self.count - 1
         return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
 
     def between(self, start: int, end: int) -> list[Entry]:
@@ -134,7 +137,6 @@ class Planner:
     Args:
         snapshot: what there is.
         index: gives the index of (node, first number of a segment).
-        broker: gives the broker of such a segment.
         times: gives from when to when its rows are; None when its index has to say.
     """
 
@@ -142,10 +144,9 @@ class Planner:
         self,
         snapshot: Snapshot,
         index: Callable[[str, int], Index],
-        broker: Callable[[str, int], str],
         times: Callable[[str, int], Times | None],
     ) -> None:
-        self._snapshot, self._index, self._broker, self._times = snapshot, index, broker, times
+        self._snapshot, self._index, self._times = snapshot, index, times
 
     def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
@@ -159,7 +160,7 @@ class Planner:
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             first, last = max(start, file.first), min(end, file.last + 1)
             if first < last and _overlaps(file, ts_us) and _may_have(file, topics, names):
-                yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, "", first, file.footer_crc32)
+                yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():
@@ -170,7 +171,7 @@ class Planner:
                 skip = max(0, start - oldest.first_seq)
                 rows = min(end, newest.next_seq) - oldest.first_seq - skip
                 place = (oldest.offset, newest.end - oldest.offset)
-                yield Chunk(file, WAL, *place, skip, rows, node, self._broker(node, first), oldest.first_seq)
+                yield Chunk(file, WAL, *place, skip, rows, node, oldest.first_seq)
 
 
 def segment_file(node: str, first: int) -> str:

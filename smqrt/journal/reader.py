@@ -172,7 +172,6 @@ class Journal:
         return Planner(
             snapshot,
             lambda node, first: self._index(node, first, is_newest(node, first)),
-            self._broker,
             lambda node, first: None if is_newest(node, first) else self._times(node, first),
         )
 
@@ -243,8 +242,9 @@ class Journal:
 
         try:
             if chunk.kind == WAL:
-                skip, stream = self._stream(chunk)
-                yield from tables.of_segment(stream, chunk, skip, columns, topics, batch_rows)
+                broker = self._broker(chunk.node, int(Path(chunk.file).stem))
+                skip, stream = self._stream(chunk, broker)
+                yield from tables.of_segment(stream, chunk, broker, skip, columns, topics, batch_rows)
             else:
                 yield from tables.of_parquet(self._parquet(chunk), chunk, columns, topics, batch_rows)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -280,9 +280,9 @@ class Journal:
         for entry, batch in self._cut(chunk.file, entries, data):
             yield max(0, chunk.start - entry.first_seq), batch
 
-    def _stream(self, chunk: Chunk) -> tuple[int, memoryview]:
+    def _stream(self, chunk: Chunk, broker: str) -> tuple[int, memoryview]:
         """Returns (rows before the wanted ones, schema and batches of a chunk), checked."""
-        entries, head = self._entries(chunk), arrow.schema_message(chunk.node, chunk.broker)
+        entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker)
         length = entries[-1].end - entries[0].offset
         stream = self._bytes(chunk.file, entries[0].offset, length, head)
         if self.verify or len(stream) < len(head) + length:

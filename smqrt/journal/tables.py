@@ -31,13 +31,20 @@ def _field(column: Column) -> Any:
 
 
 def of_segment(
-    stream: Any, chunk: Chunk, skip: int, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+    stream: Any,
+    chunk: Chunk,
+    broker: str,
+    skip: int,
+    columns: Sequence[str] | None,
+    topics: Filter | None,
+    batch_rows: int,
 ) -> Iterator[tuple[int, Any]]:
     """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
 
     Args:
         stream: the bytes of a schema and of the batches that hold the chunk.
         chunk: which rows are wanted.
+        broker: who wrote them.
         skip: how many rows come before them.
         columns: names; None for all.
         topics: which rows; None for all, also those without a topic.
@@ -57,7 +64,7 @@ def of_segment(
         if skip or batch.num_rows > chunk.end - read:
             batch = batch.slice(skip, chunk.end - read)
         read, skip = read + batch.num_rows, 0
-        yield read, _shaped(batch, chunk, target, topics)
+        yield read, _shaped(batch, chunk.node, broker, target, topics)
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
@@ -84,13 +91,13 @@ def _joined(batches: list[Any], inside: Any) -> Any:
     return pa.RecordBatch.from_arrays(list(columns), schema=inside)
 
 
-def _shaped(batch: Any, chunk: Chunk, target: Any, topics: Filter | None) -> Any:
+def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
     """Returns `target`'s columns; node and broker are the same for all of a segment's rows."""
     import pyarrow as pa
 
     if topics is not None:
         batch = batch.filter(mask(batch.column("topic"), topics))
-    constant = {"node": chunk.node, "broker": chunk.broker}
+    constant = {"node": node, "broker": broker}
     arrays = [
         pa.repeat(pa.scalar(constant[field.name], pa.string()), batch.num_rows)
         if field.name in constant

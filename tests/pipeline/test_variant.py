@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from smqrt.errors import PipelineError
+from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import compact, manifest
 from smqrt.journal.compact import Options
 from smqrt.journal.reader import Journal
+from smqrt.journal.verify import verify
 from smqrt.pipeline.variant import Shredder
+from tests.journal.flips import flipped
 from tests.journal.made import NOON_US, readings, row, write
 
 
@@ -59,3 +61,32 @@ def test_what_spark_can_not_do_is_said_and_the_segments_stay(tmp_path: Path, spa
     source.write_bytes(b"PAR1 is not all")
     with Shredder(tmp_path, spark) as shredder, pytest.raises(PipelineError, match="can't make a VARIANT of"):
         shredder(source, tmp_path / "out.parquet")
+
+
+def test_flipped_bits_of_a_file_that_spark_has_written_are_told(journal: Path) -> None:
+    (file,) = manifest.load(journal).all_files()
+    path, reader, refused = journal / file.path, Journal(journal), 0
+    rows = list(reader.rows({}, {"n1": 5_002}))
+    for _ in flipped(path, 60, seed=9):
+        assert [fault.path for fault in verify(journal).faults] == [path]
+        try:
+            read = list(reader.rows({}, {"n1": 5_002}))
+        except JournalError:
+            refused += 1
+        else:
+            assert read == rows
+    assert refused > 10  # most of the file is the VARIANT column, which our reader doesn't read
+
+
+def test_files_with_a_variant_column_are_joined_by_spark_only(tmp_path: Path, spark: Any) -> None:
+    rows = [*readings(400, step_us=1000)]
+    with Shredder(tmp_path, spark) as shredder:
+        for first in (0, 200):
+            write(tmp_path, rows[first : first + 200])
+            compact.compact(tmp_path, Options(grace_s=0, everything=True, shred=shredder, merge_bytes=0))
+        assert compact.compact(tmp_path, Options(grace_s=0)).merged == 0
+        assert compact.compact(tmp_path, Options(grace_s=0, shred=shredder)).merged == 2
+    (file,) = manifest.load(tmp_path).all_files()
+    assert list(Journal(tmp_path).rows({}, {"n1": 400})) == rows
+    read = spark.read.parquet(str(tmp_path / file.path))
+    assert read.selectExpr("count(variant_get(variant, '$.temp', 'double'))").first()[0] == 400
