@@ -17,6 +17,7 @@ from smqrt.cli.connecting import connection_options
 from smqrt.cli.interrupted import Interruptible
 from smqrt.cli.output import counted, json_line, payload_fields, progress, reader_left, write_line
 from smqrt.errors import ArgumentError, JournalError, SmqrtError
+from smqrt.journal import uris
 from smqrt.printable import printable
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def folder(path: Path) -> Path:
     Raises:
         JournalError: there is no journal.
     """
+    path = uris.journal(path)
     if (path / ".journal").is_dir():
         return path / ".journal"
     if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
@@ -86,7 +88,7 @@ def folder(path: Path) -> Path:
 
 
 def _opened(path: str, token: str | None = None) -> Journal:
-    if "://" in path:
+    if uris.is_address(path):
         from smqrt.journal.remote import open_journal
 
         return open_journal(path, token, retry_s=_RETRY_S)
@@ -380,6 +382,7 @@ def export(
     """
     from smqrt.journal.export import export as run
 
+    file = uris.folder(file, "--to", "write a file here, and copy it there")
     opened = _opened(path, token)
     first, last = _range(opened, start, end)
     with progress("export", _rows_between(first, last)) as advance:

@@ -22,11 +22,13 @@ from smqrt.cli.pipeline_places import Places, with_app, with_journal
 from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.journal.moment import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import Status, read, read_all
 
 if TYPE_CHECKING:
+    from smqrt.pipeline.api import Declaration
     from smqrt.pipeline.doctor import Check
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -220,7 +222,7 @@ def _table_of(places: Places, name: str) -> str | None:
     from smqrt.pipeline import tables
 
     query = places.catalog().declarations.get(name)
-    return tables.location(query, places.app) if query and query.kind == "table" else None
+    return tables.location(query, places.app, places.tables) if query and query.kind == "table" else None
 
 
 @pipeline.command("test")
@@ -285,15 +287,29 @@ def submit(
 
     if options["deploy_mode"] == "cluster" and not places.state_given:
         raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
-    if "://" not in places.journal:
+    if not uris.is_address(places.journal):
         places = replace(places, journal=str(Path(places.journal).absolute()))
-    places.catalog().select(names)
-    given = Submission(names, options.pop("master"), places.app, places.journal, places.state, **options)
+    _check_tables(places.catalog().select(names), places, options["deploy_mode"])
+    master = options.pop("master")
+    given = Submission(names, master, places.app, places.journal, places.state, places.tables, **options)
     command = prepare(replace(given, token=places.token, extra=tuple(extra)))
     if dry_run:
         click.echo(str(command))
     else:
         command.execute()
+
+
+def _check_tables(queries: Sequence[Declaration], places: Places, deploy_mode: str) -> None:
+    """The application's folder is a temporary one in a driver of the cluster, and what is written there is lost."""
+    from smqrt.pipeline import tables
+
+    for query in queries if deploy_mode == "cluster" and not places.tables else ():
+        if query.kind == "table" and tables.is_relative(query):
+            path = query.options["path"]
+            raise PipelineError(
+                f"{query.where}: {query.name}: there is no folder for its table {path!r} in a cluster: name one that "
+                "every machine sees, or a URI, with --tables."
+            )
 
 
 @pipeline.command()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from smqrt.journal import uris
+
 if TYPE_CHECKING:
     from smqrt.pipeline.discover import Catalog
     from smqrt.pipeline.runner import RunOptions
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _Folder(click.Path):
+    """A folder of this machine, which a file URI may name too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(uris.state(value), param, ctx)
+
+
+_FOLDER = _Folder(file_okay=False, path_type=Path)
 _APP = click.option(
     "--app",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -34,6 +45,12 @@ _JOURNAL = click.option(
     show_default=".journal in it",
     help="The journal: its folder, or the URL under which a hub serves it.",
 )
+_TABLES = click.option(
+    "--tables",
+    metavar="FOLDER|URI",
+    show_default=".tables in it",
+    help="What relative paths of tables are below: a folder, or a URI that Spark can write to, such as s3a://BUCKET/X.",
+)
 _TOKEN = click.option(
     "--token",
     envvar=TOKEN_VARIABLE,
@@ -49,6 +66,7 @@ class Places:
     Attributes:
         app: its folder; state: folder of the state of its queries.
         journal: path or URL; token: for the hub.
+        tables: folder or URI of tables; None is `.tables` of the application.
         state_given: whether somebody named the folder of the state.
     """
 
@@ -57,6 +75,7 @@ class Places:
     journal: str
     token: str | None
     state_given: bool
+    tables: str | None = None
 
     @property
     def pipelines(self) -> Path:
@@ -73,7 +92,7 @@ class Places:
         """How to run pipelines here; `more` are further fields of RunOptions."""
         from smqrt.pipeline.runner import RunOptions
 
-        return RunOptions(self.journal, self.app, self.state, token=self.token, **more)
+        return RunOptions(self.journal, self.app, self.state, token=self.token, tables=self.tables, **more)
 
 
 def with_app(command: _Command) -> _Command:
@@ -83,19 +102,27 @@ def with_app(command: _Command) -> _Command:
 
 
 def with_journal(command: _Command) -> _Command:
-    """The same, with the options --journal and --token too."""
-    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_given(command)))))
+    """The same, with the options --journal, --token and --tables too."""
+    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_TABLES(_given(command))))))
     return extended
 
 
 def _given(command: Any) -> Any:
     @wraps(command)
     def call(
-        *args: Any, app: Path, state: Path | None, journal: str | None = None, token: str | None = None, **rest: Any
+        *args: Any,
+        app: Path,
+        state: Path | None,
+        journal: str | None = None,
+        token: str | None = None,
+        tables: str | None = None,
+        **rest: Any,
     ) -> Any:
         home = app.absolute()
         found = (state or home / ".pipelines").absolute()
-        places = Places(home, found, journal or str(home / ".journal"), token, state is not None)
+        if journal and not uris.is_address(journal):
+            journal = str(uris.journal(journal))
+        places = Places(home, found, journal or str(home / ".journal"), token, state is not None, tables)
         return command(*args, places=places, **rest)
 
     return call

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, progress
+from smqrt.journal import committed, progress, uris
 from smqrt.journal.link import Address, Link, checked
 
 RETRY_S = 60.0
@@ -55,9 +55,10 @@ class HubAddress:
 
         Raises:
             JournalError: the address is none, or has no token.
+            ArgumentError: it is a URI of another kind.
         """
-        if not str(place).startswith(("http://", "https://")):
-            return cls(folder=Path(place))
+        if not uris.is_address(place):
+            return cls(folder=uris.journal(place))
         return cls(given=Address(checked(str(place)), with_token(str(place), token)))
 
     def find(self) -> Address:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, pages
+from smqrt.journal import manifest, pages, uris
 from smqrt.journal.commit import with_token
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.link import Address, Link, Refused, checked
@@ -48,10 +48,11 @@ def open_journal(place: Path | str, token: str | None = None, *, retry_s: float 
 
     Raises:
         JournalError: there is no such journal, or the token is missing.
+        ArgumentError: it is a URI of another kind.
     """
-    if str(place).startswith(("http://", "https://")):
+    if uris.is_address(place):
         return RemoteJournal(str(place), token, retry_s=retry_s)
-    return Journal(Path(place))
+    return Journal(uris.journal(place))
 
 
 class RemoteJournal(Journal):

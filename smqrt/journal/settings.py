@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smqrt.errors import ArgumentError
+from smqrt.journal import uris
 from smqrt.journal.filters import Filter
 from smqrt.journal.typed import merged
 
@@ -165,7 +166,8 @@ def _path(value: object, folder: Path) -> Path:
         return folder / FOLDER
     if not isinstance(value, str | Path) or not str(value):
         _refuse("path", f"{value!r} is no path; it's a folder, relative to the application's")
-    return folder / Path(value).expanduser()
+    remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
+    return folder / uris.folder(value, "journal.path:", remedy).expanduser()
 
 
 def _default_name(folder: Path) -> str:

@@ -96,7 +96,7 @@ class _Task:
         return 0
 
     def _write(self, frame: DataFrame) -> None:
-        location = tables.location(self._declaration, self._options.app)
+        location = tables.location(self._declaration, self._options.app, self._options.tables)
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
         by = self._declaration.options["partition_by"]

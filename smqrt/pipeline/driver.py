@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from smqrt.errors import SmqrtError
+from smqrt.journal import uris
 from smqrt.pipeline.submit import TOKEN_CONF
 
 _APP = "smqrt_app/"
@@ -52,12 +53,13 @@ def _run(given: argparse.Namespace, app: Path) -> int:
     options = RunOptions(
         journal=given.journal,
         app=app,
-        state=Path(given.state),
+        state=uris.state(given.state),
         master="",
         start=given.start,
         once=given.once,
         republish=given.republish,
         token=_token(),
+        tables=given.tables,
     )
     return run(load(app / "pipelines"), given.names, options)
 
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--app")
     parser.add_argument("--journal", required=True)
     parser.add_argument("--state", required=True)
+    parser.add_argument("--tables")
     parser.add_argument("--from", dest="start", default="latest")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--republish", action="store_true")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smqrt.journal import uris
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, Start
 
@@ -51,7 +52,7 @@ class Journal:
 
     def _options(self, source: Declaration) -> dict[str, str]:
         options = {
-            "url" if self.place.startswith(("http://", "https://")) else "path": self.place,
+            "url" if uris.is_address(self.place) else "path": self.place,
             "topics": json.dumps(source.options["topics"]),
             "includePipeline": str(source.options["include_pipeline"]).lower(),
         }

@@ -173,7 +173,7 @@ class Query:
 
     def _where_of_table(self) -> checkpoint.Start:
         context, declaration = self.context, self.plan.declaration
-        location = tables.location(declaration, context.options.app)
+        location = tables.location(declaration, context.options.app, context.options.tables)
         self._output, end, told = resume.table(self.folder, location, context.spark)
         self._tell(told)
         return checkpoint.start(self.folder, context.journal, json.dumps(end) if end else context.options.start, False)

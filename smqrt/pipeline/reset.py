@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.pipeline import process, resume, table_ranges, tables
 
 _LETTERS = ".dead_letters"
@@ -37,7 +38,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     if working := process.running(query) or process.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
-    if table and "://" in table:
+    if table and uris.is_elsewhere(table):
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     if not table:
         with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
@@ -57,9 +58,9 @@ def _state(query: Path, keep: bool) -> list[Path]:
 
 def _marks(journal: str, name: str) -> list[Path]:
     """What keeps the journal from removing rows that the query has not read."""
-    readers = Path(journal) / "readers"
-    if "://" in journal or not readers.is_dir():
+    if uris.is_address(journal):
         return []
+    readers = uris.journal(journal) / "readers"
     others = f"{name}{_LETTERS}"
     found = [readers / f"{name}.json", *sorted(readers.glob(f"{name}.*.json"))]
     return [path for path in found if not path.name.startswith(others)]

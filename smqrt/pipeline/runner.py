@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import JournalError, PipelineError
-from smqrt.journal import commit
+from smqrt.journal import commit, uris
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import lag, references, session, sinks
 from smqrt.pipeline.api import Declaration
@@ -58,6 +58,7 @@ class RunOptions:
         republish: also publish results of what was in the journal before a query's first start.
         trigger: the shortest time between micro-batches, instead of what the pipelines say.
         token: what the hub asks for; None takes the one in the journal's folder.
+        tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
         settings: settings of Spark that win over all others.
         hub_retry_s: seconds that a micro-batch waits for a hub that is away.
         report: is told, in one sentence each, what fails.
@@ -73,9 +74,13 @@ class RunOptions:
     republish: bool = False
     trigger: str | None = None
     token: str | None = None
+    tables: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     hub_retry_s: float = sinks.RETRY_S
     report: Callable[[str], None] = _to_stderr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", uris.state(self.state))
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.pipeline import java
 
 TOKEN_CONF = "spark.smqrt.token"
@@ -40,6 +41,7 @@ class Submission:
         app: the application's folder; its pipelines lie in `pipelines`.
         journal: path that every machine sees, or http(s) URL.
         state: folder of checkpoints and status, which every machine sees under this path.
+        tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
         deploy_mode: "client", the driver runs here, or "cluster", somewhere in the cluster.
         token: what the hub wants to see; None takes the one in the journal's folder.
         python: of the workers; None takes the path of the one that runs here, in a cluster what the image has.
@@ -52,6 +54,7 @@ class Submission:
     app: Path
     journal: str
     state: Path
+    tables: str | None = None
     deploy_mode: str = "client"
     token: str | None = None
     python: str | None = None
@@ -131,7 +134,9 @@ def _check(submission: Submission) -> None:
         raise PipelineError(
             f"--deploy-mode cluster: {master} runs Python drivers only where you submit; use --deploy-mode client."
         )
-    if mode == "cluster" and not _is_url(submission.journal):
+    if mode == "cluster" and submission.tables and not uris.is_elsewhere(submission.tables):
+        _absolute("--tables", submission.tables, "or a URI")
+    if mode == "cluster" and not uris.is_address(submission.journal):
         _absolute("--journal", submission.journal, "or an http(s) URL of the hub")
     if "--properties-file" in submission.extra and submission.token:
         raise PipelineError(
@@ -179,6 +184,7 @@ def _driver_words(submission: Submission) -> list[str]:
     words = ["--journal", submission.journal, "--state", str(submission.state), "--from", submission.start]
     if submission.deploy_mode == "client":
         words += ["--app", str(submission.app.resolve())]
+    words += ["--tables", submission.tables] if submission.tables else []
     words += ["--once"] if submission.once else []
     words += ["--republish"] if submission.republish else []
     return [*words, *submission.names]
@@ -227,7 +233,3 @@ def _files(root: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def _hidden(part: str) -> bool:
     return part.startswith(".") or part == "__pycache__"
-
-
-def _is_url(journal: str) -> bool:
-    return journal.startswith(("http://", "https://"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from smqrt.journal import uris
 from smqrt.pipeline import tables
 from smqrt.pipeline.checkpoint import Offsets, read_json, write_json
 
@@ -46,7 +47,7 @@ def add(query: Path, folder: str, start: Offsets, end: Offsets) -> None:
 
 def written(query: Path) -> Ranges:
     """Returns the ranges of the folders that are still there, as far as this machine can see them."""
-    return {name: both for name, both in load(query).items() if "://" in name or tables.is_whole(Path(name))}
+    return {name: both for name, both in load(query).items() if uris.is_elsewhere(name) or tables.is_whole(Path(name))}
 
 
 def end(query: Path) -> Offsets | None:

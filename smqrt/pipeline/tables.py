@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
@@ -26,40 +27,53 @@ _WHOLE = "_SUCCESS"
 """Spark writes it at last."""
 
 
-def location(declaration: Declaration, app: Path) -> str:
+def location(declaration: Declaration, app: Path, root: str | None = None) -> str:
     """Returns the folder or URI of a table.
 
     Args:
         declaration: of the table.
         app: the application's folder.
+        root: folder or URI that a relative path is below; `.tables` of the application without it.
     """
     path = str(declaration.options["path"])
-    return path if "://" in path or path.startswith("/") else str(app.absolute() / FOLDER / path)
+    if is_relative(declaration):
+        path = f"{(root or str(app / FOLDER)).rstrip('/')}/{path}"
+    return path if uris.is_elsewhere(path) else str(_local(path).absolute())
 
 
-def frame(spark: SparkSession, path: Path) -> DataFrame:
+def is_relative(declaration: Declaration) -> bool:
+    """Whether the path of a table leaves open what it is relative to."""
+    path = str(declaration.options["path"])
+    return not uris.scheme(path) and not path.startswith("/")
+
+
+def frame(spark: SparkSession, path: Path | str) -> DataFrame:
     """Returns the rows of a table, those of backfills included.
 
     Args:
-        spark: the session.
-        path: the table's folder.
+        spark: the session, which knows the file systems.
+        path: the table's folder or URI.
 
     Raises:
         PipelineError: nothing has been written.
     """
-    frames = [spark.read.parquet(str(folder)) for folder in _read(path) if any(_files(folder))]
+    frames = [spark.read.parquet(folder) for folder in _readable(spark, path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
     return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
 
 
-def folders(path: Path) -> list[Path]:
+def folders(path: Path | str) -> list[Path]:
     """Returns the folders that make up a table: its stream's, those of streams that went on after a reset, and one for
     each backfill, also if it was interrupted.
 
     Args:
         path: the table's folder.
+
+    Raises:
+        ArgumentError: it is a URI of something that only Spark sees.
     """
+    path = _local(path)
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
 
 
@@ -75,20 +89,21 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
         spark: the session, which knows the file systems.
         location: folder or URI.
     """
-    if "://" not in location:
+    if not uris.is_elsewhere(location):
         return (Path(location) / _LOG).is_dir()
-    path = cast(Any, spark)._jvm.org.apache.hadoop.fs.Path(f"{location}/{_LOG}")
-    return bool(path.getFileSystem(cast(Any, spark)._jsc.hadoopConfiguration()).exists(path))
+    return bool(_glob(spark, f"{location}/{_LOG}"))
 
 
 def last_batch(location: str) -> int:
     """Returns the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
+    if uris.is_elsewhere(location):
+        return -1
     log = Path(location) / _LOG
     names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-def files(path: Path) -> list[Path]:
+def files(path: Path | str) -> list[Path]:
     """Returns the Parquet files of a table that are committed, those of backfills included.
 
     Spark itself reads no others. Other programs should take this list: after a crash, files of a micro-batch that was
@@ -96,12 +111,35 @@ def files(path: Path) -> list[Path]:
 
     Args:
         path: the table's folder.
+
+    Raises:
+        ArgumentError: it is a URI of something that only Spark sees.
     """
     return sorted(file for folder in _read(path) for file in _files(folder))
 
 
-def _read(path: Path) -> list[Path]:
-    return [folder for folder in folders(path) if folder == path or is_whole(folder)]
+def _local(path: Path | str) -> Path:
+    return uris.folder(path, "The table", "smqrt.pipeline.tables.frame(spark, URI) reads it with Spark")
+
+
+def _read(path: Path | str) -> list[Path]:
+    return [folder for folder in folders(path) if folder == _local(path) or is_whole(folder)]
+
+
+def _readable(spark: SparkSession, path: Path | str) -> list[str]:
+    """The folders that have rows which count; those that only Spark sees count as they do here."""
+    if not uris.is_elsewhere(path):
+        return [str(folder) for folder in _read(path) if any(_files(folder))]
+    marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_WHOLE, _LOG))
+    return sorted({mark.rpartition("/")[0] for pattern in marks for mark in _glob(spark, pattern)})
+
+
+def _glob(spark: SparkSession, pattern: str) -> list[str]:
+    """Returns what there is in a file system of Hadoop's; nothing where a folder is missing."""
+    session = cast(Any, spark)
+    path = session._jvm.org.apache.hadoop.fs.Path(pattern)
+    found = path.getFileSystem(session._jsc.hadoopConfiguration()).globStatus(path)
+    return [status.getPath().toString() for status in found or ()]
 
 
 def _files(folder: Path) -> Iterator[Path]:

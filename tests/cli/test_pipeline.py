@@ -415,12 +415,37 @@ def test_submit_prints_what_it_would_do(smqrt: Callable[..., Result], app: Path)
     assert f"--journal {app}/.journal --state {app}/.pipelines" in result.output
 
 
+YARN = ("--master", "yarn", "--deploy-mode", "cluster", "--journal", "http://hub:9357/rtl/journal/plant")
+
+
+def test_submit_with_tables_elsewhere(smqrt: Callable[..., Result]) -> None:
+    result = smqrt("submit", *YARN, "--state", "file:///mnt/state", "--tables", "s3a://bucket/t", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "--state /mnt/state --from latest --tables s3a://bucket/t" in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "list", "run", "doctor"])
+def test_no_folder_is_named_like_a_scheme(
+    smqrt: Callable[..., Result], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    result = smqrt(command, "--state", "s3a://bucket/state")
+    assert result.exit_code == 1
+    assert "s3a://bucket/state is no folder of this machine" in result.output
+    assert not list(Path.cwd().iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
         (("--master", "nonsense"), "--master nonsense is no cluster"),
         (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
+        (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is no folder of this machine"),
+        (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is no folder of this machine"),
+        ((*YARN, "--state", "/mnt/s"), "kept: there is no folder for its table 'silver/readings' in a cluster: name"),
+        ((*YARN, "--state", "/mnt/s", "--tables", "t"), "--tables t: with --deploy-mode cluster give a path"),
     ],
 )
 def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, ...], sentence: str) -> None:
@@ -436,7 +461,8 @@ def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, .
         (("readings",), "readings is a source, which doesn't run by itself"),
         ((), ".journal is no folder of a journal"),
         (("--journal", "http://127.0.0.1:9/rtl/journal/plant"), "needs a token"),
-        (("--journal", "ftp://nowhere"), "is no folder of a journal"),
+        (("--journal", "ftp://nowhere"), "ftp://nowhere is no folder of this machine: name its folder, or the http"),
+        (("--state", "s3a://b/state"), "--state s3a://b/state is no folder of this machine: name a folder, on storage"),
     ],
 )
 def test_run_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, ...], sentence: str) -> None:

@@ -80,6 +80,7 @@ def test_limits_that_are_off() -> None:
         ),
         ({"path": ""}, "journal.path: '' is no path"),
         ({"path": 3}, "journal.path: 3 is no path"),
+        ({"path": "s3a://bucket/j"}, "journal.path: s3a://bucket/j is no folder of this machine: a hub writes"),
         ({"name": "a/b"}, "journal.name: 'a/b' is no name; use up to 64 letters"),
         ({"node": ".."}, "journal.node: '..' is no name"),
         ({"topics": "a/#/b"}, "journal.topics: 'a/#/b' has a '#' inside"),

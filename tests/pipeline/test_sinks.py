@@ -118,6 +118,11 @@ def test_tables(tmp_path: Path) -> None:
     assert tables.location(query("table", path="a/b"), tmp_path) == f"{tmp_path}/.tables/a/b"
     assert tables.location(query("table", path="s3a://x/y"), tmp_path) == "s3a://x/y"
     assert tables.location(query("table", path="/x"), tmp_path) == "/x"
+    assert tables.location(query("table", path="file:/x"), tmp_path) == "/x"
+    assert tables.location(query("table", path="a/b"), tmp_path, "abfss://c@h/t/") == "abfss://c@h/t/a/b"
+    assert tables.location(query("table", path="a/b"), tmp_path, f"file://{tmp_path}") == f"{tmp_path}/a/b"
+    with pytest.raises(ArgumentError, match=r"s3a://x/y is no folder .*frame\(spark, URI\) reads it with Spark"):
+        tables.files("s3a://x/y")
 
 
 def test_files_that_count(tmp_path: Path) -> None:

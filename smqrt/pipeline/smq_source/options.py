@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from smqrt.errors import ArgumentError
+from smqrt.journal import uris
 from smqrt.journal.filters import Filter
 from smqrt.journal.settings import parse_duration
 
@@ -144,7 +145,7 @@ def location(values: dict[str, Any]) -> str:
             'url="http://host:9357/rtl/journal/NAME" for a hub, and not both.'
         )
     where: str = values.pop("path", None) or values.pop("url")
-    return where if re.match(r"https?://", where) else os.path.abspath(where.removeprefix("file://"))
+    return where if uris.is_address(where) else os.path.abspath(uris.journal(where))
 
 
 @dataclass(frozen=True)
