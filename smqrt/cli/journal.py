@@ -214,7 +214,8 @@ def _as_lines(found: Figures, others: int) -> Iterator[str]:
     if others > 0:
         yield f"topic      and {others:,} more (--top)"
     for query, behind in found.readers.items():
-        yield f"reader     {query} is {_many(behind, 'message')} behind"
+        since = found.stale_readers.get(query)
+        yield f"reader     {query} is {_many(behind, 'message')} behind" + (f", silent since {since}" if since else "")
 
 
 def _many(count: int, what: str) -> str:

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from smqrt.cli.interrupted import Interruptible
 from smqrt.cli.output import json_line, write_line
 from smqrt.cli.pipeline_places import Places, with_app, with_journal
 from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
-from smqrt.errors import PipelineError
+from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import uris
 from smqrt.journal.moment import iso
 from smqrt.pipeline import process
-from smqrt.pipeline.status import Status, read, read_all
+from smqrt.pipeline.status import LIVE, Status, read, read_all
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
@@ -116,7 +117,7 @@ def run(names: tuple[str, ...], places: Places, metrics_port: int | None, **opti
     catalog = places.catalog()
     chosen = [query.name for query in catalog.select(names)]
     if metrics_port is not None:
-        metrics.serve(places.state, chosen, metrics_port)
+        metrics.serve(places.state, chosen, metrics_port, places.journal)
     with shown(places.state, chosen) as report:
         code = runner.run(catalog, names, places.options(report=report, **options))
     sys.exit(code)
@@ -142,9 +143,28 @@ def status(names: tuple[str, ...], places: Places, watch: bool, as_json: bool) -
     elif found:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(table(found, console.width))
+        for line in _beside(places, found):
+            console.print(Text(line), soft_wrap=True)
     else:
         click.echo(f"Nothing has run yet with the state in {places.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))
+
+
+def _beside(places: Places, found: Sequence[Status]) -> Iterator[str]:
+    """What else there is to say: where Spark's own pages are, and which queries have been silent for long."""
+    yield from dict.fromkeys(
+        f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
+    )
+    if "://" in places.journal:
+        return
+    from smqrt.journal import readers
+
+    names, now_us = {each.name for each in found}, time.time_ns() // 1000
+    with suppress(JournalError):  # which says nothing about the queries
+        for reader, behind in readers.waiting(Path(places.journal)):
+            query = reader.name.partition(".")[0]
+            if query in names and (since := readers.silence(reader, behind, now_us)):
+                yield f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}"
 
 
 def _moment(seconds: float) -> str | None:

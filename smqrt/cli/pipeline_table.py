@@ -19,9 +19,9 @@ _STYLES = {
     "failed": "bold red",
     "dead": "bold red",
 }
-_COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "left out")
+_COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "too late", "left out")
 _LEFT = ("query", "state", "watermark")
-_DISPENSABLE = ("batch", "left out", "watermark", "kept")
+_DISPENSABLE = ("batch", "left out", "too late", "watermark", "kept")
 """What a narrow terminal doesn't show, in this order."""
 _GAP = 2
 
@@ -63,10 +63,11 @@ def _cell(status: Status, column: int, text: str) -> Text:
 
 def line(status: Status) -> str:
     """Returns one line for a log, the same words in the same order for every query."""
-    name, state, batch, rate, lag, batch_time, kept, watermark, left_out = _cells(status)
+    name, state, batch, rate, lag, batch_time, kept, watermark, late, left_out = _cells(status)
     parts = [f"{name} {state}", f"batch {batch}", f"{rate} rows/s", f"lag {lag}", f"batch time {batch_time}"]
     parts += [f"kept {kept}"] if kept else []
     parts += [f"watermark {watermark}"] if watermark else []
+    parts += [f"too late {late}"] if late else []
     parts += [f"left out {left_out}"] if left_out else []
     return ", ".join(parts) + (f": {printable(status.error, lines=True)}" if status.error else "")
 
@@ -81,6 +82,7 @@ def _cells(status: Status) -> list[str]:
         f"{status.batch_ms:,} ms",
         _kept(status),
         _watermark(status),
+        f"{status.dropped_by_watermark:,}" if status.dropped_by_watermark else "",
         _left_out(status),
     ]
 
@@ -105,5 +107,5 @@ def _watermark(status: Status) -> str:
 
 
 def _left_out(status: Status) -> str:
-    rows = status.bad_json + sum(status.expectations.values())
+    rows = status.bad_json + status.future + sum(status.expectations.values())
     return f"{rows:,}" if rows else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.journal import committed, retention, summary
+from smqrt.journal import committed, readers, retention, summary
 from smqrt.journal.disk import DiskThread
 from smqrt.journal.index import Entry
 from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
@@ -70,6 +70,7 @@ class Durability:
         self._behind: OSError | None = None
         self._failing: set[str] = set()
         self._is_slow = False
+        self._readers = readers.Watch(settings)
         self._timers = [
             _every(settings.sync_s, self.sync),
             _every(LOOK_S, self._look),
@@ -108,6 +109,8 @@ class Durability:
             "unsynced_bytes": self.unsynced_bytes,
             "disk_jobs": self._disk.jobs + self._cleaner.jobs,
             "disk_age_s": int(self._disk.age_s),
+            "readers_stale": self._readers.stale,
+            "readers_given_up": self._readers.given_up,
             "alarm": int(bool(self.fault or self._failing or self._is_slow)),
         }
 
@@ -228,6 +231,8 @@ class Durability:
         path = self._settings.path
         files = retention.expired(path, self._settings, time.time_ns() // 1000)
         freed = retention.remove(path, files) if files else 0
+        for sentence in self._readers.look():
+            log.warning("the journal %s: the pipeline %s", path, sentence)
         if freed:
             log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from smqrt.journal import manifest
+from smqrt.journal import manifest, readers
 from smqrt.journal.inspect import latest
 from smqrt.journal.moment import iso
 from smqrt.journal.planning import WAL, Chunk
@@ -28,6 +29,7 @@ class Figures:
         offsets: by node the number of the oldest row, and of the next one.
         topics: rows by topic, the most frequent first; "" are messages to one client. None: not counted.
         readers: by query how many rows it has yet to read; known in the journal's folder only.
+        stale_readers: since when those of them have read nothing that have been silent for a day.
     """
 
     rows: int = 0
@@ -41,6 +43,7 @@ class Figures:
     offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
     topics: dict[str, int] | None = None
     readers: dict[str, int] = field(default_factory=dict)
+    stale_readers: dict[str, str] = field(default_factory=dict)
 
     def as_fields(self) -> dict[str, Any]:
         """Returns the figures as JSON has them."""
@@ -75,9 +78,13 @@ def figures(journal: Journal, count_topics: bool = True) -> Figures:
 
 
 def _readers(journal: Journal, found: Figures) -> None:
-    for query, offset in manifest.reader_offsets(journal.path).items():
-        behind = (last - offset.get(node, first) for node, (first, last) in found.offsets.items())
-        found.readers[query] = sum(max(0, rows) for rows in behind)
+    begin = {node: first for node, (first, _) in found.offsets.items()}
+    end = {node: last for node, (_, last) in found.offsets.items()}
+    now_us = time.time_ns() // 1000
+    for reader in readers.load(journal.path):
+        behind = found.readers[reader.name] = reader.behind(begin, end)
+        if behind and reader.silent_s(now_us) > readers.STALE_S:
+            found.stale_readers[reader.name] = iso(reader.seen_us)
 
 
 def _sizes(journal: Journal, found: Figures, chunks: list[Chunk]) -> None:

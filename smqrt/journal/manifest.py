@@ -307,21 +307,3 @@ def _write(path: Path, content: bytes) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-
-
-def reader_offsets(journal: Path) -> dict[str, dict[str, int]]:
-    """Returns, by query, the offset that it has committed: {node: next number}.
-
-    Raises:
-        JournalError: a report is damaged.
-    """
-    offsets = {}
-    for path in sorted((journal / "readers").glob("[!.]*.json")):
-        try:
-            offset = json.loads(path.read_bytes())["offset"]
-            offsets[path.stem] = {str(node): int(seq) for node, seq in offset.items()}
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{path} can't be read ({error!r}); `smqrt pipeline reset` removes it.") from None
-    return offsets

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, index, manifest, salvage, summary
+from smqrt.journal import committed, index, manifest, readers, salvage, summary
 from smqrt.journal.files import touch
 from smqrt.journal.index import INDEX, INDEXED, REMEDY, Entry
 
@@ -80,7 +80,7 @@ def _repair_newest(folder: Path, schema: bytes) -> tuple[int, int, list[str]]:
 def _least_next(journal: Path, node: str) -> int:
     """Numbers below it were given: their rows are Parquet by now, or a pipeline has seen them."""
     known = [manifest.load(journal).nodes.get(node, 0)]
-    known += [offset.get(node, 0) for offset in manifest.reader_offsets(journal).values()]
+    known += [reader.offset.get(node, 0) for reader in readers.load(journal)]
     return max(known)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, merge
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, summary
+from smqrt.journal import index, manifest, readers, summary
 from smqrt.journal.index import DATA, INDEXED
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
@@ -36,12 +37,13 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     """Returns the files that may be removed, oldest first; give them to `remove`.
 
     Segments and Parquet files go when all their rows are older than `retain_s`, and the oldest while all together are
-    longer than `max_bytes`. Rows that a pipeline has yet to read stay, unless all are longer than `hard_bytes`. The
-    newest segment of a node stays in any case. Only what goes is looked at, and of each node the first that stays.
+    longer than `max_bytes`. Rows that a pipeline has yet to read stay, unless it is given up (`reader_timeout_s`), or
+    all are longer than `hard_bytes`, or less than `min_free_bytes` are free on the disk. The newest segment of a node
+    stays in any case. Only what goes is looked at, and of each node the first that stays.
 
     Args:
         journal: its folder.
-        settings: `retain_s`, `max_bytes` and `hard_bytes` count.
+        settings: these of them count.
         now_us: the time, microseconds since 1970.
 
     Raises:
@@ -54,7 +56,9 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
 
 
 def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
-    state, needed = manifest.load(journal), _needed(journal)
+    state = manifest.load(journal)
+    needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
+    short = settings.min_free_bytes - shutil.disk_usage(journal).free
     nodes = {folder.name: _segments(folder) for folder in _nodes(journal)}
     total = sum(page.bytes for page in state.pages())
     total += sum(segment.size_bytes for segments in nodes.values() for segment in segments)
@@ -64,8 +68,8 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     heapify(oldest)
     while oldest:  # of a node none goes after one that stays: its rows have no holes, and nothing behind is looked at
         _, at, piece = heappop(oldest)
-        if _goes(piece, settings, now_us, total, needed):
-            total -= piece.size_bytes
+        if _goes(piece, settings, now_us, total, {} if short > 0 else needed):
+            total, short = total - piece.size_bytes, short - piece.size_bytes
             found += piece.paths
             if following := next(waiting[at], None):
                 heappush(oldest, (following.ts_max_us, at, following))
@@ -80,15 +84,6 @@ def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, nee
         return False
     old = settings.retain_s is not None and piece.ts_max_us < now_us - int(settings.retain_s * 1e6)
     return old or (settings.max_bytes is not None and total > settings.max_bytes)
-
-
-def _needed(journal: Path) -> dict[str, int]:
-    """Returns, by node, the number of the first row that a pipeline has yet to read."""
-    needed: dict[str, int] = {}
-    for offset in manifest.reader_offsets(journal).values():
-        for node, seq in offset.items():
-            needed[node] = min(seq, needed.get(node, seq))
-    return needed
 
 
 def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment]) -> Iterator[_Piece]:

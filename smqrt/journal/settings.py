@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,8 @@ from smqrt.journal.filters import Filter
 from smqrt.journal.typed import merged
 
 FOLDER = ".journal"
+_HARD = 2
+"""So many times `max_bytes` is `hard_bytes`: a pipeline that is away may be as far behind as the journal is long."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SECONDS = {
     "us": 1e-6, "ms": 1e-3, "s": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600,
@@ -98,7 +100,10 @@ class JournalSettings:
         sync_s: how often the disk is told to keep what it has, seconds.
         retain_s: how long rows are kept, seconds; None: as long as there is room.
         max_bytes: how long the journal may become, but not past what a pipeline has yet to read.
-        hard_bytes: how long at the very most, pipelines or not; None: no such limit.
+        hard_bytes: how long at the very most, pipelines or not; None: no such limit. `parse` takes twice `max_bytes`.
+        reader_timeout_s: a pipeline that has read nothing for so long is given up: its rows are kept no longer than
+            others; None: never.
+        min_free_bytes: with less on the disk, no pipeline keeps rows that would go otherwise.
         segment_bytes: how long a segment becomes.
         compact: how segments become Parquet; None: they don't.
     """
@@ -114,7 +119,9 @@ class JournalSettings:
     sync_s: float = 1.0
     retain_s: float | None = 7 * 86400.0
     max_bytes: int | None = 20 * 10**9
-    hard_bytes: int | None = None
+    hard_bytes: int | None = _HARD * 20 * 10**9
+    reader_timeout_s: float | None = 7 * 86400.0
+    min_free_bytes: int = 10**9
     segment_bytes: int = 64 * 10**6
     compact: CompactSettings | None = None
 
@@ -153,6 +160,8 @@ def _settings(values: Mapping[str, object], folder: Path) -> JournalSettings:
             except ArgumentError as error:
                 _refuse(name, str(error).removeprefix(f"{name}: ").rstrip("."))
     settings = JournalSettings(**found)
+    if "hard_bytes" not in found:
+        settings = replace(settings, hard_bytes=settings.max_bytes and _HARD * settings.max_bytes)
     _check_limits(settings)
     return settings
 
@@ -245,6 +254,13 @@ def _retain(value: object) -> dict[str, Any]:
     return {"retain_s": seconds}
 
 
+def _reader_timeout(value: object) -> dict[str, Any]:
+    seconds = None if value is None else parse_duration(value)
+    if seconds == 0:
+        raise ArgumentError(f"{value!r} would keep nothing for pipelines; give a time such as '7d', or null for ever")
+    return {"reader_timeout_s": seconds}
+
+
 def _bytes(name: str, least: int = 0, optional: bool = True) -> _Reader:
     def read(value: object) -> dict[str, Any]:
         size = None if value is None and optional else parse_size(value)
@@ -289,6 +305,8 @@ _READERS: dict[str, _Reader] = {
     "retain": _retain,
     "max_bytes": _bytes("max_bytes"),
     "hard_bytes": _bytes("hard_bytes"),
+    "reader_timeout_s": _reader_timeout,
+    "min_free_bytes": _bytes("min_free_bytes", optional=False),
     "segment_bytes": _bytes("segment_bytes", least=65536, optional=False),
     "compact": _compact,
 }

@@ -257,8 +257,9 @@ class JournalWriter:
     def stats(self) -> dict[str, int]:
         """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
         took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
-        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, and `alarm`,
-        1 while publishers wait or the disk fails or is slow.
+        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, `alarm`, 1
+        while publishers wait or the disk fails or is slow, `readers_stale`, the pipelines that have read nothing for a
+        day, and `readers_given_up`, those of them for which nothing is kept any more.
         """
         disk = self._durability.stats()
         disk["alarm"] |= self._stuck is not None

@@ -94,6 +94,7 @@ def source(
     prefix: str = "",
     watermark: str | None = None,
     event_time: str = "ts",
+    max_future: str | None = "5 minutes",
     dead_letter: str | None = None,
     include_pipeline: bool = False,
     max_rows: int = 500_000,
@@ -109,7 +110,9 @@ def source(
         prefix: put before the name of each of these columns, when a field is called as a column of the journal is.
         watermark: how late messages may be, such as "10 seconds".
         event_time: the column that the watermark is on; the time of arrival, "ts", if not given.
-        dead_letter: topic for the rows that `json` leaves out.
+        max_future: with a watermark, rows whose event time is later than this after now are left out and counted, as
+            they would make all others too late; None takes them.
+        dead_letter: topic for the rows that `json` and `max_future` leave out.
         include_pipeline: also read what pipelines have published.
         max_rows: the most rows of one micro-batch.
 
@@ -125,11 +128,12 @@ def source(
         "prefix": _text(where, "prefix", prefix, empty=True),
         "watermark": _duration(where, "watermark", watermark),
         "event_time": _text(where, "event_time", event_time),
+        "max_future": _duration(where, "max_future", max_future),
         "dead_letter": _optional(where, "dead_letter", dead_letter),
         "include_pipeline": _flag(where, "include_pipeline", include_pipeline),
         "max_rows": _count(where, "max_rows", max_rows),
     }
-    if options["dead_letter"] and not json:
+    if options["dead_letter"] and not json and not watermark:
         raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is good.")
     return _declares("source", options, raw_frame=True)
 

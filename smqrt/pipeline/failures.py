@@ -19,6 +19,7 @@ _ANOTHER_STATE = (
 )
 _AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
 """How a helper of Spark that reads over HTTP tells that the hub is away."""
+_RETIRED = "(retention has removed them)"
 _OVERLOAD = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
@@ -59,10 +60,20 @@ def sentence(name: str, error: BaseException) -> str:
             "watermark=, or use mode='update'."
         )
     if own := _OWN_ERROR.findall(text):
-        return str(own[-1][1]).strip()
+        return _with_remedy(name, str(own[-1][1]).strip())
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
     return _first_sentence(error, text)
+
+
+def _with_remedy(name: str, text: str) -> str:
+    what, retired, _ = text.partition(_RETIRED)
+    if not retired:
+        return text
+    return (
+        f"{what}{retired}: it was away for longer than the journal's reader_timeout_s, hard_bytes or min_free_bytes "
+        f"allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest go on with what is there."
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -93,7 +104,7 @@ def _place(declaration: Declaration, error: BaseException) -> str:
 def is_final(error: BaseException) -> bool:
     """Whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
     text = str(error)
-    return any(word in text for word in (*_ANOTHER_STATE, "on_fail='fail'"))
+    return any(word in text for word in (*_ANOTHER_STATE, _RETIRED, "on_fail='fail'"))
 
 
 def is_away(error: BaseException) -> bool:

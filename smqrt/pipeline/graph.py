@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
 from smqrt.journal.record import Flag
-from smqrt.pipeline import expectations, fields, intervals
+from smqrt.pipeline import expectations, fields, future, intervals
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
@@ -66,7 +66,7 @@ class Graph:
         frame = declaration.function(*self._arguments(declaration))
         _check(frame)
         if declaration.kind == "source":
-            frame = _watermarked(frame, declaration.options)
+            frame = self._watermarked(frame, declaration)
         name, where = declaration.name, declaration.where
         frame, rejected = expectations.split(frame, declaration.expectations, name, where)
         self._rejected[name] += rejected
@@ -88,7 +88,17 @@ class Graph:
             frame, bad = fields.parse(frame, declaration.name, options, declaration.where)
             if options["dead_letter"]:
                 self._rejected[declaration.name].append((options["dead_letter"], bad))
-        return _watermarked(frame, options)
+        return self._watermarked(frame, declaration)
+
+    def _watermarked(self, frame: DataFrame, source: Declaration) -> DataFrame:
+        """The watermark stands before the function, which may aggregate, or after it where that makes the column."""
+        column, options = source.options["event_time"], source.options
+        if not options["watermark"] or column not in frame.columns or _is_watermarked(frame):
+            return frame
+        frame, ahead = future.split(frame, source.name, options)
+        if ahead is not None and options["dead_letter"]:
+            self._rejected[source.name].append((options["dead_letter"], ahead))
+        return frame.withWatermark(column, intervals.for_spark(options["watermark"]))
 
 
 def _alarms(frame: DataFrame, declaration: Declaration) -> DataFrame:
@@ -102,14 +112,6 @@ def _check(frame: Any) -> None:
 
     if not isinstance(frame, DataFrame):
         raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is there a return?")
-
-
-def _watermarked(frame: DataFrame, options: dict[str, Any]) -> DataFrame:
-    """The watermark stands before the function, which may aggregate, or after it where that makes the column."""
-    column = options["event_time"]
-    if not options["watermark"] or column not in frame.columns or _is_watermarked(frame):
-        return frame
-    return frame.withWatermark(column, intervals.for_spark(options["watermark"]))
 
 
 def _is_watermarked(frame: DataFrame) -> bool:

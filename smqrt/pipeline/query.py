@@ -56,6 +56,7 @@ class Query:
     _said: str = ""
     _references: list[int] = field(default_factory=list)
     _output: str = ""
+    _marked: int = -1
 
     @property
     def folder(self) -> Path:
@@ -94,6 +95,8 @@ class Query:
         elif not self.context.options.once and self._references_now() != self._references:
             self.spark_query.stop()
             self._try()
+        elif self.context.board.waits_behind(self.plan.name) not in (None, self._marked):
+            self._leave_mark()
 
     def finish(self) -> None:
         """Stops it when its micro-batch is done: to be called again until it is `over`."""
@@ -174,7 +177,7 @@ class Query:
     def _where_of_table(self) -> checkpoint.Start:
         context, declaration = self.context, self.plan.declaration
         location = tables.location(declaration, context.options.app, context.options.tables)
-        self._output, end, told = resume.table(self.folder, location, context.spark)
+        self._output, end, told = resume.table(self.folder, location, context.spark, context.journal)
         self._tell(told)
         return checkpoint.start(self.folder, context.journal, json.dumps(end) if end else context.options.start, False)
 
@@ -255,7 +258,8 @@ class Query:
         """Tells how far it came. Spark tells the source of a micro-batch only when the next one begins."""
         offset = None if self.spark_query is None else checkpoint.reached(self.folder)
         if offset:
-            self.context.board.reached(self.plan.name, checkpoint.last_batch(self.folder), offset)
+            self._marked = checkpoint.last_batch(self.folder)
+            self.context.board.reached(self.plan.name, self._marked, offset)
             self.context.mark(self.plan, offset, 0.0)
 
 

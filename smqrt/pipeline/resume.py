@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smqrt.pipeline.sinks import Hub
 
 
-def table(query: Path, location: str, spark: SparkSession) -> tuple[str, Offsets | None, str]:
+def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tuple[str, Offsets | None, str]:
     """Finds the folder that the stream of a table writes to.
 
     Spark's file sink leaves out micro-batches whose numbers its folder has. So a stream that begins anew gets a folder
@@ -26,6 +26,7 @@ def table(query: Path, location: str, spark: SparkSession) -> tuple[str, Offsets
         query: `<state>/<name>`.
         location: folder or URI of the table.
         spark: the session.
+        journal: the journal, opened.
 
     Returns:
         The folder or URI; where the stream begins, if it is a new one and what there is tells it; and a sentence for
@@ -41,7 +42,10 @@ def table(query: Path, location: str, spark: SparkSession) -> tuple[str, Offsets
             checkpoint.begin_anew(query, None)
             folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
         table_ranges.keep_stream(query, folder)
-        return folder, table_ranges.end(query), told
+        end = table_ranges.end(query)
+        begin = _most(end, dict(journal.begin())) if end else None
+        missing = " Rows behind it that retention has removed are missing." if told and begin != end else ""
+        return folder, begin, told + missing
     table_ranges.keep_stream(query, folder)
     return folder, None, ""
 

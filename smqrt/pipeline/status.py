@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from smqrt.pipeline import expectations, fields, process
+from smqrt.pipeline import expectations, fields, future, process
 
 FILE = "status.json"
 LIVE = ("starting", "running", "waiting")
@@ -42,13 +42,17 @@ class Status:
         query_id: Spark's identity of the query, the key of its commits.
         batch: number of the last micro-batch; batch_ms: how long it took.
         offset: the next sequence number of each node that it reads.
-        rows: rows read since `since`; rows_per_s: rows read a second in the last micro-batch.
+        rows: rows read since `since`; rows_per_s: rows that came a second before the last micro-batch.
+        processed_rows_per_s: rows that the last micro-batch worked off a second.
         lag_rows: rows in the journal that wait to be read; lag_s: for how many seconds the oldest of them has waited.
         state_rows, state_bytes: what windows, joins and the like keep.
         watermark: ISO time before which rows are too late; empty without one.
+        dropped_by_watermark: rows, or groups of them, that were too late for a window or a join since `since`.
+        future: rows that were left out since `since` because their time was in the future.
         published: rows published since `since`.
         bad_json: payloads that were no JSON object since `since`; wrong_type: rows with a JSON field of another type.
         expectations: rows that failed one since `since`, by its name.
+        ui: address of Spark's own user interface; empty when it is off.
         error: why it failed, one sentence.
     """
 
@@ -64,15 +68,19 @@ class Status:
     offset: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     rows_per_s: float = 0.0
+    processed_rows_per_s: float = 0.0
     lag_rows: int = 0
     lag_s: float = 0.0
     state_rows: int = 0
     state_bytes: int = 0
     watermark: str = ""
+    dropped_by_watermark: int = 0
+    future: int = 0
     published: int = 0
     bad_json: int = 0
     wrong_type: int = 0
     expectations: dict[str, int] = field(default_factory=dict)
+    ui: str = ""
     error: str = ""
 
 
@@ -115,12 +123,13 @@ class Board:
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
         self._aged: dict[str, float] = {}
+        self._ui = ""
 
     def starting(self, name: str, kind: str) -> None:
         """A query is about to start in this process, which is written down in its folder."""
         process.claim(self._state / name)
         before = read(self._state / name) or Status(name)  # how far it is stays known if this process gets no further
-        now = Status(name, kind, pid=os.getpid(), since=time.time())
+        now = Status(name, kind, pid=os.getpid(), since=time.time(), ui=self._ui)
         with self._lock:
             self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
 
@@ -148,6 +157,11 @@ class Board:
                 self._put(replace(now, state=state, error=error, rows_per_s=0.0))
         process.release(self._state / name)
 
+    def waits_behind(self, name: str) -> int | None:
+        """The number of the micro-batch behind which a query waits for rows; None when it doesn't wait."""
+        now = self._statuses.get(name)
+        return now.batch if now and now.state == "waiting" else None
+
     def statuses(self) -> list[Status]:
         """The queries of this process, in the order in which they started."""
         with self._lock:
@@ -162,6 +176,7 @@ class Board:
         Returns:
             A function that ends it.
         """
+        self._ui = spark.sparkContext.uiWebUrl or ""
         java_gateway: Any = import_module("pyspark.java_gateway")
         java_gateway.ensure_callback_server_started(spark.sparkContext._gateway)
         streams = spark._jsparkSession.streams()
@@ -254,19 +269,25 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         offset=_ends(progress) or now.offset,
         rows=now.rows + rows,
         rows_per_s=_rate(progress),
+        processed_rows_per_s=round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
         lag_rows=lag_rows,
         lag_s=round(lag_s, 3),
-        state_rows=sum(int(operator.get("numRowsTotal", 0)) for operator in operators),
-        state_bytes=sum(int(operator.get("memoryUsedBytes", 0)) for operator in operators),
+        state_rows=_sum(operators, "numRowsTotal"),
+        state_bytes=_sum(operators, "memoryUsedBytes"),
         watermark=_watermark(progress) or now.watermark,
-        bad_json=now.bad_json + _observed(observed, fields.BAD_JSON),
-        wrong_type=now.wrong_type + _observed(observed, fields.WRONG_TYPE),
+        dropped_by_watermark=now.dropped_by_watermark + _sum(operators, "numRowsDroppedByWatermark"),
+        future=now.future + _observed(observed, future.observation(""), future.FUTURE),
+        bad_json=now.bad_json + _observed(observed, fields.observation(""), fields.BAD_JSON),
+        wrong_type=now.wrong_type + _observed(observed, fields.observation(""), fields.WRONG_TYPE),
         expectations=_sums(now.expectations, expectations.counts(observed)),
     )
 
 
-def _observed(observed: Mapping[str, Any], column: str) -> int:
-    own = fields.observation("")
+def _sum(operators: Iterable[Mapping[str, Any]], field: str) -> int:
+    return sum(int(operator.get(field) or 0) for operator in operators)
+
+
+def _observed(observed: Mapping[str, Any], own: str, column: str) -> int:
     return sum(int(values.get(column) or 0) for name, values in observed.items() if name.startswith(own))
 
 

@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from smqrt.cli import cli
 from smqrt.cli.pipeline_progress import shown
 from smqrt.cli.pipeline_table import line, table
+from smqrt.journal import commit
 from smqrt.manual import pages as manual
 from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
@@ -119,6 +120,8 @@ STATUS = Status(
     state_rows=1204,
     state_bytes=2_500_000,
     watermark="2026-11-20T15:14:05.000Z",
+    dropped_by_watermark=3,
+    future=4,
     bad_json=3,
     expectations={"temp < 80": 2},
 )
@@ -158,12 +161,26 @@ def test_status_as_a_table(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("status")
     assert result.exit_code == 0
     assert [re.split(" {2,}", text.rstrip()) for text in result.output.splitlines()] == [
-        ["query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "left out"],
+        ["query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "too late", "left out"],
         [
             *("means", "stopped", "7", "2,013", "12,000 rows 6.0 s", "1,234 ms", "1,204 rows 2.5 MB"),
-            *("2026-11-20 15:14:05 UTC", "5"),
+            *("2026-11-20 15:14:05 UTC", "3", "9"),
         ],
     ]
+
+
+def test_status_names_who_has_been_silent_for_long(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, STATUS)
+    journal = Recorded(app / ".journal").add(30).seal().path
+    commit.report_progress(commit.HubAddress.of(journal), "means", "means", {"n1": 10})
+    assert "means has read nothing" not in smqrt("status").output
+    os.utime(journal / "readers" / "means.json", (time.time() - 90_000,) * 2)
+    told = smqrt("status").output.splitlines()[-1]
+    assert told.startswith("means has read nothing since ")
+    assert told.endswith(", and 20 messages wait for it in the journal; run it, or smqrt pipeline reset means")
+    keep(app, replace(STATUS, name="other", state="running", pid=os.getpid(), ui="http://127.0.0.1:4040"))
+    process.claim(app / ".pipelines" / "other")
+    assert f"Spark UI of process {os.getpid()}: http://127.0.0.1:4040" in smqrt("status", "other").output
 
 
 def test_status_as_json(smqrt: Callable[..., Result], app: Path) -> None:
@@ -494,7 +511,7 @@ def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
 def test_a_line_for_a_log() -> None:
     assert line(STATUS) == (
         "means stopped, batch 7, 2,013 rows/s, lag 12,000 rows 6.0 s, batch time 1,234 ms, kept 1,204 rows 2.5 MB, "
-        "watermark 2026-11-20 15:14:05 UTC, left out 5"
+        "watermark 2026-11-20 15:14:05 UTC, too late 3, left out 9"
     )
     assert line(Status("hot", state="failed", error="no hub")) == (
         "hot failed, batch -, 0 rows/s, lag 0 rows 0.0 s, batch time 0 ms: no hub"
@@ -506,9 +523,9 @@ def test_a_watermark_of_today_needs_no_date() -> None:
     assert "watermark 01:02:03 UTC" in line(replace(STATUS, watermark=f"{today}T01:02:03.456Z"))
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(200, 0), (114, 1), (90, 3), (80, 3), (66, 4), (20, 4)])
+@pytest.mark.parametrize(("width", "left_out"), [(200, 0), (114, 2), (90, 4), (80, 4), (66, 5), (20, 5)])
 def test_a_narrow_terminal_shows_fewer_columns(width: int, left_out: int) -> None:
-    assert len(table([STATUS], width).columns) == 9 - left_out
+    assert len(table([STATUS], width).columns) == 10 - left_out
     assert table([STATUS], width).columns[0].header == "query"
 
 

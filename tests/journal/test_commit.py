@@ -17,7 +17,7 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import commit as commits
-from smqrt.journal import hubfile, manifest, writer
+from smqrt.journal import hubfile, manifest, readers, writer
 from smqrt.journal.commit import HubAddress, commit, publish, report_progress
 from smqrt.journal.incoming import Decoder
 from smqrt.journal.reader import Journal
@@ -97,7 +97,7 @@ def test_progress(running: Running, over: str) -> None:
     if over == "http":
         address = HubAddress.of(address.url, address.token)
     there(lambda: report_progress(address, "q-1", "hot", {"n1": 5, "n2": 7}))
-    assert manifest.reader_offsets(running.path) == {"q-1": {"n1": 5, "n2": 7}}
+    assert {each.name: each.offset for each in readers.load(running.path)} == {"q-1": {"n1": 5, "n2": 7}}
     with pytest.raises((ArgumentError, JournalError), match="is no id of a query"):
         there(lambda: report_progress(address, "../q", "hot", {}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def test_how_far_behind_queries_are(tmp_path: Path) -> None:
     progress.save(tmp_path, {"query": "fast", "name": "fast", "offset": {"n1": 100, "n2": 50}, "time_us": 0})
     progress.save(tmp_path, {"query": "slow", "name": "slow", "offset": {"n1": 30}, "time_us": 0})
     assert figures(Journal(tmp_path)).readers == {"fast": 0, "slow": 120}
+    assert figures(Journal(tmp_path)).stale_readers == {}
+    for query in ("fast", "slow"):
+        os.utime(tmp_path / "readers" / f"{query}.json", (1_795_000_000, 1_795_000_000))
+    assert figures(Journal(tmp_path)).stale_readers == {"slow": "2026-11-18T11:06:40.000000Z"}
 
 
 def test_topics_are_counted_without_pyarrow_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, retention, segment, summary
+from smqrt.journal import manifest, readers, retention, segment, summary
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written
 from tests.journal.written import START_US
 
-KEEP = JournalSettings(Path(), retain_s=None, max_bytes=None)
+KEEP = JournalSettings(Path(), retain_s=None, max_bytes=None, reader_timeout_s=None, min_free_bytes=0)
 SECOND_US = 1_000_000
 
 
@@ -75,6 +78,52 @@ def test_unless_the_disk_would_be_full(journal: Path) -> None:
     settings = replace(KEEP, max_bytes=1, hard_bytes=size(journal) - 10)
     assert names(retention.expired(journal, settings, 0)) == [".arrows", ".idx"]
     assert retention.expired(journal, replace(settings, hard_bytes=size(journal)), 0) == []
+
+
+DAY_S = 86400
+
+
+def silent(journal: Path, query: str, days: float) -> int:
+    """Lets a report be so old; returns the time now, in microseconds."""
+    now_s = time.time()
+    os.utime(journal / "readers" / f"{query}.json", (now_s - days * DAY_S,) * 2)
+    return int(now_s * 1e6)
+
+
+def test_a_pipeline_that_nobody_runs_is_given_up(journal: Path) -> None:
+    report(journal, "forgotten", n1=0)
+    settings = replace(KEEP, retain_s=1.0, path=journal, reader_timeout_s=7.0 * DAY_S)
+    assert retention.expired(journal, settings, silent(journal, "forgotten", 6.9)) == []
+    assert len(retention.expired(journal, settings, silent(journal, "forgotten", 7.1))) == 6
+    assert retention.expired(journal, replace(settings, reader_timeout_s=None), 1 << 60) == []
+
+
+def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
+    for query, seq in (("forgotten", 100), ("done", 400), ("busy", 0)):
+        report(journal, query, n1=seq)
+    silent(journal, "forgotten", 1.5)
+    silent(journal, "done", 30)
+    watch = readers.Watch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
+    [told] = watch.look()
+    assert told.startswith("forgotten has read nothing since 2")
+    assert ", and 300 messages wait for it: they are kept until 2" in told
+    assert told.endswith("run it, or smqrt pipeline reset forgotten")
+    assert (watch.look(), watch.stale, watch.given_up) == ([], 1, 0)
+    silent(journal, "forgotten", 8)
+    [told] = watch.look()
+    assert "it is given up" in told
+    assert (watch.stale, watch.given_up) == (1, 1)
+    report(journal, "forgotten", n1=300)
+    assert (watch.look(), watch.stale) == ([], 0)
+
+
+def test_no_pipeline_fills_the_disk(journal: Path) -> None:
+    report(journal, "slow", n1=0)
+    free = shutil.disk_usage(journal).free
+    settings = replace(KEEP, retain_s=1.0, min_free_bytes=0)
+    assert retention.expired(journal, settings, 1 << 62) == []
+    assert len(retention.expired(journal, replace(settings, min_free_bytes=2 * free), 1 << 62)) == 6
+    assert retention.expired(journal, replace(settings, min_free_bytes=2 * free), 0) == [], "what is kept anyway stays"
 
 
 def test_parquet_goes_from_the_manifest_too(journal: Path) -> None:

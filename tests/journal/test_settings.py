@@ -23,7 +23,7 @@ def test_the_defaults(value: Any) -> None:
     found = parse(value, FOLDER)
     assert found == JournalSettings(path=FOLDER / ".journal", name="factory")
     assert (found.flush_ms, found.sync, found.sync_s, found.retain_s) == (10, "interval", 1, 7 * 86400)
-    assert (found.max_bytes, found.hard_bytes, found.segment_bytes) == (20 * 10**9, None, 64 * 10**6)
+    assert (found.max_bytes, found.hard_bytes, found.segment_bytes) == (20 * 10**9, 40 * 10**9, 64 * 10**6)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,23 @@ def test_everything() -> None:
     values = {
         "path": "j", "name": "main", "node": "n-2", "topics": ["a/#"], "exclude": "a/b", "direct": False, "flush_ms": 5,
         "sync": "200ms", "retain": "30d", "max_bytes": "1GB", "hard_bytes": "2 GiB", "segment_bytes": "1MB",
-        "compact": compact,
+        "reader_timeout_s": "2d", "min_free_bytes": "5GB", "compact": compact,
     }  # fmt: skip
     assert sorted(values) == sorted(names())
     assert parse(values, FOLDER) == JournalSettings(
-        FOLDER / "j", "main", "n-2", ("a/#",), ("a/b",), False, 5, "interval", 0.2, 30 * 86400, 10**9, 2 * 2**30, 10**6,
-        CompactSettings(3600, "variant", {"site1/#": "temp double"}),
+        FOLDER / "j", "main", "n-2", ("a/#",), ("a/b",), False, 5, "interval", 0.2, 30 * 86400, 10**9, 2 * 2**30,
+        2 * 86400, 5 * 10**9, 10**6, CompactSettings(3600, "variant", {"site1/#": "temp double"}),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "hard_bytes"),
+    [({"max_bytes": "3GB"}, 6 * 10**9), ({"max_bytes": None}, None), ({"hard_bytes": None}, None)],
+)
+def test_the_hard_limit_follows_the_soft_one(value: Any, hard_bytes: int | None) -> None:
+    found = parse(value, FOLDER)
+    assert found is not None
+    assert found.hard_bytes == hard_bytes
 
 
 @pytest.mark.parametrize("word", ["publish", "always"])
@@ -95,6 +105,7 @@ def test_limits_that_are_off() -> None:
         ({"max_bytes": "lots"}, "journal.max_bytes: 'lots' is no size; it's a number and a unit, such as '64MB'"),
         ({"max_bytes": "1MB"}, "journal.max_bytes: 1000000 is less than two segments"),
         ({"hard_bytes": "1GB"}, "journal.hard_bytes: 1000000000 is less than max_bytes"),
+        ({"reader_timeout_s": 0}, "journal.reader_timeout_s: 0 would keep nothing for pipelines"),
         ({"segment_bytes": 5}, "journal.segment_bytes: 5 is too small; it's at least 65536 bytes"),
         ({"segment_bytes": None}, "journal.segment_bytes: None is no size"),
         ({"compact": 3}, "journal.compact: 3 is neither true, false nor settings: after, json, schema"),

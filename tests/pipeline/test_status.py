@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import fields, process
+from smqrt.pipeline import fields, future, process
 from smqrt.pipeline.expectations import METRIC
 from smqrt.pipeline.status import FILE, Board, Status, read, read_all
 
@@ -31,7 +31,7 @@ def progress(
         "processedRowsPerSecond": 4000.0,
         "eventTime": {"max": "2026-11-21T15:14:15.000Z", "watermark": "2026-11-21T15:14:05.000Z"},
         "stateOperators": [
-            {"numRowsTotal": 2, "memoryUsedBytes": 1272},
+            {"numRowsTotal": 2, "memoryUsedBytes": 1272, "numRowsDroppedByWatermark": 3},
             {"numRowsTotal": 40, "memoryUsedBytes": 1000},
         ],
         "sources": [{**source, "latestOffset": {"n1": latest}, "numInputRows": rows}],
@@ -59,7 +59,8 @@ def test_what_a_batch_tells(board: Board, tmp_path: Path) -> None:
     status = told(board, tmp_path)
     assert (status.state, status.kind, status.query_id) == ("running", "publish", "78e9")
     assert (status.batch, status.batch_ms, status.rows, status.rows_per_s) == (6, 448, 500, 2013.0)
-    assert (status.lag_rows, status.lag_s) == (100, 2.5)
+    assert (status.processed_rows_per_s, status.dropped_by_watermark) == (4000.0, 3)
+    assert (status.offset, status.lag_rows, status.lag_s) == ({"n1": 900}, 100, 2.5)
     assert (status.state_rows, status.state_bytes) == (42, 2272)
     assert status.watermark == "2026-11-21T15:14:05.000Z"
     assert 0 < status.since <= status.updated
@@ -125,13 +126,16 @@ def test_counters_reach_the_file_with_the_next_progress(board: Board, tmp_path: 
 def test_what_spark_counted_while_rows_passed(board: Board, tmp_path: Path) -> None:
     """The names of the metrics are those under which the pipeline observes."""
     json_metric = {fields.observation("readings"): {"bad_json": 1, "wrong_type": 2}}
-    board.progressed(progress(observedMetrics=json_metric | {METRIC + "readings": {"rows": 9, "0:temp < 80": 3}}))
+    ahead = {future.observation("readings"): {future.FUTURE: 5}}
+    board.progressed(
+        progress(observedMetrics=json_metric | ahead | {METRIC + "readings": {"rows": 9, "0:temp < 80": 3}})
+    )
     board.progressed(
         progress(observedMetrics=json_metric | {METRIC + "good": {"rows": 9, "0:temp < 80": 1, "1:ok": 0}})
     )
     board.progressed(progress(observedMetrics={}))
     status = told(board, tmp_path)
-    assert (status.bad_json, status.wrong_type) == (2, 4)
+    assert (status.bad_json, status.wrong_type, status.future) == (2, 4, 5)
     assert status.expectations == {"temp < 80": 4, "ok": 0}
 
 

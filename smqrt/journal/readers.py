@@ -1,0 +1,138 @@
+"""How far queries of pipelines have read a journal (`readers/<query>.json`), and for which of them rows are kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from smqrt.errors import JournalError
+from smqrt.journal import standing
+from smqrt.journal.moment import iso
+from smqrt.journal.settings import JournalSettings
+
+STALE_S = 86400.0
+"""A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How far a query has come.
+
+    Attributes:
+        name: of the query, and of its file.
+        offset: by node the next row that it will read.
+        seen_us: when it last said so, microseconds since 1970, by the clock of the journal's disk.
+    """
+
+    name: str
+    offset: Mapping[str, int]
+    seen_us: int
+
+    def behind(self, begin: Mapping[str, int], end: Mapping[str, int]) -> int:
+        """Returns how many rows wait for it in a journal from `begin` to `end`."""
+        return sum(max(0, last - self.offset.get(node, begin.get(node, 0))) for node, last in end.items())
+
+    def silent_s(self, now_us: int) -> float:
+        """Returns for how long it has said nothing."""
+        return (now_us - self.seen_us) / 1e6
+
+    def is_given_up(self, timeout_s: float | None, now_us: int) -> bool:
+        """Whether rows are no longer kept for it."""
+        return timeout_s is not None and self.silent_s(now_us) > timeout_s
+
+
+def load(journal: Path) -> list[Reader]:
+    """Returns the readers of a journal by name.
+
+    Args:
+        journal: its folder.
+
+    Raises:
+        JournalError: what one has said is damaged.
+    """
+    found = []
+    for path in sorted((journal / "readers").glob("[!.]*.json")):
+        try:
+            seen_us = path.stat().st_mtime_ns // 1000
+            offset = json.loads(path.read_bytes())["offset"]
+            found.append(Reader(path.stem, {str(node): int(seq) for node, seq in offset.items()}, seen_us))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"{path} can't be read ({error!r}); `smqrt pipeline reset` removes it.") from None
+    return found
+
+
+def waiting(journal: Path) -> list[tuple[Reader, int]]:
+    """Returns the readers of a journal, and how many rows wait for each. Raises as `load`."""
+    found = load(journal)
+    end = standing.ends(journal) if found else {}
+    return [(reader, reader.behind({}, end)) for reader in found]
+
+
+def silence(reader: Reader, behind: int, now_us: int) -> str:
+    """Says of a reader that it has said nothing for long, in half a sentence; nothing when all is well.
+
+    Args:
+        reader: the reader; behind: how many rows wait for it; now_us: the time, microseconds since 1970.
+    """
+    if not behind or reader.silent_s(now_us) <= STALE_S:
+        return ""
+    return f"has read nothing since {iso(reader.seen_us)}, and {behind:,} messages wait for it"
+
+
+def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
+    """Returns, by node, the number of the first row that one of the readers has yet to read; those that are given up
+    don't count.
+    """
+    found: dict[str, int] = {}
+    for reader in readers:
+        if not reader.is_given_up(timeout_s, now_us):
+            for node, seq in reader.offset.items():
+                found[node] = min(seq, found.get(node, seq))
+    return found
+
+
+def _condition(reader: Reader, behind: int, timeout_s: float | None, now_us: int) -> str:
+    """Says of a silent reader what becomes of its rows; arguments as for `silence`, and after what time of silence it
+    is given up, None for never.
+    """
+    since = silence(reader, behind, now_us)
+    if reader.is_given_up(timeout_s, now_us):
+        return f"{since}: it is given up, and they are kept no longer than others"
+    until = (
+        "until hard_bytes are reached" if timeout_s is None else f"until {iso(reader.seen_us + int(timeout_s * 1e6))}"
+    )
+    return f"{since}: they are kept {until}; run it, or smqrt pipeline reset {reader.name.partition('.')[0]}"
+
+
+class Watch:
+    """Looks after the readers of a journal that a hub writes.
+
+    Args:
+        settings: of the journal.
+
+    Attributes:
+        stale, given_up: how many readers say nothing, and for how many rows are no longer kept.
+    """
+
+    def __init__(self, settings: JournalSettings) -> None:
+        self._settings = settings
+        self._told: dict[str, bool] = {}
+        self.stale = self.given_up = 0
+
+    def look(self) -> list[str]:
+        """Returns a sentence for each reader with which something is wrong that wasn't told before; reads the disk.
+
+        Raises:
+            JournalError: the journal, or what a reader has said, can't be read.
+        """
+        now_us, timeout_s = time.time_ns() // 1000, self._settings.reader_timeout_s
+        late = [(each, behind) for each, behind in waiting(self._settings.path) if silence(each, behind, now_us)]
+        told, self._told = self._told, {each.name: each.is_given_up(timeout_s, now_us) for each, _ in late}
+        self.stale, self.given_up = len(late), sum(self._told.values())
+        new = [(each, behind) for each, behind in late if told.get(each.name) != self._told[each.name]]
+        return [f"{each.name} {_condition(each, behind, timeout_s, now_us)}" for each, behind in new]
