@@ -60,6 +60,14 @@ class Recorder(Protocol):
         """Let the outbox of `publisher` resume once there is room again; gives true."""
         ...
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
+
+    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Any) -> bool:
+        """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
+        ...
+
     def left(self, client: Any) -> None:
         """A client is gone; what it published is still to be written with its name."""
         ...
@@ -77,7 +85,9 @@ def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
     recorder = hub.recorder
     if recorder is None:
         return route
-    return Recorded(recorder, route, peer) if recorder.selects(topic) else Skipped(recorder, route)
+    if not recorder.selects(topic):
+        return Skipped(recorder, route)
+    return (Kept if recorder.waits_for_disk else Recorded)(recorder, route, peer)
 
 
 class Handled:
@@ -124,6 +134,26 @@ class Recorded:
         """See `deliver`."""
         self._record_large(bytes(view))
         return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
+
+
+class Kept(Recorded):
+    """A route that is on the disk before anybody receives from it."""
+
+    __slots__ = ()
+
+    @property
+    def sole_raw(self) -> Outbox | None:
+        """None: nothing goes past `deliver`."""
+        return None
+
+    def deliver(self, run: bytes) -> bool:
+        """Record the run, and deliver it later; true when the publisher has to wait for that."""
+        self._record(run)
+        return self._recorder.send_later(self._deliver, run, self._peer)
+
+    def deliver_view(self, view: memoryview) -> bool:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
 
 
 class Skipped:

@@ -45,6 +45,7 @@ class Durability:
         lock: the descriptor of `segment.lock`.
         segment: what is appended to.
         sealed: called when the disk has finished a segment.
+        kept: called with the number below which the disk has every row, when there are more of them.
 
     Attributes:
         segment: what is appended to.
@@ -57,9 +58,10 @@ class Durability:
         folder: Path,
         lock: int,
         segment: SegmentFile,
-        sealed: Callable[[], None] = lambda: None,
+        sealed: Callable[[], None],
+        kept: Callable[[int], None],
     ) -> None:
-        self._on_sealed = sealed
+        self._on_sealed, self._on_kept = sealed, kept
         self.segment, self.syncs = segment, 0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
@@ -128,6 +130,8 @@ class Durability:
     def _kept(self, error: Exception | None) -> None:
         self.syncs += error is None
         self._told("can't be synced", error)
+        if error is None:
+            self._on_kept(self._open()[0].synced_seq)
 
     def seal(self, following: SegmentFile, txns: Mapping[str, int]) -> None:
         """Have the disk finish the segment, and append to the next one.
@@ -153,6 +157,7 @@ class Durability:
     def _finished(self, error: Exception | None) -> None:
         self._told("can't finish a segment", error)
         if error is None:
+            self._on_kept(self._open()[0].synced_seq)
             self._on_sealed()
 
     def _told(self, what: str, error: Exception | None) -> None:

@@ -6,7 +6,10 @@ per flush (the columns of a batch, in LuaJIT).
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gevent import get_hub
@@ -21,14 +24,37 @@ from smqrt.journal.settings import JournalSettings
 from smqrt.net import datapath, jit
 from smqrt.wire.smq import Type, frames
 
+log = logging.getLogger("smqrt.journal")
+
 FEED_RUNS = 512
 """So many runs, with their time stamps, become columns at once: while they are in the processor's cache, and not so
 many that joining them takes new memory from the system."""
 FLUSH_BYTES = 4 << 20
+SERVER_UNSENT_BYTES = 16 << 20
+"""So much of the server's own messages may wait for the disk; then its publish queue does."""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
 """`(rows, first us, last us, pieces) -> written`; false: the disk takes nothing, and the writer keeps the batch."""
+
+
+Deliver = Callable[[bytes], bool | None]
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """A run that nobody has received yet: it waits until the disk has the rows below `seq`, None while these are not
+    even written.
+    """
+
+    seq: int | None
+    deliver: Deliver
+    run: bytes
+    publisher: Any
+    holds: bool
+
+    def is_kept(self, next_seq: int) -> bool:
+        return self.seq is not None and self.seq <= next_seq
 
 
 class HubRecorder:
@@ -40,6 +66,7 @@ class HubRecorder:
         next_seq: gives the sequence number of the next row.
         write: takes each batch.
         now_us: gives the time, microseconds UTC.
+        sync: has the disk keep what was written; `kept` tells when it does.
 
     Attributes:
         full: the disk takes nothing; publishers wait.
@@ -53,8 +80,9 @@ class HubRecorder:
         next_seq: Callable[[], int],
         write: Write,
         now_us: Callable[[], int],
+        sync: Callable[[], None],
     ) -> None:
-        self._now_us = now_us
+        self._now_us, self._sync = now_us, sync
         self._hub = hub
         self._filter = Filter(settings.topics, settings.exclude)
         self._direct = settings.direct
@@ -70,8 +98,11 @@ class HubRecorder:
         self._timer: Any = None
         self._recorded = self.full = False
         self.messages_skipped = 0
-        self._each = settings.sync in ("publish", "always")
-        self.record: Callable[[bytes], None] = self._record_now if self._each else self._runs.append
+        at_once = settings.sync in ("publish", "always")
+        self.record: Callable[[bytes], None] = self._record_now if at_once else self._runs.append
+        self.waits_for_disk = settings.sync == "always"
+        self._unsent: deque[_Unsent] = deque()
+        self._unsent_bytes = 0
         datapath.turn_ends.append(self._turn_ends)
 
     # ---- what the broker calls
@@ -115,6 +146,29 @@ class HubRecorder:
     def left(self, client: Any) -> None:
         """See `Recorder`."""
         self._departed[client.etid] = client.uid
+
+    # ---- messages that wait for the disk
+
+    def send_later(self, deliver: Deliver, run: bytes, publisher: Any) -> bool:
+        """See `Recorder`."""
+        self._unsent_bytes += len(run)
+        holds = publisher is not self._hub.server or self._unsent_bytes > SERVER_UNSENT_BYTES
+        self._unsent.append(_Unsent(None if self.full else self._next_seq(), deliver, run, publisher, holds))
+        self._sync()
+        return holds
+
+    def kept(self, next_seq: int) -> None:
+        """The disk has every row below this number: deliver what waits for that."""
+        while self._unsent and self._unsent[0].is_kept(next_seq):
+            one = self._unsent.popleft()
+            self._unsent_bytes -= len(one.run)
+            try:
+                waits = one.deliver(one.run)
+            except Exception:  # the others must not wait for ever
+                log.exception("error while a message was routed; it is lost")
+                waits = False
+            if one.holds and not waits:
+                one.publisher.outbox.resume()
 
     # ---- time
 
@@ -215,6 +269,9 @@ class HubRecorder:
         self.full = False
         self.flush()
         if not self.full:
+            for one in self._unsent:
+                one.seq = one.seq or self._next_seq()
+            self._sync()
             held, self._held = self._held, set()
             for outbox in held:
                 outbox.resume()

@@ -190,6 +190,12 @@ class SegmentFile:
         """How many rows the disk has not confirmed."""
         return sum(entry.rows for entry in parse_index(bytes(self._records)))
 
+    @property
+    def synced_seq(self) -> int:
+        """The number below which the disk has confirmed every row."""
+        first = parse_index(bytes(self._records[: INDEX.size]))
+        return first[0].first_seq if first else self.next_seq
+
     def sync(self, kept_bytes: int = CACHED_BYTES) -> list[Entry]:
         """Has the disk keep what was appended, so that a power failure can't take it. Blocks: 0.2 to some 10 ms.
 

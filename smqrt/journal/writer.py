@@ -16,6 +16,7 @@ from typing import Any
 
 import gevent
 from gevent import get_hub
+from gevent.event import Event
 
 from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
@@ -71,8 +72,12 @@ class JournalWriter:
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
         self._clock = Clock()
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
-        self._durability = Durability(settings, self._wal, self._lock, self._segment, self._seal_if_long)
-        self._recorder = HubRecorder(broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us)
+        self._durability = Durability(
+            settings, self._wal, self._lock, self._segment, self._seal_if_long, lambda seq: self._recorder.kept(seq)
+        )
+        self._recorder = HubRecorder(
+            broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
+        )
         broker.hub.record(self._recorder)
         self._follower = get_hub().loop.timer(FOLLOW_S, FOLLOW_S, ref=False)
         self._follower.start(self._follow)
@@ -116,8 +121,6 @@ class JournalWriter:
         self._counts["rows"] += rows
         self._counts["batches"] += 1
         self._counts["bytes"] += sum(map(len, pieces))
-        if self.settings.sync == "always":
-            self._segment.sync()
         self._seal_if_long()
 
     def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
@@ -195,10 +198,12 @@ class JournalWriter:
         outgoing = Outgoing(self._broker, () if self._has(query, batch) else rows)
         if self._has(query, batch):  # also when the same was sent again while this one was looked at
             self._counts["duplicates"] += 1
+            self._wait_for_disk()
             return False
         self._store(outgoing, f"{query}:{batch}")
         self._txns[query] = batch
         self._counts["commits"] += 1
+        self._wait_for_disk()
         outgoing.deliver()
         return True
 
@@ -224,7 +229,22 @@ class JournalWriter:
         """Store and publish rows that belong to no batch; raises as `commit`."""
         outgoing = Outgoing(self._broker, rows)
         self._store(outgoing, None)
+        self._wait_for_disk()
         outgoing.deliver()
+
+    def _wait_for_disk(self) -> None:
+        """With `sync = "always"` returns when the disk has everything; blocks.
+
+        Raises:
+            JournalError: the journal ends before; try again later.
+        """
+        if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
+            return
+        kept = Event()
+        self._recorder.send_later(lambda _: kept.set(), b"", self._broker.hub.server)
+        while not kept.wait(RETRY_S):
+            if opened.get(self.settings.name) is not self:
+                raise JournalError(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")
 
     def _store(self, outgoing: Outgoing, txn: str | None) -> None:
         self._recorder.flush()

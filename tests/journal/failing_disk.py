@@ -14,6 +14,7 @@ import gevent
 import pytest
 
 from smqrt.client import SmqClient
+from smqrt.journal.commit import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 
@@ -95,6 +96,10 @@ class FailingDisk:
         """The numbers with which the recorded payloads begin."""
         journal = Journal(self.journal)
         return [int(row.payload[:8]) for row in journal.rows(journal.begin(), journal.end())]
+
+    def address(self) -> HubAddress:
+        """Where pipelines commit to."""
+        return HubAddress.of(self.journal)
 
     def client(self) -> SmqClient:
         """Returns a client of the hub."""

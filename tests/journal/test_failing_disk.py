@@ -12,6 +12,7 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
+from smqrt.journal import commit
 from smqrt.journal.reader import Journal
 from tests.device import wait_until
 from tests.journal.failing_disk import FailingDisk, failing, shim
@@ -155,3 +156,35 @@ def test_a_folder_that_is_taken_away(failing: Failing, how: str) -> None:
     disk.start()
     assert disk.stats()["next_seq"] == 2000
     assert disk.numbers() == list(range(2000))
+
+
+def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None:
+    """A disk that is slow or broken holds publishers, not the event loop; and nothing comes twice."""
+    disk = failing(sync="always", segment_bytes=65536)
+    clients = Subscriber(disk)
+    disk.does("sync", errno.EIO)
+    clients.publish(1, 200)
+    failed = disk.until(lambda stats: stats["alarm"] and stats["unsynced_bytes"])
+    assert clients.numbers == [0]
+    disk.does("sync", delay_ms=400)
+    clients.expect(failed["rows"])
+    began = time.monotonic()
+    disk.stats()
+    assert time.monotonic() - began < 0.35, "the loop goes on while the disk works"
+    disk.is_well()
+    clients.expect(200)
+    disk.until(lambda stats: stats["rows"] == 200 and not stats["unsynced_bytes"])
+    assert disk.numbers() == list(range(200))
+
+
+def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> None:
+    disk = failing(sync="always")
+    disk.does("sync", errno.EIO)
+    rows = [(b"out", None, b"%08d" % number) for number in range(3)]
+    committing = gevent.get_hub().threadpool.spawn(commit.commit, disk.address(), "q", 0, rows)
+    disk.until(lambda stats: stats["commits"] == 1 and stats["alarm"])
+    assert not committing.ready()
+    disk.is_well()
+    assert committing.get(timeout=10)
+    assert not commit.commit(disk.address(), "q", 0, rows)
+    assert disk.numbers() == [0, 1, 2]
