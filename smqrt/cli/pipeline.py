@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,8 +11,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -68,6 +70,36 @@ class _Submit(click.Command):
         return super().parse_args(ctx, args[:end])
 
 
+def _spark_settings(command: _Command) -> _Command:
+    """Adds the options of spark-submit that people know, which become the argument `settings`."""
+
+    @wraps(command)
+    def call(conf: tuple[str, ...], driver_memory: str | None, packages: str | None, **arguments: Any) -> Any:
+        return command(settings=_settings(conf, driver_memory, packages), **arguments)
+
+    extended: Any = call
+    for option in (
+        click.option("--packages", metavar="LIST", help="Maven coordinates of jars for Spark, between commas."),
+        click.option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver, such as 4g (1g by default)."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be given many times."),
+    ):
+        extended = option(extended)
+    return cast(_Command, extended)
+
+
+def _settings(conf: Sequence[str], driver_memory: str | None, packages: str | None) -> dict[str, str]:
+    settings = dict(each.split("=", 1) for each in conf if re.fullmatch(r"spark\.[^=\s]+=.*", each, re.DOTALL))
+    for each in conf:
+        if each.split("=", 1)[0] not in settings:
+            raise click.BadParameter(f"{each!r} is no setting of Spark; write spark.NAME=VALUE.", param_hint="--conf")
+    if driver_memory:
+        from smqrt.pipeline.session import MEMORY, memory_bytes
+
+        memory_bytes(driver_memory)
+        settings[MEMORY] = driver_memory
+    return settings | ({"spark.jars.packages": packages} if packages else {})
+
+
 @pipeline.command()
 @click.argument("name")
 @with_app
@@ -107,6 +139,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 @_start
 @click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of what files say.")
 @click.option("--hub-retry", "hub_retry_s", type=float, default=60.0, show_default=True, help=_HUB_RETRY)
+@_spark_settings
 @click.option(
     "--metrics", "metrics_port", type=int, metavar="PORT", help="Answer Prometheus on this port of 127.0.0.1."
 )
@@ -274,6 +307,7 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="Where to end.")
 @click.option("--republish", is_flag=True, help="Publish the results; without it only tables are written.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark computes.")
+@_spark_settings
 def backfill(name: str, places: Places, **options: Any) -> None:
     """Compute the query NAME once more on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again

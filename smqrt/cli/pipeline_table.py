@@ -16,6 +16,7 @@ _STYLES = {
     "running": "green",
     "waiting": "green dim",
     "starting": "yellow",
+    "stuck": "bold red",
     "failed": "bold red",
     "dead": "bold red",
 }
@@ -40,9 +41,8 @@ def table(statuses: Sequence[Status], width: int = 200) -> Table:
         shown.add_column(_COLUMNS[column], justify="left" if _COLUMNS[column] in _LEFT else "right", no_wrap=True)
     for status, cells in zip(statuses, rows, strict=True):
         shown.add_row(*(_cell(status, column, cells[column]) for column in chosen))
-    failed = [status for status in statuses if status.error]
-    errors = "\n".join(f"{status.name}: {printable(status.error, lines=True)}" for status in failed)
-    shown.caption = Text(errors, "red") if failed else None
+    told = [f"{status.name}{sentence}" for status in statuses if (sentence := _sentence(status))]
+    shown.caption = Text("\n".join(told), "red") if told else None
     shown.caption_justify = "left"
     return shown
 
@@ -69,7 +69,14 @@ def line(status: Status) -> str:
     parts += [f"watermark {watermark}"] if watermark else []
     parts += [f"too late {late}"] if late else []
     parts += [f"left out {left_out}"] if left_out else []
-    return ", ".join(parts) + (f": {printable(status.error, lines=True)}" if status.error else "")
+    return ", ".join(parts) + _sentence(status)
+
+
+def _sentence(status: Status) -> str:
+    """What went wrong, or keeps a query from going on, behind a colon."""
+    since = f" since {time.strftime('%H:%M:%S UTC', time.gmtime(status.stuck_since))}" if status.stuck_since else ""
+    why = status.error or (status.trouble if status.stuck_since else "")
+    return f"{since}: {printable(why, lines=True)}" if why else ""
 
 
 def _cells(status: Status) -> list[str]:

@@ -142,9 +142,27 @@ def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> 
     if len(rows) <= MOST_ROWS and sum(map(_size_bytes, rows)) <= most_bytes:
         yield query, rows
         return
-    ordered = sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2]))
-    for number, part in enumerate(_split(ordered, most_bytes)):
+    yield from sorted_parts(query, sorted(rows, key=order), most_bytes)
+
+
+def sorted_parts(
+    query: str, rows: Iterable[OutRow], most_bytes: int = _PART_BYTES
+) -> Iterator[tuple[str, Sequence[OutRow]]]:
+    """Yields what `parts` does, of rows that come in the order of `order`, without ever having all of them.
+
+    Rows that are few enough for one part make the same one as there, so that a micro-batch may be repeated either way.
+
+    Args:
+        query, most_bytes: as for `parts`.
+        rows: at least one message.
+    """
+    for number, part in enumerate(_split(rows, most_bytes)):
         yield f"{query}.{number}" if number else query, part
+
+
+def order(row: OutRow) -> tuple[bytes, bytes, bytes]:
+    """Returns what messages of a micro-batch that is cut are sorted by."""
+    return row[0], row[1] or b"", row[2]
 
 
 def _split(rows: Iterable[OutRow], most_bytes: int) -> Iterator[list[OutRow]]:

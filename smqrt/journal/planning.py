@@ -31,6 +31,7 @@ class Chunk(NamedTuple):
         node: who wrote them.
         first_seq: number of the first row of the first batch.
         footer_crc32: of a Parquet file; None when it is not known.
+        share_bytes: of a Parquet file, about how much of it the rows are.
     """
 
     file: str
@@ -42,6 +43,7 @@ class Chunk(NamedTuple):
     node: str
     first_seq: int
     footer_crc32: int | None = None
+    share_bytes: int = 0
 
     @property
     def start(self) -> int:
@@ -160,7 +162,8 @@ class Planner:
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             first, last = max(start, file.first), min(end, file.last + 1)
             if first < last and _overlaps(file, ts_us) and _may_have(file, topics, names):
-                yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32)
+                place, share = (0, file.bytes), file.bytes * (last - first) // (file.last + 1 - file.first)
+                yield Chunk(file.path, PARQUET, *place, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():

@@ -16,7 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from smqrt.errors import PipelineError
+from smqrt.errors import ArgumentError, PipelineError
+from smqrt.journal.settings import parse_size
 from smqrt.pipeline import intervals
 from smqrt.pipeline.template import Template
 
@@ -98,6 +99,11 @@ def source(
     dead_letter: str | None = None,
     include_pipeline: bool = False,
     max_rows: int = 500_000,
+    max_bytes: int | str | None = None,
+    min_partitions: int | None = None,
+    rows_per_partition: int | None = None,
+    bytes_per_partition: int | str | None = None,
+    fail_on_data_loss: bool = True,
     **unknown: Any,
 ) -> Callable[[Function], Function]:
     """Declares where messages come from: the function gets them as a DataFrame and returns the one that others read.
@@ -115,6 +121,11 @@ def source(
         dead_letter: topic for the rows that `json` and `max_future` leave out.
         include_pipeline: also read what pipelines have published.
         max_rows: the most rows of one micro-batch.
+        max_bytes: about the most bytes of one, such as "64MB"; an eighth of the driver's memory if not given.
+        min_partitions: at least so many tasks of Spark read a micro-batch.
+        rows_per_partition, bytes_per_partition: at most so much in one of these tasks. Without these three there are as
+            many tasks as cores when there are rows enough.
+        fail_on_data_loss: rows that retention removed before they were read end the query; else they're passed over.
 
     Raises:
         PipelineError: an option is unknown or wrong.
@@ -132,6 +143,11 @@ def source(
         "dead_letter": _optional(where, "dead_letter", dead_letter),
         "include_pipeline": _flag(where, "include_pipeline", include_pipeline),
         "max_rows": _count(where, "max_rows", max_rows),
+        "max_bytes": _size(where, "max_bytes", max_bytes),
+        "min_partitions": _optional_count(where, "min_partitions", min_partitions),
+        "rows_per_partition": _optional_count(where, "rows_per_partition", rows_per_partition),
+        "bytes_per_partition": _size(where, "bytes_per_partition", bytes_per_partition),
+        "fail_on_data_loss": _flag(where, "fail_on_data_loss", fail_on_data_loss),
     }
     if options["dead_letter"] and not json and not watermark:
         raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is good.")
@@ -422,6 +438,17 @@ def _count(where: str, name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PipelineError(f"{where}: {name}={value!r} must be a whole number above 0.")
     return value
+
+
+def _optional_count(where: str, name: str, value: Any) -> int | None:
+    return None if value is None else _count(where, name, value)
+
+
+def _size(where: str, name: str, value: Any) -> int | None:
+    try:
+        return None if value is None else _count(where, name, parse_size(value))
+    except ArgumentError as error:
+        raise PipelineError(f"{where}: {name}={value!r}: {error}") from None
 
 
 def _choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:

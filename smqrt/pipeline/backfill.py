@@ -16,7 +16,7 @@ from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 from smqrt.pipeline.frames import Journal
 from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import collected, messages
+from smqrt.pipeline.messages import messages
 from smqrt.pipeline.runner import RunOptions
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ class _Task:
         table_ranges.add(self._folder, path, self._start, self._end)
 
     def _publish(self, frame: DataFrame) -> None:
-        rows = list(collected(messages(frame, self._declaration)))
         hub = sinks.Hub(self._options.journal, self._options.token, self._options.hub_retry_s, self._stopping)
-        new = hub.commit(f"backfill.{self._declaration.name}.{self._key()}", 0, rows)
-        again = "" if new == len(rows) else f", {len(rows) - new} had been published by an earlier backfill"
+        many = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
+        name = f"backfill.{self._declaration.name}.{self._key()}"
+        new = sinks.publish(messages(frame, self._declaration), hub, name, 0, many)
+        again = "" if new else " now: there are no results, or an earlier backfill has published them"
         self._options.report(f"{self._declaration.name}: {new} published{again}")
 
     def _key(self) -> str:

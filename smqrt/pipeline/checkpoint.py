@@ -235,6 +235,14 @@ class Gate:
             return False
         return True
 
+    def rows(self, batch: int) -> int:
+        """Returns how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
+        before = list(_ends(self._query, batch - 1)) if batch else []
+        ends = list(_ends(self._query, batch))
+        starts = before if len(before) == len(ends) else [{} for _ in ends]
+        pairs = zip(starts, ends, strict=True)
+        return sum(seq - start.get(node, 0) for start, end in pairs for node, seq in end.items())
+
     def _is_beyond(self, end: Mapping[str, int]) -> bool:
         split = self._split or {}
         return any(seq > split.get(node, 0) for node, seq in end.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.link import Unreachable
@@ -20,6 +21,34 @@ _ANOTHER_STATE = (
 _AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
 """How a helper of Spark that reads over HTTP tells that the hub is away."""
 _RETIRED = "(retention has removed them)"
+_JAVA_MEMORY = "java.lang.OutOfMemoryError"
+_TOO_LARGE = "spark.driver.maxResultSize"
+_SMALLER = (
+    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which helps with the micro-batch under "
+    "way too."
+)
+_MEANINGS = {
+    "No space left on device": (
+        "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
+        "micro-batch is done again."
+    ),
+    _JAVA_MEMORY: f"Java ran out of memory: {_SMALLER}",
+    _TOO_LARGE: f"a result is larger than Spark's driver takes (spark.driver.maxResultSize): {_SMALLER}",
+    "Python worker exited unexpectedly": (
+        "a Python helper of Spark died, perhaps ended by the system for want of memory: give the @source a smaller "
+        "max_bytes or bytes_per_partition, or run fewer at a time with --master local[2]."
+    ),
+    "sources in the checkpoint offsets": (
+        "its checkpoint belongs to a version of this query with other sources; smqrt pipeline reset {name} forgets it, "
+        "and run --from earliest computes it again."
+    ),
+    "CANNOT_LOAD_STATE_STORE": (
+        "what its checkpoint remembers is incomplete, or was made with another number of partitions; smqrt pipeline "
+        "reset {name} forgets it, and run --from earliest computes it again."
+    ),
+}
+"""What texts of Spark and of the system mean."""
+_TAIL_BYTES = 1 << 16
 _OVERLOAD = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
@@ -59,6 +88,9 @@ def sentence(name: str, error: BaseException) -> str:
             "mode='append' publishes what is final, and without a watermark nothing ever is: give the @source a "
             "watermark=, or use mode='update'."
         )
+    for words, meaning in _MEANINGS.items():
+        if words in text:
+            return meaning.format(name=name)
     if own := _OWN_ERROR.findall(text):
         return _with_remedy(name, str(own[-1][1]).strip())
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
@@ -74,6 +106,22 @@ def _with_remedy(name: str, text: str) -> str:
         f"{what}{retired}: it was away for longer than the journal's reader_timeout_s, hard_bytes or min_free_bytes "
         f"allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest go on with what is there."
     )
+
+
+def spark_gone(error: BaseException, log: Path) -> str:
+    """Returns the sentence for a Spark that doesn't answer any more, with what its log says."""
+    if _JAVA_MEMORY in _tail(log):
+        return _MEANINGS[_JAVA_MEMORY]
+    return f"Spark is gone ({type(error).__name__}), perhaps for want of memory; {log} may say why."
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def first_line(error: BaseException) -> str:
@@ -115,6 +163,11 @@ def is_away(error: BaseException) -> bool:
 def is_overload(error: BaseException) -> bool:
     """Whether the machine was too busy to start one of Spark's helpers in time."""
     return any(word in f"{error} {error.__cause__}" for word in _OVERLOAD)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether a result is more than Spark's driver takes at once."""
+    return _TOO_LARGE in f"{error} {error.__cause__}"
 
 
 def is_passing(error: BaseException) -> bool:

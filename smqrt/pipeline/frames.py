@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smqrt.journal import uris
+from smqrt.pipeline import session
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, Start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_PARTITIONS = {
+    "minPartitions": "min_partitions",
+    "rowsPerPartition": "rows_per_partition",
+    "bytesPerPartition": "bytes_per_partition",
+}
+"""Options of the source, and what they are called in a declaration."""
+_PART_OF_DRIVER = 8
+"""Rows of a micro-batch are in its memory several times: as they come, as columns, as what is made of them."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,10 @@ class Journal:
             start: where the stream begins when its checkpoint is new.
             reports_as: the name under which it tells the journal how far it is.
         """
-        options = self._options(source) | {
+        options = self._options(spark, source) | {
             "startingOffsets": json.dumps(start.starting),
             "maxRowsPerTrigger": str(source.options["max_rows"]),
+            "maxBytesPerTrigger": str(source.options["max_bytes"] or session.driver_bytes(spark) // _PART_OF_DRIVER),
             "queryName": reports_as,
         }
         if start.split:
@@ -48,14 +59,17 @@ class Journal:
     def batch(self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets) -> DataFrame:
         """Returns the rows of a source between two offsets; the arguments are those of `stream`."""
         ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
-        return _loaded(spark.read, self._options(source) | ends)
+        return _loaded(spark.read, self._options(spark, source) | ends)
 
-    def _options(self, source: Declaration) -> dict[str, str]:
+    def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {
             "url" if uris.is_address(self.place) else "path": self.place,
             "topics": json.dumps(source.options["topics"]),
             "includePipeline": str(source.options["include_pipeline"]).lower(),
+            "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),
+            "parallelism": str(spark.sparkContext.defaultParallelism),
         }
+        options |= {name: str(source.options[key]) for name, key in _PARTITIONS.items() if source.options[key]}
         if source.options["exclude"]:
             options["exclude"] = json.dumps(source.options["exclude"])
         return options | ({"token": self.token} if self.token else {})

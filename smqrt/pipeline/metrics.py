@@ -63,10 +63,16 @@ class Collector:
         statuses = [each for each in read_all(self._state) if not self._names or each.name in self._names]
         up = GaugeMetricFamily("smqrt_pipeline_up", "1 while the query runs.", labels=["query"])
         took = GaugeMetricFamily("smqrt_pipeline_batch_seconds", "Time of the last micro-batch.", labels=["query"])
+        stuck = GaugeMetricFamily(
+            "smqrt_pipeline_stuck_seconds",
+            "For how long it has made no progress, although rows wait.",
+            labels=["query"],
+        )
         for each in statuses:
+            stuck.add_metric([each.name], max(0.0, time.time() - each.stuck_since) if each.stuck_since else 0.0)
             up.add_metric([each.name], float(each.state in LIVE))
             took.add_metric([each.name], each.batch_ms / 1000)
-        yield from (up, took)
+        yield from (up, took, stuck)
         for family, kinds in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             yield from (_filled(family(*kinds[field], labels=["query"]), field, statuses) for field in kinds)
         yield _watermark_lag(statuses)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import commit
 from smqrt.pipeline import checkpoint, intervals, process, resume, session, sinks, tables
-from smqrt.pipeline.failures import is_away, is_final, is_overload, is_passing, planning_error, running_error
+from smqrt.pipeline.failures import (
+    is_away,
+    is_final,
+    is_overload,
+    is_passing,
+    planning_error,
+    running_error,
+    spark_gone,
+)
 from smqrt.pipeline.graph import Graph
 from smqrt.pipeline.messages import messages
 from smqrt.pipeline.plans import Plan
@@ -79,8 +87,7 @@ class Query:
         try:
             self._look()
         except Exception as error:
-            log = self.context.options.state / session.LOG
-            what = f"Spark is gone ({type(error).__name__}), perhaps for want of memory; {log} may say why."
+            what = spark_gone(error, self.context.options.state / session.LOG)
             self._fail(f"{self.plan.declaration.where}: {self.plan.name}: {what}")
 
     def _look(self) -> None:
@@ -189,11 +196,14 @@ class Query:
         declaration = self.plan.declaration
         if declaration.kind == "table":
             return sinks.table_writer(frame, declaration, self._output)
-        gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping)
+        gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping, self._troubled)
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
         outgoing = messages(frame, declaration)
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
+
+    def _troubled(self, why: str) -> None:
+        self.context.board.troubled(self.plan.name, why)
 
     def _published(self, rows: int) -> None:
         self.context.board.count(self.plan.name, published=rows)
@@ -235,6 +245,7 @@ class Query:
             return
         delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]
         self._start_at_s = time.monotonic() + delay_s
+        self._troubled(message)
         self._say(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
 
     def _fail(self, message: str) -> None:

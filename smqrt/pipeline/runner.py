@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import commit, uris
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import lag, references, session, sinks
+from smqrt.pipeline import lag, references, session, sinks, stuck
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import Catalog
@@ -125,9 +125,14 @@ class Context:
         self.watch = references.Watch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
-    def hub(self, stopping: threading.Event) -> sinks.Hub:
-        """Returns where results go; `stopping` ends the waiting for it."""
-        return sinks.Hub(self.options.journal, self.options.token, self.options.hub_retry_s, stopping)
+    def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.Hub:
+        """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
+        return sinks.Hub(self.options.journal, self.options.token, self.options.hub_retry_s, stopping, away)
+
+    def watchdog(self) -> stuck.Watchdog:
+        """Returns what notices that a query makes no progress."""
+        journal = open_journal(self.options.journal, self.options.token, retry_s=0)
+        return stuck.Watchdog(self.board, self.options.state, journal.end)
 
     def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
         """Returns what gives the streams of a query's sources."""
@@ -170,7 +175,8 @@ class Runner:
         try:
             with self._session(wanted) as context.spark:
                 context.board.watch(context.spark)
-                return self._all([Query(plan, context) for plan in wanted])
+                with context.watchdog().watching():
+                    return self._all([Query(plan, context) for plan in wanted])
         except sinks.Stopped:
             return 0
 

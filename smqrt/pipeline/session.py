@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ HERE = Path(__file__).parent
 LOG = ".spark/spark.log"
 """What Spark tells, in the folder of state."""
 
+MEMORY, DEFAULT_MEMORY = "spark.driver.memory", "1g"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -71,7 +74,7 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     _environment(is_local(master))
     _quiet()
     try:
-        session = _started(named | _settings(master, state, found) | dict(extra or {}))
+        session = _started(named | _settings(master, state, found, dict(extra or {})))
     except Exception as error:
         raise PipelineError(f"Spark doesn't start: {first_line(error)} smqrt pipeline doctor looks for why.") from error
     if not is_local(master):
@@ -138,22 +141,44 @@ def is_local(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def _settings(master: str, state: Path, found: java.Java) -> dict[str, str]:
+def _settings(master: str, state: Path, found: java.Java, extra: Mapping[str, str]) -> dict[str, str]:
     if not is_local(master):
-        return EVERYWHERE
+        return EVERYWHERE | dict(extra)
     scratch = state.absolute() / ".spark"
     scratch.mkdir(parents=True, exist_ok=True)
+    options = _java_options(scratch, found)
     own = {
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.driver.extraJavaOptions": " ".join(_java_options(scratch, found)),
+        # Otherwise 1 GiB, which is all the memory that a driver has by default.
+        "spark.driver.maxResultSize": str(memory_bytes(extra.get(MEMORY, DEFAULT_MEMORY)) // 8),
     }
-    return EVERYWHERE | LOCAL | own
+    given = dict(extra)
+    given[_JAVA_OPTIONS] = " ".join([*options, *filter(None, [extra.get(_JAVA_OPTIONS)])])
+    return EVERYWHERE | LOCAL | own | given
+
+
+def driver_bytes(spark: SparkSession) -> int:
+    """Returns how much memory Spark's driver has."""
+    return memory_bytes(spark.sparkContext.getConf().get(MEMORY) or DEFAULT_MEMORY)
+
+
+def memory_bytes(text: str) -> int:
+    """Returns the bytes of a size as Spark writes it: "512m", "4g", "4gb", bytes without a letter.
+
+    Raises:
+        PipelineError: it is none.
+    """
+    found = re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", text.strip().lower())
+    if not found:
+        raise PipelineError(f"{text!r} is no size of memory; write it as Spark does, such as 512m or 4g.")
+    return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
 
 
 def _java_options(scratch: Path, found: java.Java) -> list[str]:
     log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
-    return [*log, "-Duser.timezone=UTC", *warm.options(found)]
+    # Without memory a thread of Spark ends alone, and the others wait for it for ever: better all of it ends.
+    return [*log, "-Duser.timezone=UTC", "-XX:+ExitOnOutOfMemoryError", *warm.options(found)]
 
 
 def _environment(local: bool) -> None:

@@ -20,6 +20,7 @@ from smqrt.journal.link import Unreachable
 from smqrt.pipeline import faults
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate
+from smqrt.pipeline.failures import is_too_large
 from smqrt.pipeline.messages import Message, collected
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _QUERY_ID = "sql.streaming.queryId"
 _PAUSE_S = 0.5
+MANY_ROWS = 50_000
+"""A micro-batch of more isn't collected on the driver."""
+_NULLABLE = (("subtopic", "string"), ("payload", "binary"))
 RETRY_S = 60.0
 """So long a micro-batch waits for a hub that is away before the query is started anew."""
 
@@ -45,12 +49,14 @@ class Hub:
         token: what it asks for; None takes the one in the journal's folder.
         retry_s: seconds to wait for it when it is away.
         stopping: set when nobody shall wait any longer.
+        away: is told why, while the hub is waited for.
     """
 
     journal: str
     token: str | None
     retry_s: float
     stopping: threading.Event
+    away: Callable[[str], None] = lambda why: None
 
     def commit(self, query: str, batch: int, rows: Sequence[Message]) -> int:
         """Publishes the results of a micro-batch once, however often it is called.
@@ -92,6 +98,7 @@ class Hub:
         except Unreachable as error:
             if time.monotonic() > deadline:
                 raise Unreachable(f"{error} What is to be published waits in the journal.") from error
+            self.away(str(error))
             if self.stopping.wait(_PAUSE_S):
                 raise Stopped("It was stopped while the hub was away.") from error
             return None
@@ -110,7 +117,7 @@ class PublishSink:
     """
 
     def __init__(self, hub: Hub, gate: Gate, published: Callable[[int], None] = lambda rows: None) -> None:
-        self._hub, self._gate, self._published = hub, gate, published
+        self._hub, self._gate, self._published, self._many = hub, gate, published, False
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
@@ -119,8 +126,6 @@ class PublishSink:
             if self._gate.is_old(batch):
                 frame.write.format("noop").mode("overwrite").save()
             else:
-                query_id = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
-                self._gate.note_commit(query_id, batch)
                 self._publish(frame, batch)
         except Exception as error:
             self.error = error
@@ -128,14 +133,63 @@ class PublishSink:
             raise RuntimeError(type(error).__name__) from None
 
     def _publish(self, frame: DataFrame, batch: int) -> None:
-        rows = list(collected(frame))
-        if not rows:
-            return
-        query = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        faults.point("before_commit", batch)
-        stored = self._hub.commit(str(query), batch, rows)
-        faults.point("after_commit", batch)
+        query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+        self._gate.note_commit(query, batch)
+        many = self._many or self._gate.rows(batch) > MANY_ROWS
+        stored = publish(frame, self._hub, query, batch, many)
+        self._many = stored > MANY_ROWS
         self._published(stored)
+
+
+def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> int:
+    """Publishes the rows of what `messages` returned, once, however often it is called.
+
+    Few rows come to the driver, which is quick; many are sorted by Spark and published by one of its tasks, so that
+    nobody ever has all of them in memory. Either way they come in the same parts.
+
+    Args:
+        frame, query, batch: what, and its name, as for `Hub.commit`.
+        hub: where to.
+        many: whether many rows are expected.
+
+    Returns:
+        How many the hub didn't have already; of many, how many there are.
+
+    Raises:
+        JournalError, Stopped: as `Hub.commit`.
+    """
+    if not many:
+        try:
+            rows = list(collected(frame))
+        except Exception as error:
+            if not is_too_large(error):
+                raise
+        else:
+            return _commit(hub, query, batch, rows)
+    return _by_task(frame, hub, query, batch)
+
+
+def _commit(hub: Hub, query: str, batch: int, rows: Sequence[Message]) -> int:
+    if not rows:
+        return 0
+    faults.point("before_commit", batch)
+    stored = hub.commit(query, batch, rows)
+    faults.point("after_commit", batch)
+    return stored
+
+
+def _by_task(frame: DataFrame, hub: Hub, query: str, batch: int) -> int:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    # Without nulls, which Spark would sort apart from the empty ones that they are published as.
+    whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
+    counted = Observation()
+    ordered = whole.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
+    writer = ordered.observe(counted, F.count(F.lit(1)).alias("rows")).write.format("smq").mode("append")
+    writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
+    (writer.option("token", hub.token) if hub.token else writer).save(hub.journal)
+    return int(counted.get["rows"])
 
 
 def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:

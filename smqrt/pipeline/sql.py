@@ -21,6 +21,7 @@ from smqrt.pipeline import api
 
 _DECORATORS = ("source", "view", "publish", "table", "alert", "reference", "expect")
 _BODILESS = ("source", "reference")
+_NUMBERS = ("max_rows", "max_bytes", "min_partitions", "rows_per_partition", "bytes_per_partition")
 _LISTS = ("topics", "exclude", "partition_by", "key")
 _HEADER = re.compile(r"\s*--\s*@(\w*)\s*(.*)")
 _TOKEN = re.compile(
@@ -123,7 +124,7 @@ def _value(name: str, value: str) -> Any:
         return [item.strip() for item in value.split(",")]
     if value in ("true", "false"):
         return value == "true"
-    return int(value) if name == "max_rows" and value.isdecimal() else value
+    return int(value) if name in _NUMBERS and value.isdecimal() else value
 
 
 def _function(query: str, names: Sequence[str]) -> Any:

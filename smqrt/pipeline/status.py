@@ -20,10 +20,11 @@ from typing import Any
 from smqrt.pipeline import expectations, fields, future, process
 
 FILE = "status.json"
-LIVE = ("starting", "running", "waiting")
+LIVE = ("starting", "running", "waiting", "stuck")
 """The states in which a process works on the query; the others are finished, stopped, failed and dead."""
 
 _AGE_EVERY_S = 1.0
+_UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 Age = Callable[[str, dict[str, int]], float | None]
 """Tells for a query and the next sequence number per node how many seconds the oldest waiting row has waited."""
@@ -35,8 +36,8 @@ class Status:
 
     Attributes:
         name, kind: the query and what it is: publish, table or alert.
-        state: starting, running, waiting (for rows), finished, stopped, failed, or dead: its process is gone without a
-            word.
+        state: starting, running, waiting (for rows), stuck (there are rows, and it makes no progress), finished,
+            stopped, failed, or dead: its process is gone without a word.
         pid: the process.
         since, updated: when the process took the query on, and when it last told something, in Unix seconds.
         query_id: Spark's identity of the query, the key of its commits.
@@ -54,6 +55,7 @@ class Status:
         expectations: rows that failed one since `since`, by its name.
         ui: address of Spark's own user interface; empty when it is off.
         error: why it failed, one sentence.
+        trouble: what keeps it from going on, one sentence; stuck_since: since when it is stuck, Unix seconds, else 0.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Status:
     expectations: dict[str, int] = field(default_factory=dict)
     ui: str = ""
     error: str = ""
+    trouble: str = ""
+    stuck_since: float = 0.0
 
 
 def read(query: Path) -> Status | None:
@@ -124,6 +128,7 @@ class Board:
         self._names: dict[str, str] = {}
         self._aged: dict[str, float] = {}
         self._ui = ""
+        self._heard_s: dict[str, float] = {}
 
     def starting(self, name: str, kind: str) -> None:
         """A query is about to start in this process, which is written down in its folder."""
@@ -131,6 +136,7 @@ class Board:
         before = read(self._state / name) or Status(name)  # how far it is stays known if this process gets no further
         now = Status(name, kind, pid=os.getpid(), since=time.time(), ui=self._ui)
         with self._lock:
+            self._heard_s[name] = time.monotonic()
             self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
 
     def reached(self, name: str, batch: int, offset: dict[str, int]) -> None:
@@ -162,6 +168,32 @@ class Board:
         now = self._statuses.get(name)
         return now.batch if now and now.state == "waiting" else None
 
+    def troubled(self, name: str, trouble: str) -> None:
+        """Notes what keeps a query from going on, until the next micro-batch is done."""
+        with self._lock:
+            if (now := self._statuses.get(name)) and now.trouble != trouble:
+                self._put(replace(now, trouble=trouble))
+
+    def quiet(self, least_s: float) -> list[tuple[Status, float]]:
+        """Returns the queries of which nothing has been heard for so long, and for how many seconds."""
+        with self._lock:
+            heard = [(now, time.monotonic() - self._heard_s[name]) for name, now in self._statuses.items()]
+        return [(now, quiet_s) for now, quiet_s in heard if now.state in LIVE and quiet_s >= least_s]
+
+    def under_way(self, name: str, lag_rows: int, trouble: str) -> None:
+        """Somebody has seen that rows wait for a micro-batch to end.
+
+        Args:
+            trouble: why it takes too long; empty when it doesn't yet.
+        """
+        with self._lock:
+            now = self._statuses[name]
+            if now.state in LIVE and trouble:
+                since = now.stuck_since or time.time()
+                self._put(replace(now, state="stuck", lag_rows=lag_rows, trouble=trouble, stuck_since=since))
+            elif now.state in LIVE:
+                self._put(replace(now, state="running", lag_rows=lag_rows))
+
     def statuses(self) -> list[Status]:
         """The queries of this process, in the order in which they started."""
         with self._lock:
@@ -190,6 +222,7 @@ class Board:
         with self._lock:
             if now := self._statuses.get(name):
                 self._names[query_id] = name
+                self._heard_s[name] = time.monotonic()
                 self._put(replace(now, state="waiting", query_id=query_id))
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
@@ -204,6 +237,7 @@ class Board:
         lag_s = self._lag_s(name, ends) if lag else 0.0
         with self._lock:
             if now := self._statuses.get(name):
+                self._heard_s[name] = time.monotonic()
                 after = _after(now, progress, lag, now.lag_s if lag_s is None else lag_s)
                 # Spark tells of the last micro-batch when the query is over already.
                 self._put(after if now.state in LIVE else replace(after, state=now.state, rows_per_s=0.0))
@@ -213,7 +247,8 @@ class Board:
         with self._lock:
             now = self._statuses.get(self._names.get(query_id, ""))
             if now and now.state in LIVE:
-                self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0))
+                self._heard_s[now.name] = time.monotonic()
+                self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_UNTROUBLED))
 
     def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
         now = time.monotonic()
@@ -280,6 +315,7 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         bad_json=now.bad_json + _observed(observed, fields.observation(""), fields.BAD_JSON),
         wrong_type=now.wrong_type + _observed(observed, fields.observation(""), fields.WRONG_TYPE),
         expectations=_sums(now.expectations, expectations.counts(observed)),
+        **_UNTROUBLED,
     )
 
 

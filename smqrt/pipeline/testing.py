@@ -33,7 +33,7 @@ FOLDER = "tests"
 """In the folder of pipelines: the slice, and one golden file for each query."""
 
 _QUICK = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-_ALL_ROWS = 2**31 - 1
+_ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
 
 
 def run(
@@ -150,7 +150,7 @@ def _wanted(catalog: Catalog, names: Sequence[str]) -> list[Plan]:
 def _tested(catalog: Catalog) -> Catalog:
     """One micro-batch takes the whole slice, and alerts don't wait for the clock on the wall."""
     changed: dict[str, dict[str, Any]] = {
-        "source": {"max_rows": _ALL_ROWS, "recorded": True},
+        "source": {"max_rows": _ALL_ROWS, "max_bytes": _ALL_BYTES, "recorded": True},
         "alert": {"clock": alerts.EVENT},
     }
     return Catalog(

@@ -27,7 +27,7 @@ class JournalingHub:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / ".preload.py").write_text(APPLICATION)
         self._folder, self.journal = folder, folder / ".journal"
         self._start()

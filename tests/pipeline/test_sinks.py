@@ -160,10 +160,24 @@ def test_files_that_count(tmp_path: Path) -> None:
         ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
         ("Traceback\nsmqrt.journal.link.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
+        ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: make room"),
+        ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
+        ("Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)", "larger than Spark's driver takes"),
+        ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
+        ("There are [1] sources in the checkpoint offsets and now there are [2]", "smqrt pipeline reset q forgets it"),
+        ("[CANNOT_LOAD_STATE_STORE.UNEXPECTED_FILE_SIZE] An error", "another number of partitions"),
+        ("[UNRESOLVED_COLUMN] A column with name `x` cannot be resolved. SQLSTATE: 42703", "`x` cannot be resolved"),
     ],
 )
 def test_one_sentence(text: str, expected: str) -> None:
     told = failures.running_error(query(), RuntimeError(text))
     assert told.startswith("p.py:7: q: " if 'File "p.py"' in text else "p.py:3: q: ")
-    assert expected in told
+    assert expected.lower() in told.lower()
     assert "\n" not in told
+
+
+def test_a_spark_that_ran_out_of_memory_says_so_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    assert "perhaps for want of memory" in failures.spark_gone(OSError(), log)
+    log.write_text("Exception in thread x java.lang.OutOfMemoryError: Java heap space\n")
+    assert "--driver-memory" in failures.spark_gone(OSError(), log)

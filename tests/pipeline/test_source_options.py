@@ -23,15 +23,53 @@ def test_names_of_options_have_no_case_as_everywhere_in_spark() -> None:
     assert (options.max_rows, options.starting, options.fail_on_data_loss) == (10, "earliest", False)
 
 
-def test_an_unknown_option_is_named_with_those_there_are() -> None:
-    with pytest.raises(ArgumentError, match='no option "startingoffset" here. It has: .*startingOffsets, startingTime'):
-        read(startingOffset="earliest")
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("maxRowPerTrigger", "maxRowsPerTrigger"),
+        ("startTimestamp", "startingTimestamp"),
+        ("subscribe", "topics"),
+        ("kafka.bootstrap.servers", "url"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_and_those_there_are(given: str, near: str) -> None:
+    there = f'no option "{given.lower()}" here. Did you mean {near}\\? It has: .*startingOffsets, startingTime'
+    with pytest.raises(ArgumentError, match=there):
+        read(**{given: "earliest"})
+    with pytest.raises(ArgumentError, match='no option "xyz" here. It has:'):
+        read(xyz="1")
+
+
+def test_options_have_the_names_of_kafkas_source_too() -> None:
+    options = read(maxOffsetsPerTrigger="10", startingTimestamp="1795273200000", endingTimestamp=NOW)
+    assert (options.max_rows, options.starting_us, options.ending_us) == (10, 1_795_273_200_000_000, time_us("", NOW))
+    with pytest.raises(ArgumentError, match="maxRowsPerTrigger and maxOffsetsPerTrigger say the same"):
+        read(maxRowsPerTrigger="10", maxOffsetsPerTrigger="10")
+    with pytest.raises(ArgumentError, match="startingOffsets and startingTime say the same"):
+        read(startingOffsets="earliest", startingTimestamp="1795273200000")
+
+
+def test_sizes_have_units() -> None:
+    options = read(maxBytesPerTrigger="64MB", bytesPerPartition="1000000", minPartitions="4")
+    assert (options.max_bytes, options.bytes_per_partition, options.min_partitions) == (64_000_000, 1_000_000, 4)
+
+
+def test_a_write_that_is_repeated_needs_both_of_its_names() -> None:
+    given = {"path": "/tmp/journal", "txnAppId": "nightly", "txnVersion": "7"}
+    options = WriteOptions.parse(CaseInsensitiveDict(given))
+    assert (options.app_id, options.version) == ("nightly", 7)
+    with pytest.raises(ArgumentError, match="txnAppId and txnVersion go together"):
+        WriteOptions.parse(CaseInsensitiveDict({"path": "/tmp/journal", "txnVersion": "7"}))
 
 
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
     [
         ("maxRowsPerTrigger", "0", "whole number of at least 1"),
+        ("maxBytesPerTrigger", "much", "size like 64MB"),
+        ("bytesPerPartition", "0", "at least 1 byte"),
+        ("minPartitions", "0", "whole number of at least 1"),
         ("rowsPerPartition", "many", "whole number of at least 1"),
         ("batchRows", "-1", "whole number of at least 1"),
         ("startingOffsets", "newest", 'such as {"n1": 12345}'),
@@ -104,7 +142,7 @@ def test_a_duration_is_that_long_ago() -> None:
 def test_what_spark_adds_for_a_sink_is_no_mistake() -> None:
     given = {"checkpointLocation": "/tmp/c", "queryName": "q", "url": "http://h:1/rtl/journal/n", "retry": "5s"}
     assert WriteOptions.parse(CaseInsensitiveDict(given)).retry_s == 5
-    with pytest.raises(ArgumentError, match='"topics" here. It has: path, retry, token, url'):
+    with pytest.raises(ArgumentError, match='"topics" here. It has: path, retry, token, txnAppId, txnVersion, url'):
         WriteOptions.parse(CaseInsensitiveDict(given | {"topics": "a"}))
 
 

@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from smqrt.errors import ArgumentError
+from smqrt.journal import planning
 from smqrt.journal.compact import Options, compact
+from smqrt.journal.reader import Chunk, Journal
+from smqrt.pipeline.smq_source import sizes
 from smqrt.pipeline.smq_source.options import ReadOptions
 from smqrt.pipeline.smq_source.stream import StreamReader
 from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, schema, values
@@ -166,6 +170,79 @@ def test_two_nodes_share_a_limit(recorded: Recorded) -> None:
     Recorded(recorded.path, "n2").add(500)
     rows = Driven(recorded, maxRowsPerTrigger="100").batch()
     assert sorted(row["node"] for row in rows) == ["n1"] * 50 + ["n2"] * 50
+
+
+def size_bytes(journal: Journal, first: int, behind: int) -> int:
+    chunks = [chunk for part in journal.plan({"n1": first}, {"n1": behind}) for chunk in part]
+    return sizes.in_memory_bytes(chunks)
+
+
+def test_a_limit_of_bytes_makes_batches_of_that_size(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path / "journal")
+    recorded.add((message(seq, payload=b"x" * 1000) for seq in range(1000)), batch=10).seal()
+    recorded.add((message(seq, payload=b"x" * 10) for seq in range(1000, 2000)), batch=10)
+    batches = Driven(recorded, "seq", maxBytesPerTrigger="200kB").batches()
+    assert [seq for batch in batches for seq in batch] == list(range(2000))
+    journal = Journal(recorded.path)
+    assert max(size_bytes(journal, batch[0], batch[-1] + 1) for batch in batches) <= 220_000
+    assert len(batches) < 20
+
+
+def test_a_row_that_is_larger_than_the_limit_comes_alone(recorded: Recorded) -> None:
+    assert Driven(recorded, "seq", maxBytesPerTrigger="1").batches() == [[seq] for seq in range(500)]
+
+
+def test_compacted_files_count_for_the_limit_of_bytes(recorded: Recorded) -> None:
+    compact(recorded.path, Options(everything=True, grace_s=0))
+    half = size_bytes(Journal(recorded.path), 0, 500) // 2
+    batches = Driven(recorded, "seq", maxBytesPerTrigger=str(half)).batches()
+    assert len(batches) in (2, 3)
+    assert [seq for batch in batches for seq in batch] == list(range(500))
+
+
+def test_without_a_limit_of_bytes_there_is_one(recorded: Recorded) -> None:
+    assert Driven(recorded).reader.getDefaultReadLimit() == ReadMaxBytes(128 << 20)
+
+
+def test_all_that_is_there_when_spark_asks_for_it(recorded: Recorded) -> None:
+    driven = Driven(recorded, maxRowsPerTrigger="10", maxBytesPerTrigger="100")
+    assert driven.reader.latestOffset(driven.offset, ReadAllAvailable()) == {"n1": 500}
+
+
+def test_a_smaller_limit_makes_smaller_tasks_of_a_batch_that_is_in_the_checkpoint(recorded: Recorded) -> None:
+    driven = Driven(recorded, "seq", bytesPerPartition="10kB")
+    parts = driven.reader.partitions({"n1": 0}, {"n1": 500})
+    assert len(parts) == -(-size_bytes(Journal(recorded.path), 0, 500) // 10_000) > 3
+
+
+def test_a_batch_is_planned_once(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    plan = Journal.plan
+    monkeypatch.setattr(Journal, "plan", lambda *args, **keywords: planned.append(1) or plan(*args, **keywords))
+    assert len(Driven(recorded).batch()) == 500
+    assert len(planned) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "payload_bytes", "options", "tasks"),
+    [
+        (500, 10, {}, 1),
+        (40_000, 10, {}, 1),
+        (70_000, 10, {}, 2),
+        (140_000, 10, {}, 4),
+        (500, 40_000, {}, 2),
+        (500, 10, {"minPartitions": "3"}, 3),
+        (2, 10, {"minPartitions": "3"}, 2),
+        (500, 10, {"rowsPerPartition": "100"}, 5),
+        (140_000, 10, {"parallelism": "1"}, 1),
+    ],
+)
+def test_tasks_are_as_many_as_cores_when_it_is_worth_it(
+    rows: int, payload_bytes: int, options: dict[str, str], tasks: int
+) -> None:
+    chunk = Chunk("f", "wal", 0, rows * (100 + payload_bytes), 0, rows, "n1", 0)
+    given = ReadOptions.parse(CaseInsensitiveDict({"path": "/tmp/j", "parallelism": "4"} | options))
+    assert len(planning.parts([chunk], sizes.rows_per_task(given, [chunk]))) == tasks
 
 
 def test_progress_is_told_to_the_journal(recorded: Recorded) -> None:

@@ -33,8 +33,10 @@ class BatchReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.max_rows or options.split_at or options.query:
-            raise ArgumentError("smq options maxRowsPerTrigger, splitAt and queryName are for readStream.")
+        if options.max_rows or options.max_bytes or options.split_at or options.query:
+            raise ArgumentError(
+                "smq options maxRowsPerTrigger, maxBytesPerTrigger, splitAt and queryName are for readStream."
+            )
         columns.checked(schema)
         self.options, self.schema = options, schema
         self.pushFilters = Pushing()  # type: ignore[method-assign]
@@ -55,7 +57,7 @@ class BatchReader(DataSourceReader):
         begin, last = scan.journal.begin(), scan.journal.end()
         start, end = edges(scan.journal, self.options, begin, last)
         start, end = offsets.checked(start, end, begin, last, self.options.fail_on_data_loss)
-        return scan.parts(*clipped(start, end, self.pushed))
+        return scan.parts(scan.plan(*clipped(start, end, self.pushed)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self.scan.read(partition) if isinstance(partition, Part) else iter(())

@@ -27,6 +27,16 @@ def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
     return reached
 
 
+def spans(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
+    """Returns, for each node that has rows between, the first and the one behind the last."""
+    return {node: (start.get(node, 0), seq) for node, seq in end.items() if seq > start.get(node, 0)}
+
+
+def distance(start: Offsets, end: Offsets) -> int:
+    """Returns how many rows lie between."""
+    return sum(behind - first for first, behind in spans(start, end).values())
+
+
 def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
     """Returns `end`, or less where a batch from `start` would have rows on both sides of `split`.
 
@@ -61,7 +71,10 @@ def ahead(seen: Offsets, last: Offsets) -> str | None:
 
 def refused(what: str) -> JournalError:
     """Returns the error for rows that are gone."""
-    return JournalError(f"{what}. Set failOnDataLoss=false to go on with what is there, or take a new checkpoint.")
+    return JournalError(
+        f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to go on with what is there, or take "
+        "a new checkpoint."
+    )
 
 
 def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: bool) -> tuple[Offsets, Offsets]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -13,13 +14,16 @@ from typing import Any, Self
 from smqrt.errors import ArgumentError
 from smqrt.journal import uris
 from smqrt.journal.filters import Filter
-from smqrt.journal.settings import parse_duration
+from smqrt.journal.settings import parse_duration, parse_size
 
 Offsets = dict[str, int]
 """The next seq of every node, as in every offset of the journal."""
 
 ROWS_PER_PARTITION = 1 << 19
+BYTES_PER_PARTITION = 64 << 20
 BATCH_ROWS = 8192
+MAX_BYTES = 128 << 20
+"""Of a micro-batch: an eighth of the 1 GiB that Spark's driver has by default."""
 RETRY_S = 60.0
 
 
@@ -33,6 +37,24 @@ def positive(name: str, value: str) -> int:
     if not re.fullmatch(r"[0-9_]+", value) or int(value) < 1:
         raise wrong(name, value, "it's a whole number of at least 1")
     return int(value)
+
+
+def whole(name: str, value: str) -> int:
+    """Returns a whole number of at least 0."""
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise wrong(name, value, "it's a whole number")
+    return int(value)
+
+
+def size(name: str, value: str) -> int:
+    """Returns the bytes of "64MB", "1GiB", "100000"."""
+    try:
+        found = parse_size(int(value) if value.isdecimal() else value)
+    except ArgumentError as error:
+        raise wrong(name, value, f"it's a size like 64MB: {error}") from None
+    if found < 1:
+        raise wrong(name, value, "it's at least 1 byte")
+    return found
 
 
 def switch(name: str, value: str) -> bool:
@@ -91,6 +113,11 @@ def time_us(name: str, value: str) -> int:
     return epoch_us(when)
 
 
+def timestamp_us(name: str, value: str) -> int:
+    """Returns microseconds since 1970 of milliseconds since then, as Kafka's source takes them, or as `time_us`."""
+    return int(value) * 1000 if value.isdecimal() else time_us(name, value)
+
+
 def epoch_us(when: datetime) -> int:
     """Returns microseconds since 1970; a time without a zone is UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
@@ -101,6 +128,13 @@ def text(name: str, value: str) -> str:
     """Returns the value as it is; an empty one is an error."""
     if not value:
         raise wrong(name, value, "it must not be empty")
+    return value
+
+
+def app_id(name: str, value: str) -> str:
+    """Returns an id under which a hub keeps commits; it puts the numbers of parts behind it."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
+        raise wrong(name, value, "it's 1 to 80 letters, digits, '-', '_' and '.'")
     return value
 
 
@@ -115,26 +149,65 @@ READ: dict[str, Reader] = PLACE | {
     "endingOffsets": place,
     "endingTime": time_us,
     "maxRowsPerTrigger": positive,
+    "maxBytesPerTrigger": size,
+    "minPartitions": positive,
     "rowsPerPartition": positive,
+    "bytesPerPartition": size,
+    "parallelism": positive,
     "batchRows": positive,
     "splitAt": seqs,
     "failOnDataLoss": switch,
     "includePipeline": switch,
     "queryName": text,
 }
+WRITE: dict[str, Reader] = PLACE | {"txnAppId": app_id, "txnVersion": whole}
+ALSO: dict[str, tuple[str, Reader]] = {
+    "startingTimestamp": ("startingTime", timestamp_us),
+    "endingTimestamp": ("endingTime", timestamp_us),
+    "maxOffsetsPerTrigger": ("maxRowsPerTrigger", positive),
+}
+"""Options under the names that they have in Spark's source for Kafka: which they are here, and how they are read."""
+ELSEWHERE = {
+    "subscribe": "topics",
+    "subscribepattern": "topics",
+    "assign": "topics",
+    "kafka.bootstrap.servers": "url",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "minoffsetspertrigger": "trigger(processingTime=...)",
+    "maxfilespertrigger": "maxBytesPerTrigger",
+    "groupidprefix": "queryName",
+    "kafka.group.id": "queryName",
+}
+"""What options of other sources are called here."""
 SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark hands to a sink with the sink's own options."""
 
 
 def parsed(given: Mapping[str, str], known: Mapping[str, Reader]) -> dict[str, Any]:
     """Returns the values of the options by their proper names; names are compared as Spark does, without case."""
-    proper = {name.lower(): name for name in known}
+    names = {name: (name, reader) for name, reader in known.items()}
+    names |= {name: meant for name, meant in ALSO.items() if meant[0] in known}
+    proper = {name.lower(): name for name in names}
     values: dict[str, Any] = {}
+    by: dict[str, str] = {}
     for option, value in given.items():
         if (name := proper.get(option.lower())) is None:
-            raise ArgumentError(f'Format smq has no option "{option}" here. It has: {", ".join(sorted(known))}.')
-        values[name] = known[name](name, value)
+            raise _unknown(option, known, proper)
+        meant, reader = names[name]
+        if meant in values:
+            raise ArgumentError(f"smq options {by[meant]} and {name} say the same thing: give one of them.")
+        values[meant], by[meant] = reader(name, value), name
     return values
+
+
+def _unknown(option: str, known: Mapping[str, Reader], proper: Mapping[str, str]) -> ArgumentError:
+    """Returns the error for an option that there isn't, with the one that was meant, if that can be told."""
+    close = difflib.get_close_matches(option.lower(), proper, 1)
+    meant = ELSEWHERE.get(option.lower()) if "topics" in known else None
+    near = meant or (proper[close[0]] if close else None)
+    hint = f"Did you mean {near}? " if near else ""
+    return ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {", ".join(sorted(known))}.')
 
 
 def location(values: dict[str, Any]) -> str:
@@ -148,6 +221,11 @@ def location(values: dict[str, Any]) -> str:
     return where if uris.is_address(where) else os.path.abspath(uris.journal(where))
 
 
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """The options of a read, batch or stream.
@@ -159,7 +237,10 @@ class ReadOptions:
         starting, ending: "earliest", "latest" or offsets; None is the default of the kind of read.
         starting_us, ending_us: times instead of offsets, microseconds since 1970, UTC.
         max_rows: at most so many rows in a micro-batch; None is no limit.
-        rows_per_partition: at most so many rows in a task of Spark.
+        max_bytes: about so many bytes at most in a micro-batch; None is `MAX_BYTES`.
+        min_partitions: at least so many tasks of Spark, if there are as many rows.
+        rows_per_partition, bytes_per_partition: at most so much in a task.
+        parallelism: how many tasks work at a time; a micro-batch that is worth it has so many.
         batch_rows: Arrow batches are merged until they have so many rows.
         split_at: no micro-batch has rows on both sides of these offsets.
         fail_on_data_loss: rows that are gone are an error, otherwise they're passed over.
@@ -177,7 +258,11 @@ class ReadOptions:
     ending: str | Offsets | None = None
     ending_us: int | None = None
     max_rows: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int = 1
     rows_per_partition: int = ROWS_PER_PARTITION
+    bytes_per_partition: int = BYTES_PER_PARTITION
+    parallelism: int = field(default_factory=cores)
     batch_rows: int = BATCH_ROWS
     split_at: Offsets = field(default_factory=dict)
     fail_on_data_loss: bool = True
@@ -191,7 +276,10 @@ class ReadOptions:
         "endingOffsets": "ending",
         "endingTime": "ending_us",
         "maxRowsPerTrigger": "max_rows",
+        "maxBytesPerTrigger": "max_bytes",
+        "minPartitions": "min_partitions",
         "rowsPerPartition": "rows_per_partition",
+        "bytesPerPartition": "bytes_per_partition",
         "batchRows": "batch_rows",
         "splitAt": "split_at",
         "failOnDataLoss": "fail_on_data_loss",
@@ -235,11 +323,14 @@ class WriteOptions:
         journal: absolute path of the folder, or the http(s) address.
         token: what the hub asks for; None takes it from the journal's folder.
         retry_s: so long a write waits for a hub that is away.
+        app_id, version: a write with the same two is done once, however often it is repeated; as Delta calls them.
     """
 
     journal: str
     token: str | None = None
     retry_s: float = RETRY_S
+    app_id: str | None = None
+    version: int = 0
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -254,6 +345,8 @@ class WriteOptions:
         Raises:
             ArgumentError: an unknown option or a value it can't have.
         """
-        values = parsed({name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, PLACE)
-        where = location(values)
-        return cls(where, values.get("token"), values.get("retry", RETRY_S))
+        values = parsed({name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, WRITE)
+        if ("txnAppId" in values) != ("txnVersion" in values):
+            raise ArgumentError("smq options txnAppId and txnVersion go together: who writes, and which write of its.")
+        where, retry_s = location(values), values.get("retry", RETRY_S)
+        return cls(where, values.get("token"), retry_s, values.get("txnAppId"), values.get("txnVersion", 0))

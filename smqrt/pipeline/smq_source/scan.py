@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
+from smqrt.journal import planning
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
-from smqrt.pipeline.smq_source import columns, merging
+from smqrt.pipeline.smq_source import columns, merging, sizes
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+_ALL_ROWS = 1 << 62
 
 
 class Part(InputPartition):
@@ -73,14 +76,16 @@ class Scan:
             return Filter(sorted(self.topics))
         return self.options.filter()
 
-    def parts(self, start: Offsets, end: Offsets) -> list[Part]:
-        """Returns the tasks that read the rows from `start` up to, without, `end`."""
+    def plan(self, start: Offsets, end: Offsets) -> list[Chunk]:
+        """Returns the pieces of files that have the rows from `start` up to, without, `end`."""
         if self.topics is not None and not self.topics:
             return []
-        plan = self.journal.plan(
-            start, end, max_rows=self.options.rows_per_partition, ts_us=self.ts_us, topics=self.filter
-        )
-        return [Part(chunks) for chunks in plan]
+        plan = self.journal.plan(start, end, max_rows=_ALL_ROWS, ts_us=self.ts_us, topics=self.filter)
+        return [chunk for chunks in plan for chunk in chunks]
+
+    def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
+        """Returns the tasks that read these chunks."""
+        return [Part(some) for some in planning.parts(chunks, sizes.rows_per_task(self.options, chunks))]
 
     def read(self, part: InputPartition) -> Iterator[Any]:
         """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from smqrt.errors import ArgumentError
-from smqrt.pipeline.smq_source import columns, offsets
+from smqrt.pipeline.smq_source import columns, offsets, sizes
 from smqrt.pipeline.smq_source.batch import edge
-from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
+from smqrt.pipeline.smq_source.options import MAX_BYTES, Offsets, ReadOptions
 from smqrt.pipeline.smq_source.progress import Progress
 from smqrt.pipeline.smq_source.scan import Scan
 from smqrt.pipeline.smq_source.telling import told
@@ -38,6 +38,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.scan = Scan(options, schema)
         self.options = options
         self.target: Offsets | None = None
+        self.planned: tuple[dict[str, tuple[int, int]], sizes.Chunks] | None = None
         self.progress = Progress(options)
 
     @told
@@ -47,7 +48,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.ordered(edge(journal, options.starting, options.starting_us, begin, last, last))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self.options.max_rows) if self.options.max_rows else ReadAllAvailable()
+        """Spark takes one limit; that of rows is kept with it."""
+        return ReadMaxBytes(self.options.max_bytes or MAX_BYTES)
 
     @told
     def prepareForTriggerAvailableNow(self) -> None:
@@ -58,9 +60,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = self.scan.journal.end() if self.target is None else self.target
         start = self._known(start, last)
         end = offsets.before_split(start, last, self.options.split_at)
-        if isinstance(limit, ReadMaxRows):
-            end = offsets.limited(start, end, limit.max_rows)
+        if not isinstance(limit, ReadAllAvailable):
+            end = self._limited(start, end)
         return offsets.ordered(start | end)
+
+    def _limited(self, start: Offsets, end: Offsets) -> Offsets:
+        if self.options.max_rows:
+            end = offsets.limited(start, end, self.options.max_rows)
+        if not offsets.distance(start, end):
+            return end
+        end, chunks = sizes.within(self.scan.plan, start, end, self.options.max_bytes or MAX_BYTES)
+        self.planned = offsets.spans(start, end), chunks
+        return end
 
     def _known(self, start: Offsets, last: Offsets) -> Offsets:
         """Returns `start` with the nodes that came since, each from its beginning.
@@ -82,7 +93,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
         start, end = offsets.checked(start, end, journal.begin(), journal.end(), self.options.fail_on_data_loss)
-        return self.scan.parts(start, end)
+        return self.scan.parts(self._plan(start, end))
+
+    def _plan(self, start: Offsets, end: Offsets) -> sizes.Chunks:
+        """Returns the chunks of a micro-batch: most often those that were found while its end was looked for."""
+        planned, self.planned = self.planned, None
+        if planned and planned[0] == offsets.spans(start, end):
+            return planned[1]
+        return self.scan.plan(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self.scan.read(partition)

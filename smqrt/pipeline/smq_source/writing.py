@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit
+from smqrt.pipeline import faults
 from smqrt.pipeline.smq_source.options import WriteOptions
 from smqrt.pipeline.smq_source.telling import told
 
@@ -25,6 +27,10 @@ Record = tuple[bytes, bytes | None, bytes]
 
 COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
 NEEDED = ("topic", "payload")
+_UNSORTED = (
+    "smq cuts a write with txnAppId into parts, which must be the same ones when it is repeated: write "
+    'frame.repartition(1).sortWithinPartitions("topic", "subtopic", "payload"), without nulls in them.'
+)
 QUERY_ID = "sql.streaming.queryId"
 """A local property of every task of a stream; it stays the same as long as the checkpoint does."""
 
@@ -74,6 +80,16 @@ def records(batches: Iterable[Any]) -> Iterator[Record]:
             yield topic, subtopic, payload or b""
 
 
+def in_order(rows: Iterable[Record]) -> Iterator[Record]:
+    """Yields the rows. Raises ArgumentError when they don't come sorted."""
+    before: tuple[bytes, bytes, bytes] = b"", b"", b""
+    for row in rows:
+        if (now := commit.order(row)) < before:
+            raise ArgumentError(_UNSORTED)
+        before = now
+        yield row
+
+
 def as_bytes(batch: Any, name: str) -> list[bytes | None]:
     """Returns a column's values; text as UTF-8."""
     import pyarrow as pa
@@ -97,6 +113,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ArgumentError('smq takes outputMode("append"): for others publish in foreachBatch.')
+        if options.app_id:
+            raise ArgumentError("smq options txnAppId and txnVersion are for write: a stream has its own.")
         checked(schema)
         self.options = options
 
@@ -122,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Publishes a frame. A task that Spark repeats publishes again: at least once.
+    """Publishes a frame. A task that Spark repeats publishes again: at least once; with txnAppId exactly once.
 
     Args:
         options: of the write.
@@ -142,10 +160,23 @@ class BatchWriter(DataSourceArrowWriter):
     @told
     def write(self, iterator: Iterator[Any]) -> Written:
         target = commit.HubAddress.of(self.options.journal, self.options.token)
+        if self.options.app_id:
+            self._commit(self.options.app_id, target, records(iterator))
+            return Written("", [])
         for batch in iterator:
             rows = list(records([batch]))
             commit.publish(target, rows, retry_s=self.options.retry_s)
         return Written("", [])
+
+    def _commit(self, app_id: str, target: commit.HubAddress, rows: Iterator[Record]) -> None:
+        """Publishes the rows in parts, which are the same ones when the write is repeated."""
+        if (first := next(rows, None)) is None:
+            return
+        if (context := TaskContext.get()) and context.partitionId():
+            raise ArgumentError(_UNSORTED)
+        for number, (name, part) in enumerate(commit.sorted_parts(app_id, in_order(chain([first], rows)))):
+            faults.point("before_part", number, of_worker=True)
+            commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """The tasks have published everything."""

@@ -1,0 +1,83 @@
+"""Queries that make no progress: their status says so, since when, and why.
+
+Spark tells of a micro-batch when it is done, and every ten seconds that there is nothing to do. When it tells nothing,
+the journal and the checkpoint do, which are looked at here; Spark isn't asked, which may have no memory to answer with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from smqrt.errors import SmqrtError
+from smqrt.pipeline import checkpoint
+from smqrt.pipeline.status import Board, Status
+
+LEAST_S = 60.0
+TIMES = 10
+"""A query is stuck when nothing is heard of it for so many times the usual micro-batch, `LEAST_S` at least."""
+_LOOK_S = 1.0
+_QUIET_S = 2.0
+
+End = Callable[[], checkpoint.Offsets]
+"""Gives the end of the journal."""
+
+
+class Watchdog:
+    """Looks after the queries of one process.
+
+    Args:
+        board: where their status is kept.
+        state: folder with one folder for each query.
+        end: of the journal.
+        least_s: see `LEAST_S`.
+    """
+
+    def __init__(self, board: Board, state: Path, end: End, least_s: float = LEAST_S) -> None:
+        self._board, self._state, self._end, self._least_s = board, state, end, least_s
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Looks every second while inside."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._until, args=(over,), name="stuck", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _until(self, over: threading.Event) -> None:
+        while not over.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Brings the status of queries up to date of which nothing has been heard for a while."""
+        for status, quiet_s in self._board.quiet(_QUIET_S):
+            lag_rows = self._lag_rows(status)
+            if lag_rows:
+                usual_s = status.batch_ms / 1000
+                late = quiet_s > max(self._least_s, TIMES * usual_s)
+                self._board.under_way(status.name, lag_rows, self._why(status, quiet_s, usual_s) if late else "")
+
+    def _lag_rows(self, status: Status) -> int:
+        try:
+            folder = self._state / status.name
+            done = checkpoint.reached(folder) or checkpoint.began(folder)
+            return sum(max(0, seq - done.get(node, 0)) for node, seq in self._end().items()) if done else 0
+        except (SmqrtError, OSError, ValueError):
+            return (
+                status.lag_rows or 1
+            )  # a hub that is away, a file that was just removed: something is wrong, or soon better
+
+    @staticmethod
+    def _why(status: Status, quiet_s: float, usual_s: float) -> str:
+        if status.trouble:
+            return status.trouble
+        before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
+        return (
+            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. Its rows may be too many: "
+            "a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
+        )
