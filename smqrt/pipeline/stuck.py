@@ -67,10 +67,8 @@ class Watchdog:
             folder = self._state / status.name
             done = checkpoint.reached(folder) or checkpoint.began(folder)
             return sum(max(0, seq - done.get(node, 0)) for node, seq in self._end().items()) if done else 0
-        except (SmqrtError, OSError, ValueError):
-            return (
-                status.lag_rows or 1
-            )  # a hub that is away, a file that was just removed: something is wrong, or soon better
+        except (SmqrtError, OSError, ValueError):  # a hub that is away, a file that was just removed
+            return status.lag_rows or 1
 
     @staticmethod
     def _why(status: Status, quiet_s: float, usual_s: float) -> str:
@@ -78,6 +76,6 @@ class Watchdog:
             return status.trouble
         before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
         return (
-            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. Its rows may be too many: "
-            "a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
+            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. Its rows may be too "
+            "many: a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
         )

@@ -198,7 +198,7 @@ def test_a_journal_without_rows(spark: Any, tmp_path: Path) -> None:
 
 
 def test_an_unknown_option_is_told_by_spark(spark: Any, recorded: Recorded) -> None:
-    with pytest.raises(Exception, match='no option "topic" here. It has: .*topics'):
+    with pytest.raises(Exception, match='no option "topic" here. Did you mean topics.*It has: .*topics'):
         load(spark, recorded, topic="a").count()
 
 
