@@ -151,13 +151,17 @@ def sorted_parts(
     """Yields what `parts` does, of rows that come in the order of `order`, without ever having all of them.
 
     Rows that are few enough for one part make the same one as there, so that a micro-batch may be repeated either way.
+    The part under the query's own name comes last: a hub that has it has all of them.
 
     Args:
         query, most_bytes: as for `parts`.
         rows: at least one message.
     """
-    for number, part in enumerate(_split(rows, most_bytes)):
-        yield f"{query}.{number}" if number else query, part
+    cut = _split(rows, most_bytes)
+    first = next(cut)
+    for number, part in enumerate(cut, 1):
+        yield f"{query}.{number}", part
+    yield query, first
 
 
 def order(row: OutRow) -> tuple[bytes, bytes, bytes]:

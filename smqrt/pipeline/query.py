@@ -177,7 +177,7 @@ class Query:
         options = self.context.options
         if self.plan.declaration.kind == "table":
             return self._where_of_table()
-        hub = self.context.hub(self.stopping)
+        hub = self.context.hub(self.stopping, self._troubled)
         self._tell(resume.published(self.folder, self.context.journal, hub))
         return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
 

@@ -236,7 +236,7 @@ def test_parts_are_the_same_in_any_order() -> None:
     rows = [(f"t{number % 7}".encode(), b"s" if number % 2 else None, bytes([number]) * 10) for number in range(50)]
     assert list(commits.parts("q", rows)) == [("q", rows)]
     found = list(commits.parts("q", rows, 100))
-    assert [name for name, _ in found] == ["q", *(f"q.{number}" for number in range(1, len(found)))]
+    assert [name for name, _ in found] == [*(f"q.{number}" for number in range(1, len(found))), "q"]
     assert sorted(map(repr, (row for _, part in found for row in part))) == sorted(map(repr, rows))
     assert all(len(commits.encode(part)) <= 100 for _, part in found)
     assert list(commits.parts("q", rows[::-1], 100)) == found
@@ -245,10 +245,10 @@ def test_parts_are_the_same_in_any_order() -> None:
 def test_a_part_holds_so_many_messages_at_most() -> None:
     rows: list[commits.OutRow] = [(b"t", None, b"")] * (2 * commits.MOST_ROWS + 1)
     assert [(name, len(part)) for name, part in commits.parts("q", rows)] == [
-        ("q", commits.MOST_ROWS), ("q.1", commits.MOST_ROWS), ("q.2", 1),
+        ("q.1", commits.MOST_ROWS), ("q.2", 1), ("q", commits.MOST_ROWS),
     ]  # fmt: skip
 
 
 def test_a_part_holds_at_least_one_message() -> None:
     rows: list[commits.OutRow] = [(b"t", None, b"x" * 500), (b"u", None, b"y")]
-    assert list(commits.parts("q", rows, 100)) == [("q", rows[:1]), ("q.1", rows[1:])]
+    assert list(commits.parts("q", rows, 100)) == [("q.1", rows[1:]), ("q", rows[:1])]
