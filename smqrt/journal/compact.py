@@ -166,6 +166,7 @@ class _Run:
         self._typed = TypedColumn(options.schemas) if options.schemas else None
         self._done = Done()
         self._is_held_up = False
+        self._faults: list[JournalError] = []
 
     def whole(self) -> Done:
         for folder in sorted(path for path in (self._journal / "wal").glob("*") if path.is_dir()):
@@ -179,6 +180,8 @@ class _Run:
         for node in sorted(manifest.load(self._journal).nodes) if self._options.merge_bytes else ():
             self._merge(node)
         merge.remove_retired(self._journal, self._options.grace_s)
+        if self._faults:
+            raise self._faults[0]
         return self._done
 
     # ---- segments to files
@@ -244,9 +247,12 @@ class _Run:
         now_us, state = time.time_ns() // 1000, manifest.load(self._journal)
         files = list(state.files(node, state.settled.get(node, 0)))
         for group in merge.groups(files, now_us, self._options.merge_bytes, self._fit):
-            self._merge_group(group)
+            try:
+                self._merge_group(group)
+            except JournalError as fault:  # a damaged file does not keep the others small
+                self._faults.append(fault)
         below = merge.settled(files, now_us)
-        if not self._is_held_up and below is not None and below > state.settled.get(node, 0):
+        if not (self._is_held_up or self._faults) and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
                 changes.settled[node] = below
 

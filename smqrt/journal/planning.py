@@ -72,11 +72,11 @@ class Snapshot(NamedTuple):
         """Returns the names of all nodes, in order."""
         return sorted({*self.wal, *self.manifest.nodes})
 
-    def begin(self, node: str, end: int) -> int:
-        """Returns the oldest number there is; `end` when there are no rows."""
+    def begin(self, node: str) -> int | None:
+        """Returns the oldest number there is; None when there are no rows."""
         through, compacted = self.manifest.nodes.get(node, 0), self.manifest.first(node)
         found = [max(first, through) for first in self.wal.get(node, [])[:1]]
-        return min(found + ([] if compacted is None else [compacted]), default=end)
+        return min(found + ([] if compacted is None else [compacted]), default=None)
 
     def segments(self, node: str, start: int, end: int) -> list[int]:
         """Returns the first numbers of the segments that may have rows of a range."""

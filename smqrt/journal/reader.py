@@ -92,7 +92,11 @@ class Journal:
     def begin(self) -> dict[str, int]:
         """Returns, by node, the number of the oldest row; that of the next one when there are none."""
         snapshot = self._snapshot()
-        return {node: snapshot.begin(node, self._end(snapshot, node)) for node in snapshot.nodes()}
+        return {node: self._begin(snapshot, node) for node in snapshot.nodes()}
+
+    def _begin(self, snapshot: Snapshot, node: str) -> int:
+        first = snapshot.begin(node)
+        return self._end(snapshot, node) if first is None else first
 
     def _end(self, snapshot: Snapshot, node: str) -> int:
         end = snapshot.manifest.nodes.get(node, 0)
@@ -112,7 +116,7 @@ class Journal:
 
     def _offset_at(self, snapshot: Snapshot, node: str, ts_us: int) -> int:
         end = self._end(snapshot, node)
-        start = snapshot.begin(node, end)
+        start = self._begin(snapshot, node)
         for chunk in self._planner(snapshot).chunks({node: start}, {node: end}, (ts_us, 1 << 62), None):
             for row in self.rows_of(chunk):
                 if row.ts_us >= ts_us:

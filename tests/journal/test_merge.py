@@ -190,9 +190,15 @@ def test_a_damaged_file_is_not_merged(tmp_path: Path) -> None:
     data[len(data) // 3] ^= 4
     path.write_bytes(data)
     before = listed(tmp_path)
-    with pytest.raises(JournalError, match=rf"{path} can't be merged: .*`smqrt journal verify`"):
-        compact.compact(tmp_path, MERGED)
-    assert listed(tmp_path) == on_disk(tmp_path) == before
+    write(tmp_path, readings(10), node="n2", segment_rows=5)
+    compact.compact(tmp_path, Options(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
+    for _ in range(2):
+        with pytest.raises(JournalError, match=rf"{path} can't be merged: .*`smqrt journal verify`"):
+            compact.compact(tmp_path, MERGED)
+        assert listed(tmp_path) == on_disk(tmp_path)
+    assert [name for name in listed(tmp_path) if "/n1-" in name] == before
+    assert len(listed(tmp_path)) == len(before) + 1
+    assert manifest.load(tmp_path).settled == {}
 
 
 def test_a_file_that_expires_meanwhile(tmp_path: Path) -> None:

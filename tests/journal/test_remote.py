@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import hubfile, link, segment
+from smqrt.journal import compact, hubfile, link, manifest, merge, segment
 from smqrt.journal.commit import HubAddress, commit
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Journal
@@ -157,6 +157,53 @@ def test_what_does_not_change_is_not_sent_again(hub: Hub) -> None:
     hub.requests.clear()
     there(lambda: remote.plan({}, {"n1": 10}))
     assert hub.requests == ["manifest", f"wal/n1/{0:020d}.idx"]
+
+
+def test_a_micro_batch_takes_few_requests_and_each_page_one(hub: Hub) -> None:
+    """As Spark's source does it: where it begins, where it ends, a plan; for two nodes, one of them compacted."""
+    written.write(hub.path, [[10], [20], [30]])
+    written.write(hub.path, [[10], [20]], "n2")
+    written.to_parquet(hub.path, [12, 20])
+    remote = hub.open()
+
+    def batch() -> None:
+        assert remote.begin() == {"n1": 0, "n2": 0}
+        assert remote.end() == {"n1": 30, "n2": 20}
+        assert sum(chunk.rows for part in remote.plan({}, {"n1": 30, "n2": 20}) for chunk in part) == 50
+
+    there(batch)
+    assert len([name for name in hub.requests if name.startswith("manifest/")]) == 1
+    hub.requests.clear()
+    there(batch)
+    newest = [f"wal/n1/{20:020d}.idx", f"wal/n2/{10:020d}.idx"]
+    assert hub.requests == ["manifest", "end", "manifest", *newest]
+
+
+def test_times_of_segments_come_with_the_listing(hub: Hub) -> None:
+    written.write(hub.path, [[at] for at in range(10, 310, 10)], step_us=1_000_000)
+    remote, second_us = hub.open(), 1_000_000
+    times = (written.START_US + 105 * second_us, written.START_US + 108 * second_us)
+    plan = there(lambda: remote.plan({}, {"n1": 300}, ts_us=times))
+    assert [(chunk.start, chunk.end) for part in plan for chunk in part] == [(100, 110)]
+    assert hub.requests == ["manifest", f"wal/n1/{100:020d}.idx", f"wal/n1/{290:020d}.idx"]
+
+
+def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
+    written.write(hub.path, [[10], [20], [30]])
+    written.to_parquet(hub.path, [12, 20])
+    written.drop_compacted(hub.path)
+    remote = hub.open()
+    plan = there(lambda: remote.plan({}, {"n1": 30}))
+    compact.compact(hub.path, compact.Options(grace_s=60))
+    assert len(list(manifest.load(hub.path).all_files())) == 1
+
+    def rows() -> Any:
+        return [row for part in plan for chunk in part for row in as_rows(remote.tables(chunk))]
+
+    assert there(rows) == written.rows(0, 30)
+    assert "manifest" not in hub.requests[-3:]
+    merge.remove_retired(hub.path, 0)
+    assert there(rows) == written.rows(0, 30)
 
 
 def test_damage_is_told_with_the_address(hub: Hub) -> None:

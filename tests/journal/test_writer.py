@@ -17,7 +17,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, committed, durability, index, writer
+from smqrt.journal import arrow, committed, durability, index, summary, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.net import turn
@@ -171,7 +171,9 @@ def test_segments_are_sealed(record: Make) -> None:
     for number in range(40):
         site.smq.publish(b"%02d" % number * 2000, "topic")
         site.smq.journal.flush()
-    assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) > 1
+    *sealed, _ = sorted(site.smq.journal.path.glob("wal/*/*.arrows"))
+    assert sealed
+    wait_until(lambda: all(map(summary.known, sealed)))
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 
