@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,8 @@ test.ref = core.ref
 def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Fails the test when a greenlet switch happens inside a call from Lua to Python: that corrupts lupa's state.
 
-    Gives the list of the switches that were seen, for the test of this guard itself.
+    Gives the list of the switches that were seen, for the test of this guard itself. What earlier tests left for the
+    garbage collector, greenlets among it, is not collected meanwhile.
     """
     runtimes: weakref.WeakSet[Activities] = weakref.WeakSet()
     violations: list[str] = []
@@ -46,7 +48,9 @@ def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(Activities, "__init__", init)
     previous = greenlet.settrace(on_switch)
+    gc.freeze()
     yield violations
+    gc.unfreeze()
     greenlet.settrace(previous)
     assert not violations
 
