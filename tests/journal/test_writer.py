@@ -173,7 +173,7 @@ def test_segments_are_sealed(record: Make) -> None:
         site.smq.journal.flush()
     *sealed, _ = sorted(site.smq.journal.path.glob("wal/*/*.arrows"))
     assert sealed
-    wait_until(lambda: all(map(summary.known, sealed)))
+    wait_until(lambda: all(map(summary.known, sealed)), "a summary of each")
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 
