@@ -148,7 +148,7 @@ def _checked(path: Path, file: DataFile) -> Iterator[Any]:
     names = plain_schema(path).names
     with path.open("rb") as source:
         opened = tables.parquet_file(source, whole)
-        for group, _ in tables.groups(opened.metadata, whole):
+        for group in tables.groups(opened.metadata, whole):
             yield from tables.in_order(opened.read_row_group(group, names)).to_batches()
 
 

@@ -127,19 +127,13 @@ def of_parquet(
 
     file, target = parquet_file(source, chunk), schema(columns)
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
-    for group, last in groups(file.metadata, chunk):
+    for group in groups(file.metadata, chunk):
         if topics is not None and not _has_topics(file, group, topics):
-            yield min(last + 1, chunk.end), pa.RecordBatch.from_pylist([], schema=target)
             continue
-        rows = in_order(file.read_row_group(group, names))
-        first = rows.column("seq")[0].as_py()
-        rows = rows.slice(max(0, chunk.start - first), chunk.end - max(chunk.start, first))
-        for batch in rows.to_batches(batch_rows):
-            reached = batch.column("seq")[-1].as_py() + 1
-            if topics is not None:
-                batch = batch.filter(mask(batch.column("topic"), topics))
+        rows = in_order(file.read_row_group(group, names), topics)
+        for batch in _between(rows, chunk.start, chunk.end).to_batches(batch_rows):
             found = [batch.column(name) for name in target.names]
-            yield reached, pa.RecordBatch.from_arrays(found, schema=target)
+            yield batch.column("seq")[-1].as_py() + 1, pa.RecordBatch.from_arrays(found, schema=target)
 
 
 def parquet_file(source: Any, chunk: Chunk) -> Any:
@@ -154,8 +148,12 @@ def parquet_file(source: Any, chunk: Chunk) -> Any:
     return parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
 
 
-def in_order(rows: Any) -> Any:
-    """Returns the rows of a row group, a pyarrow.Table, by their numbers; merged files have each group by topic.
+def in_order(rows: Any, topics: Filter | None = None) -> Any:
+    """Returns the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
+
+    Args:
+        rows: all of the group.
+        topics: leave out rows with others.
 
     Raises:
         pyarrow.ArrowInvalid: numbers are missing.
@@ -164,14 +162,24 @@ def in_order(rows: Any) -> Any:
     from pyarrow import compute
 
     seq = rows.column("seq").combine_chunks()
-    steps = compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
+    numbers, steps = compute.min_max(seq), compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
+    if numbers["max"].as_py() - numbers["min"].as_py() + 1 != len(seq):
+        raise pa.ArrowInvalid(f"the {len(seq)} rows from {numbers['min']} on are not numbered one after the other")
+    if topics is not None:
+        rows = rows.filter(mask(rows.column("topic"), topics))
     if len(steps) and compute.min(steps).as_py() < 1:
-        order = compute.sort_indices(seq)
-        rows, seq = rows.take(order), seq.take(order)
-    first = seq[0].as_py()
-    if seq[-1].as_py() - first + 1 != len(seq):
-        raise pa.ArrowInvalid(f"the {len(seq)} rows from {first} on are not numbered one after the other")
+        rows = rows.take(compute.sort_indices(rows.column("seq")))
     return rows.combine_chunks()
+
+
+def _between(rows: Any, start: int, end: int) -> Any:
+    """Returns the rows, which are in order, with numbers from `start` up to, without, `end`."""
+    from pyarrow import compute
+
+    seq = rows.column("seq")
+    if not len(seq) or (seq[0].as_py() >= start and seq[-1].as_py() < end):
+        return rows
+    return rows.filter(compute.and_(compute.greater_equal(seq, start), compute.less(seq, end)))
 
 
 def _has_topics(file: Any, group: int, topics: Filter) -> bool:
@@ -181,8 +189,8 @@ def _has_topics(file: Any, group: int, topics: Filter) -> bool:
     return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
 
 
-def groups(metadata: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yields the row groups that have numbers of the chunk, and the last number of each."""
+def groups(metadata: Any, chunk: Chunk) -> Iterator[int]:
+    """Yields the row groups that have numbers of the chunk."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")
     for group in range(metadata.num_row_groups):
@@ -190,7 +198,7 @@ def groups(metadata: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
         if numbers is None or not numbers.has_min_max:
             raise ValueError("a row group doesn't say which numbers it has")
         if numbers.min < chunk.end and numbers.max >= chunk.start:
-            yield group, numbers.max
+            yield group
 
 
 def mask(column: Any, topics: Filter) -> Any:
