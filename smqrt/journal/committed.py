@@ -7,7 +7,9 @@ segments. A query may move to another hub of the same folder, so every hub knows
 from __future__ import annotations
 
 import json
+import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -69,10 +71,62 @@ def save(folder: Path, batches: Mapping[str, int]) -> None:
     manifest.write_json(folder / FILE, dict(batches))
 
 
-def of_segment(path: Path) -> dict[str, int]:
-    """Returns the last batch of each query that has rows in a segment. Raises as `last_batches`."""
+class Others:
+    """Commits of the other nodes of a journal; those that were seen once are not read again.
+
+    Args:
+        journal: its folder.
+        node: the one that doesn't count.
+    """
+
+    def __init__(self, journal: Path, node: str) -> None:
+        self._wal, self._node = journal / "wal", node
+        self._seen: dict[Path, int] = {}
+
+    def are_there(self) -> bool:
+        """Says whether the journal has other nodes.
+
+        Raises:
+            OSError: its folder can't be read.
+        """
+        with os.scandir(self._wal) as found:
+            return any(one.name != self._node for one in found if one.is_dir())
+
+    def news(self) -> dict[str, int]:
+        """Returns the last batch of each query that was committed since the last call. Raises as `last_batches`."""
+        found: dict[str, int] = {}
+        for folder in (path for path in self._wal.iterdir() if path.is_dir() and path.name != self._node):
+            merge(found, self._of(folder))
+        return found
+
+    def _of(self, folder: Path) -> dict[str, int]:
+        seen, paths = self._seen.get(folder), index.paths(folder)
+        end = max([seen or 0, *map(_end, paths[-1:])])  # before: what comes meanwhile is read again
+        found = _of_node(folder) if seen is None else _since(paths, seen)
+        self._seen[folder] = end
+        return found
+
+
+def _since(paths: list[Path], seq: int) -> dict[str, int]:
     found: dict[str, int] = {}
-    flagged = index.with_transactions(path)
+    for path in paths[max(0, bisect_right(paths, seq, key=index.first_seq) - 1) :]:
+        with suppress(FileNotFoundError):
+            merge(found, of_segment(path, seq))
+    return found
+
+
+def of_segment(path: Path, since: int = 0) -> dict[str, int]:
+    """Returns the last batch of each query that has rows in a segment.
+
+    Args:
+        path: of the segment.
+        since: rows below this number don't count.
+
+    Raises:
+        JournalError, OSError: as `last_batches`.
+    """
+    found: dict[str, int] = {}
+    flagged = [entry for entry in index.with_transactions(path) if entry.first_seq >= since]
     if not flagged:
         return found
     with path.open("rb") as file:
@@ -84,6 +138,18 @@ def of_segment(path: Path) -> dict[str, int]:
             values = set(arrow.decode_column(batch, "txn")) - {None}
             merge(found, dict(sorted(map(record.parse_transaction, values))))
     return found
+
+
+def _end(path: Path) -> int:
+    """Returns the number behind the last row of a segment."""
+    try:
+        with path.with_suffix(index.INDEXED).open("rb") as file:
+            batches = os.fstat(file.fileno()).st_size // index.INDEX.size
+            file.seek(max(0, batches - 1) * index.INDEX.size)
+            entries = index.parse_index(file.read(index.INDEX.size))
+    except FileNotFoundError:
+        entries = []
+    return entries[0].next_seq if entries else index.first_seq(path)
 
 
 def _of_node(folder: Path) -> dict[str, int]:

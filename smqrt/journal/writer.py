@@ -7,10 +7,12 @@ says so once, and everything goes on by itself when there is room again.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from smqrt.journal.clock import Clock
 from smqrt.journal.columns import Piece
 from smqrt.journal.disk import RETRY_S
 from smqrt.journal.durability import Durability
+from smqrt.journal.files import FILE_MODE
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
@@ -37,6 +40,10 @@ SEAL_S = 600.0
 """A segment is sealed after so long, however short it is: only sealed ones are compacted."""
 TIDY_S = 60.0
 FOLLOW_S = 1.0
+COMMITS_LOCK = "commits.lock"
+"""In the journal's folder: held by the one of several hubs that stores a commit."""
+TURN_S, TURN_LOOK_S = 5.0, 0.005
+"""How long a commit waits for those to other hubs of the folder, and how often it looks."""
 opened: dict[str, JournalWriter] = {}
 """The journals that hubs of this process write, by name."""
 
@@ -70,7 +77,7 @@ class JournalWriter:
             os.close(self._lock)  # so that another try is not refused because of this one
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
-        self._clock = Clock()
+        self._clock, self._others = Clock(), committed.Others(self.path, settings.node)
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
         self._durability = Durability(
             settings, self._wal, self._lock, self._segment, self._seal_if_long, lambda seq: self._recorder.kept(seq)
@@ -196,16 +203,16 @@ class JournalWriter:
             JournalError: the disk takes nothing; try again later.
         """
         outgoing = Outgoing(self._broker, () if self._has(query, batch) else rows)
-        if self._has(query, batch):  # also when the same was sent again while this one was looked at
-            self._counts["duplicates"] += 1
-            self._wait_for_disk()
-            return False
-        self._store(outgoing, f"{query}:{batch}")
-        self._txns[query] = batch
-        self._counts["commits"] += 1
+        with self._alone():
+            is_new = not self._has(query, batch)  # also when the same was sent again while this one was looked at
+            if is_new:
+                self._store(outgoing, f"{query}:{batch}")
+                self._txns[query] = batch
+        self._counts["commits" if is_new else "duplicates"] += 1
         self._wait_for_disk()
-        outgoing.deliver()
-        return True
+        if is_new:
+            outgoing.deliver()
+        return is_new
 
     def _has(self, query: str, batch: int) -> bool:
         return self._txns.get(query, -1) >= batch
@@ -214,6 +221,36 @@ class JournalWriter:
         """Return the number of the last batch of a query that is stored; -1 when there is none."""
         return self._txns.get(query, -1)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lets no other hub of this folder commit meanwhile, and takes note of what was committed to them before: a
+        query may come from one to the other, and back.
+        """
+        try:
+            if not self._others.are_there():
+                yield
+                return
+            lock = os.open(self.path / COMMITS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise self._refusal(error) from None
+        try:
+            self._wait_for_turn(lock)
+            self.learn()
+            yield
+        finally:
+            os.close(lock)
+
+    def _wait_for_turn(self, lock: int) -> None:
+        until_s = time.monotonic() + TURN_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a wait in a thread would have no deadline
+                return
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise JournalError(f"another hub of {self.path} commits for {TURN_S:g} s; try again.") from None
+            gevent.sleep(TURN_LOOK_S)
+
     def learn(self) -> None:
         """Take note of what pipelines have committed to other hubs of this folder; blocks the greenlet.
 
@@ -221,7 +258,7 @@ class JournalWriter:
             JournalError: a file of theirs is damaged or can't be read.
         """
         try:
-            committed.merge(self._txns, get_hub().threadpool.apply(committed.last_batches, (self.path,)))
+            committed.merge(self._txns, get_hub().threadpool.apply(self._others.news))
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
 

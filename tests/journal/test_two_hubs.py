@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from smqrt import hub
@@ -168,6 +169,27 @@ def test_two_of_one_process(create: Create, tmp_path: Path) -> None:
     assert not second.commit("q", 0, [(b"t", None, b"x")])
     announcer.stop()
     assert not (tmp_path / "hub.json").exists()
+
+
+def test_a_query_goes_from_hub_to_hub_and_back(create: Create) -> None:
+    """By their URLs, while both are there."""
+    rows = [(b"t", None, b"x")]
+    hubs = create("n1"), create("n2")
+    assert hubs[0].commit("q", 0, rows)
+    for batch in range(1, 20):
+        one, other = hubs[batch % 2], hubs[1 - batch % 2]
+        assert not one.commit("q", batch - 1, rows)
+        assert one.commit("q", batch, rows)
+        assert not other.commit("q", batch, rows)
+    assert sum(journal.stats()["rows"] for journal in hubs) == 20
+
+
+def test_the_same_commit_to_two_hubs_at_once(create: Create) -> None:
+    many = [(b"t", None, b"%d" % number) for number in range(3000)]
+    hubs = create("n1"), create("n2")
+    both = [gevent.spawn(journal.commit, "q", 0, many) for journal in hubs]
+    gevent.joinall(both)
+    assert sorted(one.value for one in both) == [False, True]
 
 
 def test_what_keeps_a_hub_from_being_announced_is_told_once(
