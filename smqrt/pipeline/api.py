@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.journal.settings import parse_size
 from smqrt.pipeline import intervals
 from smqrt.pipeline.template import Template
 
@@ -445,6 +444,8 @@ def _optional_count(where: str, name: str, value: Any) -> int | None:
 
 
 def _size(where: str, name: str, value: Any) -> int | None:
+    from smqrt.journal.settings import parse_size  # Spark's helpers import this file, and need no journal for it
+
     try:
         return None if value is None else _count(where, name, parse_size(value))
     except ArgumentError as error:

@@ -27,6 +27,7 @@ EXTRA = "pip install 'smqrt[spark]'"
 PYSPARK = ((4, 2), (5,))
 """From which version of pyspark on, and before which."""
 PYARROW = ((18,), None)
+PANDAS = ((2, 2), (3, 0))
 PROTOBUF = ((6, 33),)
 MEMORY_BYTES = 1536 << 20
 """What a driver, its JVM and its helpers take for a small pipeline, with some air."""
@@ -81,6 +82,7 @@ def examine(place: Place) -> Generator[Check]:
         _java(),
         package("pyspark", *PYSPARK),
         package("pyarrow", *PYARROW),
+        package("pandas", *PANDAS),
         package("protobuf", *PROTOBUF),
         memory(),
         disk(place.state),

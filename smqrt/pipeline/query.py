@@ -143,7 +143,7 @@ class Query:
         pid = process.running(self.folder)
         if pid is None or pid == self.context.pid:
             checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
-            self.context.board.starting(self.plan.name, self.plan.declaration.kind)
+            self.context.board.starting(self.plan.name, self.plan.declaration.kind, self._pace_s())
             return
         if self.plan.shared:
             self.over = True
@@ -169,9 +169,13 @@ class Query:
         return self.context.watch.versions(part.name for part in parts if part.kind == "reference")
 
     def _pace(self) -> dict[str, Any]:
-        options = self.context.options
-        trigger = options.trigger or self.plan.declaration.options["trigger"]
-        return {"availableNow": True} if options.once else {"processingTime": intervals.for_spark(trigger)}
+        return {"availableNow": True} if self.context.options.once else {"processingTime": self._trigger()}
+
+    def _pace_s(self) -> float:
+        return 0.0 if self.context.options.once else intervals.milliseconds(self._trigger()) / 1000
+
+    def _trigger(self) -> str:
+        return intervals.for_spark(self.context.options.trigger or self.plan.declaration.options["trigger"])
 
     def _where(self) -> checkpoint.Start:
         options = self.context.options

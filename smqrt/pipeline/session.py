@@ -36,7 +36,7 @@ EVERYWHERE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Needs pandas, which pipelines don't; Spark would warn at each function.
+    # With Arrow a function's result of another type than declared is converted or fails instead of being NULL.
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }
 LOCAL = {

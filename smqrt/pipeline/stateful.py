@@ -1,14 +1,8 @@
-"""Spark's transformWithState on rows, without pandas.
-
-pyspark asks for pandas before it starts any function of this family, although the one that hands over rows uses none of
-it, neither here nor in the workers. To install it and numpy for that alone would be a lot.
-"""
+"""Spark's transformWithState on rows."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
@@ -18,8 +12,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import StructType
 
-_ASKING = "require_minimum_pandas_version"
-_lock = threading.Lock()
+NEEDED = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
+"""What pyspark asks for before it keeps state for Python, although rows pass by without pandas: module, package."""
 
 
 def transform(
@@ -37,24 +31,11 @@ def transform(
     Raises:
         PipelineError: protobuf, over which Spark keeps state for Python, is missing.
     """
-    try:
-        import google.protobuf.descriptor  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
-    except ImportError:
-        raise PipelineError(
-            "Alerts need protobuf, which isn't installed: pip install 'smqrt[spark]' brings it."
-        ) from None
-    with _without_pandas():
-        return grouped.transformWithState(processor, schema, output_mode, time_mode)
-
-
-@contextmanager
-def _without_pandas() -> Iterator[None]:
-    from pyspark.sql.pandas import functions
-
-    with _lock:
-        asking = getattr(functions, _ASKING, None)
-        setattr(functions, _ASKING, lambda: None)
+    for module, package in NEEDED.items():
         try:
-            yield
-        finally:
-            setattr(functions, _ASKING, asking)
+            import_module(module)
+        except ImportError:
+            raise PipelineError(
+                f"Alerts need {package}, which isn't installed: pip install 'smqrt[spark]' brings it."
+            ) from None
+    return grouped.transformWithState(processor, schema, output_mode, time_mode)

@@ -129,14 +129,19 @@ class Board:
         self._aged: dict[str, float] = {}
         self._ui = ""
         self._heard_s: dict[str, float] = {}
+        self._pace_s: dict[str, float] = {}
 
-    def starting(self, name: str, kind: str) -> None:
-        """A query is about to start in this process, which is written down in its folder."""
+    def starting(self, name: str, kind: str, pace_s: float = 0.0) -> None:
+        """A query is about to start in this process, which is written down in its folder.
+
+        Args:
+            pace_s: the shortest time between its micro-batches.
+        """
         process.claim(self._state / name)
         before = read(self._state / name) or Status(name)  # how far it is stays known if this process gets no further
         now = Status(name, kind, pid=os.getpid(), since=time.time(), ui=self._ui)
         with self._lock:
-            self._heard_s[name] = time.monotonic()
+            self._heard_s[name], self._pace_s[name] = time.monotonic(), pace_s
             self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
 
     def reached(self, name: str, batch: int, offset: dict[str, int]) -> None:
@@ -175,9 +180,10 @@ class Board:
                 self._put(replace(now, trouble=trouble))
 
     def quiet(self, least_s: float) -> list[tuple[Status, float]]:
-        """Returns the queries of which nothing has been heard for so long, and for how many seconds."""
+        """Returns the queries of which nothing has been heard, though they might, for so long, and for how long."""
         with self._lock:
-            heard = [(now, time.monotonic() - self._heard_s[name]) for name, now in self._statuses.items()]
+            now_s = time.monotonic()
+            heard = [(now, now_s - self._heard_s[name] - self._pace_s[name]) for name, now in self._statuses.items()]
         return [(now, quiet_s) for now, quiet_s in heard if now.state in LIVE and quiet_s >= least_s]
 
     def under_way(self, name: str, lag_rows: int, trouble: str) -> None:

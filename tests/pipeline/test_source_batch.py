@@ -109,6 +109,15 @@ def test_ranges_of_times(recorded: Recorded) -> None:
     assert given(reader(recorded, endingTime="30d")) == []
 
 
+def test_a_range_by_the_names_of_kafkas_source(recorded: Recorded) -> None:
+    first_ms, behind_ms = ((START_US + row * STEP_US) // 1000 for row in (390, 410))
+    one = reader(recorded, startingTimestamp=str(first_ms), endingTimestamp=str(behind_ms), minPartitions="4")
+    assert len(one.partitions()) == 4
+    assert given(one) == list(range(390, 410))
+    one = reader(recorded, startingTimestamp=str(first_ms), endingOffsets='{"n1": 400}')
+    assert given(one) == list(range(390, 400))
+
+
 def test_results_of_pipelines_can_be_left_out(recorded: Recorded) -> None:
     recorded.add([message(1000, flags=int(Flag.PIPELINE | Flag.SERVER)), message(1001, flags=int(Flag.SERVER))])
     assert given(reader(recorded, includePipeline="false"))[-2:] == [999, 1001]

@@ -126,7 +126,7 @@ class Driven:
 
     def __init__(self, recorded: Recorded, *columns: str, **options: str) -> None:
         given = CaseInsensitiveDict({"path": str(recorded.path), "startingOffsets": "earliest"} | options)
-        if "startingTime" in options:
+        if "startingTime" in options or "startingTimestamp" in options:
             del given["startingOffsets"]
         self.reader = StreamReader(ReadOptions.parse(given), schema(*columns))
         self.offset = self.reader.initialOffset()
@@ -164,6 +164,14 @@ def test_a_node_that_comes_later_is_read_from_its_beginning(recorded: Recorded) 
     assert len(driven.batch()) == 500
     Recorded(recorded.path, "n2", first_seq=20).add(10)
     assert [(row["node"], row["seq"]) for row in driven.batch()] == [("n2", seq) for seq in range(20, 30)]
+
+
+def test_a_stream_by_the_names_of_kafkas_source(recorded: Recorded) -> None:
+    at_ms = str((START_US + 200 * STEP_US) // 1000)
+    driven = Driven(recorded, "seq", startingTimestamp=at_ms, maxOffsetsPerTrigger="130", minPartitions="4")
+    parts = driven.reader.partitions({"n1": 200}, {"n1": 300})
+    assert len(parts) == 4
+    assert [(batch[0], batch[-1]) for batch in driven.batches()] == [(200, 329), (330, 459), (460, 499)]
 
 
 def test_two_nodes_share_a_limit(recorded: Recorded) -> None:

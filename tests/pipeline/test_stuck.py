@@ -59,6 +59,15 @@ def test_slow_is_not_stuck(board: Board, tmp_path: Path) -> None:
     assert looked(board, tmp_path).state == "running"
 
 
+def test_the_time_between_micro_batches_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(status.time, "monotonic", lambda: now_s[0])
+    board = Board(tmp_path)
+    board.starting(NAME, "table", pace_s=300)
+    now_s[0] += 301
+    assert board.quiet(2) == []
+
+
 def test_without_rows_it_waits(board: Board, tmp_path: Path) -> None:
     assert looked(board, tmp_path, end=100).state == "waiting"
 
