@@ -76,12 +76,6 @@ def test_options_of_the_source_exist() -> None:
             assert name in names or "." in name, f"{page}: format smq has no option {name}"
 
 
-def test_every_option_of_the_source_is_in_the_manual() -> None:
-    page = (ROOT / "help/format-smq.md").read_text("utf-8")
-    for name in {*options.READ, *options.ALSO, *options.WRITE}:
-        assert f"`{name}`" in page, f"help/format-smq.md says nothing about {name}"
-
-
 def test_every_option_of_a_source_is_in_the_manual() -> None:
     page = (ROOT / "help/pipelines.md").read_text("utf-8")
     for name in inspect.signature(api.source).parameters:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline.smq_source.options import BATCH_ROWS, PLACE, READ, ROWS_PER_PARTITION
+from smqrt.pipeline.smq_source.options import ALSO, BATCH_ROWS, READ, ROWS_PER_PARTITION, WRITE
 from tests.pipeline.hubs import JournalingHub, eventually
 
 PAGE = Path(__file__).parent.parent.parent / "smqrt" / "help" / "format-smq.md"
@@ -41,8 +41,8 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_every_option_is_described() -> None:
-    assert sorted(sum(rows_of("Options of reads"), [])) == sorted(READ)
-    assert sorted(sum(rows_of("Writing"), [])) == sorted(PLACE)
+    assert sorted(sum(rows_of("Options of reads"), [])) == sorted([*READ, *ALSO])
+    assert sorted(sum(rows_of("Writing"), [])) == sorted(WRITE)
     assert f"| {ROWS_PER_PARTITION} |" in TEXT
     assert f"| {BATCH_ROWS} |" in TEXT
 
