@@ -248,21 +248,29 @@ class Durability:
         """Waits until the disk has done everything; returns whether it has. Blocks."""
         return self._disk.join(timeout_s) and self._cleaner.join(timeout_s)
 
-    def close(self, txns: Mapping[str, int]) -> bool:
+    def close(self, txns: Mapping[str, int], closed: Callable[[], None]) -> bool:
         """Has the disk keep everything, and waits for that, but not for ever. Blocks.
 
+        Args:
+            txns: the last commit of each query.
+            closed: called when it has, be it later.
+
         Returns:
-            Whether the disk has; else files are left open.
+            Whether the disk has.
         """
         for timer in self._timers:
             timer.stop()
-        self._on_sealed = lambda: None
+
+        def finished() -> None:
+            self._disk.close()
+            self._cleaner.close()
+            closed()
+
+        self._on_sealed = finished
         self._sealed.append((self.segment, dict(txns)))
         self._disk.ask("seal", self._finish, self._finished)
-        done = self.join()
-        self._disk.close()
-        self._cleaner.close()
-        return done
+        self._cleaner.join(CLOSE_S)
+        return self._disk.join(CLOSE_S)
 
 
 def _every(seconds: float, function: Callable[[], None]) -> Any:

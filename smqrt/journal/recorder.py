@@ -272,9 +272,12 @@ class HubRecorder:
             for one in self._unsent:
                 one.seq = one.seq or self._next_seq()
             self._sync()
-            held, self._held = self._held, set()
-            for outbox in held:
-                outbox.resume()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, set()
+        for outbox in held:
+            outbox.resume()
 
     def waiting(self) -> int:
         """How many messages are recorded and not yet in a batch."""
@@ -284,6 +287,7 @@ class HubRecorder:
         """Write the rest and record nothing more."""
         self._hub.record(None)
         self.flush()
+        self._let_go()  # the hub may go on without a journal
         datapath.turn_ends.remove(self._turn_ends)
         if self._timer is not None:
             self._timer.stop()

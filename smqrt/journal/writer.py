@@ -335,9 +335,7 @@ class JournalWriter:
         if self._stuck:
             lost = self._stuck[0] + self._recorder.waiting()
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
-        if self._durability.close(self._txns):
-            os.close(self._lock)
-        else:
+        if not self._durability.close(self._txns, lambda: os.close(self._lock)):
             rows = self._durability.unsynced_rows
             log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 

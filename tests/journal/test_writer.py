@@ -325,12 +325,50 @@ def test_an_end_with_a_full_disk_counts_what_is_lost(record: Make, caplog: pytes
             if number % 10 == 0:
                 journal.flush()
         kept = len(written(site))
+        routed = site.smq.drops()["unrouted"]
         journal.close()
     assert 0 < kept < 200
     [told] = [record.getMessage() for record in caplog.records if "ends with" in record.getMessage()]
     lost = int(told.split(" ends with ")[1].split()[0])
     _, queued = site.smq.queuesize()
-    assert kept + lost + queued + site.smq.drops()["queue_full"] == 200, "what the hub's own queue refused, it counts"
+    drops = site.smq.drops()
+    refused, later = drops["queue_full"], drops["unrouted"] - routed
+    assert kept + lost + queued + refused + later == 200, "the hub goes on with what waited, without a journal"
+
+
+def test_publishers_that_wait_go_on_when_the_journal_ends(record: Make) -> None:
+    site = record({"flush_ms": 1})
+    receiver, sender = site.device(b"receiver"), site.device(b"sender-1")
+    tid = receiver.subscribe(b"topic")
+    with limited_file_size(100_000):
+        for number in range(200):
+            sender.publish(tid, b"%03d" % number + bytes(1000))
+        wait_until(lambda: site.smq.journal.stats()["stalls"] == 1, "a stall")
+        site.smq.journal.close()
+    for number in range(200):
+        receiver.expect(publish(tid, sender.etid, b"%03d" % number + bytes(1000)))
+
+
+def test_a_folder_is_let_go_when_a_slow_disk_has_it_at_last(
+    record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+
+    def slow(fd: int) -> None:
+        assert go.wait(20)
+
+    monkeypatch.setattr(durability, "CLOSE_S", 0.1)
+    site = record({"sync": "1h"})
+    site.smq.publish("x", "t")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", slow)
+        site.smq.journal.close()
+        assert "ends with 1 messages that the disk has not confirmed" in caplog.text
+        with pytest.raises(JournalError, match="is written by"):
+            hub.create(journal=str(tmp_path / "journal"))
+        go.set()
+        wait_until(lambda: not site.smq.journal._durability._disk.jobs, "the disk has it")
+    assert [row.payload for row in rows(record())] == [b"x"]
 
 
 class limited_file_size:
@@ -409,6 +447,37 @@ def test_a_disk_that_keeps_nothing_for_long_is_told_about(
         go.set()
         wait_until(lambda: "the disk keeps it again" in caplog.text, "all is well")
     assert len(rows(site)) == 1
+
+
+def test_publishers_wait_for_a_slow_disk_that_is_far_behind(
+    record: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+
+    def slow(fd: int) -> None:
+        assert go.wait(20)
+
+    monkeypatch.setattr(durability, "SLOW_S", 0.05)
+    monkeypatch.setattr(durability, "LOOK_S", 0.01)
+    monkeypatch.setattr(durability, "MOST_UNSYNCED_BYTES", 100_000)
+    site = record({"sync": "10ms", "flush_ms": 1})
+    journal, sender = site.smq.journal, site.device(b"sender-1")
+    tid = site.smq.create("topic")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", slow)
+        for number in range(200):
+            sender.publish(tid, b"%03d" % number + bytes(1000))
+            gevent.sleep(0)
+        wait_until(lambda: journal.stats()["unsynced_bytes"] > 100_000 and journal.stats()["alarm"], "a backlog")
+        wait_until(lambda: "publishers wait until it has" in caplog.text, "a line")
+        sender.publish(tid, b"200")
+        wait_until(lambda: journal.stats()["stalls"], "a stall")
+        with pytest.raises(JournalError, match="the disk has not kept 0 MiB"):
+            journal.commit("q", 0, [(b"results", None, b"one")])
+        go.set()
+        wait_until(lambda: journal.stats()["rows"] == 201, "all rows", 20)
+    assert [int(row.payload[:3]) for row in rows(site)] == list(range(201))
+    wait_until(lambda: not journal.stats()["alarm"], "all is well")
 
 
 def test_what_fails_in_a_thread_is_one_line(
