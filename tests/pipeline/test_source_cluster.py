@@ -100,7 +100,7 @@ def announced(log: Path, pattern: str) -> str:
 
 def run(master: str, python: Path, package: Path, journal: Path, folder: Path) -> dict[str, Any]:
     command = [sys.executable, str(JOB), master, str(package), str(journal), str(folder / "checkpoint")]
-    environment = bare() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(package)}
+    environment = bare() | {"PYSPARK_PYTHON": str(python)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=JOB_S, check=False
     )

@@ -58,7 +58,10 @@ def make(app: Path, text: str) -> None:
 def submit(app: Path, master: str, python: Path, *words: str) -> None:
     command = [sys.executable, "-m", "smqrt", "pipeline", "submit", "--app", str(app), "--master", master]
     command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL]
-    ran = subprocess.run(command, capture_output=True, text=True, env=bare() | QUICK, timeout=800, check=False)
+    # Not where the tests run: Python looks for modules there first, and would find smqrt.
+    ran = subprocess.run(
+        command, cwd=app.parent, capture_output=True, text=True, env=bare() | QUICK, timeout=800, check=False
+    )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert {status.state for status in read_all(app / ".pipelines")} == {"finished"}
 

@@ -9,7 +9,8 @@ pyspark itself is imported before the source is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
@@ -23,9 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultSource", "register"]
 
+_ROOT = str(Path(__file__).parents[3])
+"""Where the package lies: an archive, or a folder of Python's."""
+_UNPICKLE = (
+    "(root in __import__('sys').path or __import__('sys').path.append(root), "
+    f"__import__('importlib').import_module({__name__!r}).DefaultSource(options))[1]"
+)
+
 
 class DefaultSource(DataSource):
     """`format("smq")`; every option is described in help/format-smq.md."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark hands --py-files to every helper but that of a stream on the driver, which unpickles this object. So the
+        # pickle itself says where the archive lies on this machine; before that nothing of ours can be imported there.
+        return eval, (_UNPICKLE, {"root": _ROOT, "options": self.options})
 
     @classmethod
     def name(cls) -> str:
