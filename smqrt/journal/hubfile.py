@@ -19,7 +19,7 @@ FILE = "hub.json"
 TOKEN = "token"
 _LOCK = "hub.lock"
 _TOKEN_BYTES = 32
-_SHORTEST = 16  # characters of a token that somebody wrote by hand
+SHORTEST = 16  # characters of a token that somebody wrote by hand
 
 
 def token(journal: Path) -> str:
@@ -39,8 +39,8 @@ def token(journal: Path) -> str:
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be used: {error}; give this user the folder, or remove the file.") from None
-    if len(text) < _SHORTEST or not text.isprintable() or " " in text:
-        raise JournalError(f"{path} holds no token ({_SHORTEST} characters or more); remove it and one is made.")
+    if len(text) < SHORTEST or not text.isprintable() or " " in text:
+        raise JournalError(f"{path} holds no token ({SHORTEST} characters or more); remove it and one is made.")
     return text
 
 

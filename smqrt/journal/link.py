@@ -193,7 +193,9 @@ def _judged(answer: Answer, url: str) -> Answer:
     sentence = answer.body[:500].decode("utf-8", "replace").strip()
     if answer.status in _AWAY:
         raise _Away(sentence or f"{url}: {answer.status}")
-    if answer.status in (401, 403):
+    if answer.status == 403:  # the token is one, and lacks a right, which the hub names
+        raise JournalError(f"{url}: {sentence or 'the hub says 403.'}")
+    if answer.status == 401:
         raise JournalError(f"{url}: wrong token: it must be what the file `token` in the journal's folder holds.")
     if answer.status >= 400:
         raise Refused(answer.status, sentence or f"{url}: the hub says {answer.status}.")

@@ -15,12 +15,12 @@ Every request shows the journal's token (`Authorization: Bearer`). What is refus
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, Protocol
@@ -35,13 +35,15 @@ from smqrt.http.ranges import Span, parse_ranges
 from smqrt.http.resources import DiskIo, IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
-from smqrt.journal import hubfile, progress
+from smqrt.journal import progress
 from smqrt.journal.commit import MOST_ROWS
 from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.merge import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.standing import Listing
+from smqrt.journal.tokens import FILE as TOKENS
+from smqrt.journal.tokens import Grant, Tokens
 from smqrt.net.turn import Turn
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -56,6 +58,7 @@ _FILE = re.compile(
 )
 _UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
 _READS, _WRITES = ("GET", "HEAD"), ("POST",)
+_COMMITS = ("commit", "publish")
 
 
 class OpenJournal(Protocol):
@@ -110,9 +113,9 @@ class JournalService(Directory):
         super().__init__("journal")
         self._opened = opened
         self._body_bytes = body_bytes
-        self._tokens: dict[str, tuple[OpenJournal, str]] = {}
+        self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
         self._asked: dict[str, _Asked] = {}
-        self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, str], None]]] = {
+        self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, Grant], None]]] = {
             "manifest": (_READS, self._manifest),
             "end": (_READS, self._end),
             "stats": (_READS, self._stats),
@@ -142,18 +145,19 @@ class JournalService(Directory):
             _allow(request, _READS)
             _give(request, {"journals": self._names(request)})
             return
-        journal = self._permitted(request, name)
-        methods, action = self._actions.get(rest, (_READS, self._file))
+        journal, grant = self._permitted(request, name)
+        methods, action = self._actions.get(rest, (_READS, partial(self._file, rest)))
         _allow(request, methods)
-        action(request, journal, rest)
+        _check(grant, rest)
+        action(request, journal, grant)
 
     # ---- who may
 
     def _names(self, request: Request) -> list[str]:
-        names = [name for name, journal in self._opened.items() if self._shows(request, name, journal)]
+        names = [name for name, journal in list(self._opened.items()) if self._grant(request, name, journal)]
         return names or _unauthorized()
 
-    def _permitted(self, request: Request, name: str) -> OpenJournal:
+    def _permitted(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
         if journal is None and self._knew(request, name):
             raise JournalError(
@@ -162,32 +166,29 @@ class JournalService(Directory):
         if journal is None:
             known = ", ".join(self._names(request))
             raise Refused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
-        if not self._shows(request, name, journal):
-            _unauthorized()
-        return journal
+        return journal, self._grant(request, name, journal) or _unauthorized()
 
-    def _shows(self, request: Request, name: str, journal: OpenJournal) -> bool:
-        """Whether the request shows the token of this journal."""
-        of, token = self._tokens.get(name, (None, ""))
-        if of is not journal:
-            try:
-                token = hubfile.token(journal.path)
-            except JournalError as error:  # for the operator, not for who has shown nothing yet
-                log.error("%s", error)
-                return False
-            self._tokens[name] = journal, token
-        return _is_shown(request, token)
+    def _grant(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
+        """Returns what the token of the request opens in this journal."""
+        of, tokens = self._tokens.get(name, (None, None))
+        if tokens is None or of is not journal:
+            _, tokens = self._tokens[name] = journal, Tokens(journal.path)
+        if tokens.is_due:
+            _elsewhere(tokens.look)
+            if told := tokens.news():  # for the operator, not for who has shown nothing yet
+                log.error("%s", told)
+        return tokens.grant(_shown(request))
 
     def _knew(self, request: Request, name: str) -> bool:
-        """Whether the request shows the token of a journal that was open: who may read it is told to come again."""
-        return name in self._tokens and _is_shown(request, self._tokens[name][1])
+        """Whether the request shows a token of a journal that was open: who may read it is told to come again."""
+        return name in self._tokens and self._tokens[name][1].grant(_shown(request)) is not None
 
     # ---- reading
 
-    def _manifest(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _manifest(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         _send(request, *_elsewhere(self._of(journal).listing.text))
 
-    def _end(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _end(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         ends = self._of(journal).ends
         found = ends.after(*_wait(request)) if request.query else ends.now()
         body = json.dumps({"end": found}, separators=(",", ":")).encode()
@@ -201,10 +202,10 @@ class JournalService(Directory):
             found = self._asked[name] = _Asked(journal, Listing(journal.path), Ends(journal))
         return found
 
-    def _stats(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _stats(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         _give(request, journal.stats())
 
-    def _file(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _file(self, rest: str, request: Request, journal: OpenJournal, grant: Grant) -> None:
         if not _FILE.fullmatch(rest) or ".." in rest:
             raise Refused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
         try:
@@ -216,26 +217,27 @@ class JournalService(Directory):
 
     # ---- writing
 
-    def _commit(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _commit(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch = _batch(request)
-        rows = self._rows(request)
+        query, rows = grant.own(query), self._rows(request, grant)
         stored = journal.commit(query, batch, rows)
         _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
 
-    def _committed(self, request: Request, journal: OpenJournal, rest: str) -> None:
+    def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = progress.checked_query(dict(parse_qsl(request.query)).get("query"))
-        _give(request, {"batch": journal.committed(query)})
+        _give(request, {"batch": journal.committed(grant.own(query))})
 
-    def _publish(self, request: Request, journal: OpenJournal, rest: str) -> None:
-        rows = self._rows(request)
+    def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
+        rows = self._rows(request, grant)
         journal.publish(rows)
         _give(request, {"rows": len(rows)})
 
-    def _progress(self, request: Request, journal: OpenJournal, rest: str) -> None:
-        _elsewhere(progress.save, journal.path, progress.checked(request.body(_PROGRESS_BYTES)))
+    def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
+        report = progress.checked(request.body(_PROGRESS_BYTES))
+        _elsewhere(progress.save, journal.path, report | {"query": grant.own(report["query"])})
         _give(request, {})
 
-    def _rows(self, request: Request) -> list[Record]:
+    def _rows(self, request: Request, grant: Grant) -> list[Record]:
         size, limit = request.content_length or 0, self._body_bytes
         decoder, rows, turn = Decoder(MAX_PAYLOAD_BYTES), list[Record](), Turn()
         for piece in [] if size > limit else request.chunks():
@@ -245,6 +247,7 @@ class JournalService(Directory):
             for row in decoder.feed(piece):
                 if len(rows) == MOST_ROWS:
                     raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
+                _check_topic(grant, row[0])
                 rows.append(row)
                 turn.breathe()
         if size > limit:
@@ -269,13 +272,29 @@ def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:
     return get_hub().threadpool.apply(function, args)
 
 
-def _is_shown(request: Request, token: str) -> bool:
+def _shown(request: Request) -> str:
+    """The token of the request; empty without one."""
     scheme, _, shown = (request.get("authorization") or "").partition(" ")
-    return hmac.compare_digest(shown.strip().encode(), token.encode()) and scheme.lower() == "bearer"
+    return shown.strip() if scheme.lower() == "bearer" else ""
+
+
+def _check(grant: Grant, action: str) -> None:
+    """Makes sure that a token is good for what is asked."""
+    right, has = ("write", grant.writes) if action in _COMMITS else ("read", grant.reads)
+    if not has and not (action == "committed" and grant.writes):
+        raise Refused(403, f"The token {grant.name!r} may not {right}: its line in the file {TOKENS} lacks {right!r}.")
 
 
 def _unauthorized() -> NoReturn:
     raise Refused(401, f"The token is wrong or missing; {_UNNAMED}.", WWW_Authenticate="Bearer")
+
+
+def _check_topic(grant: Grant, topic: bytes) -> None:
+    if not grant.may_write(topic):
+        shown = repr(topic[:100].decode("utf-8", "replace"))
+        raise Refused(
+            403, f"The token {grant.name!r} may not write to {shown}: the file {TOKENS} gives it other topics."
+        )
 
 
 def _allow(request: Request, methods: tuple[str, ...]) -> None:
