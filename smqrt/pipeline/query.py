@@ -154,7 +154,7 @@ class Query:
 
     def _start(self) -> None:
         start, context = self._where(), self.context
-        context.mark(self.plan, checkpoint.reached(self.folder) or start.starting, commit.PROGRESS_RETRY_S)
+        context.mark(self.plan, checkpoint.reached(self.folder) or self._there(start), commit.PROGRESS_RETRY_S)
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
@@ -163,6 +163,11 @@ class Query:
         folder = str(checkpoint.folder(self.folder))
         writer = writer.queryName(self.plan.name).option("checkpointLocation", folder)
         self.spark_query = writer.trigger(**self._pace()).start()
+
+    def _there(self, start: checkpoint.Start) -> checkpoint.Offsets:
+        """Where it begins, as far as there are rows: a hub gives no row a number that a mark says was read."""
+        end = self.context.journal.end()
+        return {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
 
     def _references_now(self) -> list[int]:
         parts = self.context.catalog.walk(self.plan.root)

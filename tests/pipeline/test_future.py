@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from smqrt.pipeline import metrics
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -60,6 +61,20 @@ def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
     guards, trusts = app.status("guards"), app.status("trusts")
     assert (guards.future, guards.dropped_by_watermark) == (1, 0)
     assert (trusts.future, trusts.dropped_by_watermark) == (0, 2)
+    told = {(one.name, one.labels["query"]): one.value for one in _samples(app) if "query" in one.labels}
+    assert told["smqrt_pipeline_future_total", "guards"] == 1
+    assert told["smqrt_pipeline_dropped_by_watermark_total", "trusts"] == 2
+    assert told["smqrt_pipeline_processed_rows_per_second", "guards"] > 0
+    assert told["smqrt_pipeline_state_rows", "guards"] == 2
+    assert (
+        told["smqrt_pipeline_watermark_lag_seconds", "guards"]
+        > 0
+        > told["smqrt_pipeline_watermark_lag_seconds", "trusts"]
+    )
     [letter] = app.results("dead")
     assert letter["reason"] == "at is more than 5 minutes in the future"
     assert '"wrong"' in letter["payload"]
+
+
+def _samples(app: Application) -> list[Any]:
+    return [one for metric in metrics.Collector(app.folder / ".pipelines").collect() for one in metric.samples]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from smqrt.journal import retention
+from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import reset, tables
+from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub
+from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.recorded import Recorded
 
 KEPT = (
     "@source({source}, json='n int')\ndef rows(df): return df\n"
@@ -45,9 +53,9 @@ def state(app: Application, name: str) -> Path:
 
 
 def mark(app: Application, name: str) -> dict[str, int]:
-    """Returns what keeps retention from removing what a query hasn't read."""
-    found: dict[str, int] = json.loads((app.hub.journal / "readers" / f"{name}.json").read_text())["offset"]
-    return found
+    """Returns what keeps retention from removing what a query hasn't read; nothing when it hasn't told."""
+    path = app.hub.journal / "readers" / f"{name}.json"
+    return dict(json.loads(path.read_text())["offset"]) if path.exists() else {}
 
 
 def kept(app: Application) -> list[int]:
@@ -74,15 +82,11 @@ def test_a_table_that_was_kept_is_appended_to(app: Application) -> None:
     send(app, 1, 2)
     assert app.run() == 0
     assert mark(app, "kept") == {"n1": app.end}, "a single micro-batch leaves its mark"
-    send(app, 3)
-    assert app.run() == 0
-    for first in (4, 6):
+    for number in (3, 4):
         forget(app, "kept")
-        send(app, first)
+        send(app, number)
         assert app.run(start="latest") == 0
-        send(app, first + 1)
-        assert app.run() == 0
-        assert kept(app) == list(range(1, first + 2))
+        assert kept(app) == list(range(1, number + 1))
     assert "goes on where its table in" in app.told[0]
     assert len(app.told) == 2
 
@@ -120,6 +124,58 @@ def test_nothing_is_published_twice_when_the_checkpoint_is_gone(app: Application
     assert [result["n"] for result in app.results()] == [1, 2, 3]
     assert len(app.told) == 1
     assert f"the checkpoint in {state(app, 'echo')} is gone" in app.told[0]
+
+    noted = state(app, "echo") / "commit.json"
+    last = json.loads(noted.read_text())
+    send(app, 4)
+    killed_before_the_commit = {"batch": last["batch"] + 1, "start": last["end"], "end": {"n1": app.end}}
+    noted.write_text(json.dumps(last | killed_before_the_commit))
+    shutil.rmtree(state(app, "echo") / "checkpoint")
+    assert app.run() == 0
+    assert [result["n"] for result in app.results()] == [1, 2, 3, 4]
+
+
+def test_what_a_query_has_yet_to_read_is_kept_from_its_start_on(app: Application) -> None:
+    app.write(ECHO.format(source=app.source))
+    before = app.end
+    assert app.run(start=str(before + 10**9)) == 1, "there are no such rows"
+    assert mark(app, "echo") == {"n1": before}, "a hub counts on from a mark"
+
+    forget(app, "echo")
+    stopping = threading.Event()
+    runner = Runner(app.catalog, app.options(once=False, start="latest"), stopping, app.spark)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runner.run, ["echo"])
+        try:
+            eventually(lambda: mark(app, "echo") == {"n1": before}, "a mark before the first row", 60)
+            send(app, 1, 2)
+            eventually(lambda: app.results() and mark(app, "echo") == {"n1": app.end}, "a mark while it waits", 60)
+        finally:
+            stopping.set()
+        assert running.result(60) == 0
+
+
+def test_a_query_that_was_given_up_says_what_is_gone(app: Application, tmp_path: Path) -> None:
+    app.write(
+        "@source('site1/#')\ndef rows(df): return df\n@table('late')\ndef late(rows): return rows.select('seq')\n"
+    )
+    recorded = Recorded(tmp_path / "journal").add(20).seal()
+    app.journal = str(recorded.path)
+    assert app.run() == 0
+    recorded.add(30).seal().add(10).seal()
+    kept = JournalSettings(recorded.path, retain_s=0.001, max_bytes=None)
+    now_us = time.time_ns() // 1000
+    assert len(retention.expired(recorded.path, kept, now_us)) == 2, "what it has read"
+    os.utime(recorded.path / "readers" / "late.json", (1_000_000, 1_000_000))
+    retention.remove(recorded.path, retention.expired(recorded.path, kept, now_us))
+    assert app.run() == 1
+    [told] = app.told
+    assert "Rows 20 to 49 of node n1 are gone (retention has removed them): it was away for longer than" in told
+    list(reset.reset(app.folder / ".pipelines", "late", app.journal, None))
+    assert app.run() == 0
+    assert "Rows behind it that retention has removed are missing." in app.told[1]
+    found = tables.frame(app.spark, app.folder / ".tables" / "late")
+    assert sorted(row.seq for row in found.collect()) == [*range(20), *range(50, 60)]
 
 
 def test_what_a_query_remembered_is_computed_anew(app: Application) -> None:
