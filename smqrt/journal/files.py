@@ -27,3 +27,12 @@ def touch(path: Path) -> None:
         OSError: it can't be made.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
+def sync_folder(folder: Path) -> None:
+    """Has the disk keep the names in a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

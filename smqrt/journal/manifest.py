@@ -20,7 +20,7 @@ from typing import Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import pages
-from smqrt.journal.files import FILE_MODE, make_folder, touch
+from smqrt.journal.files import FILE_MODE, make_folder, sync_folder, touch
 from smqrt.journal.pages import PAGE_FILES, DataFile, Page
 
 FILE = "manifest.json"
@@ -211,6 +211,8 @@ class Edit:
         listed = [page for page in self._before.pages() if page.node not in self._touched()]
         for node in self._touched():
             listed += self._node(journal, node)
+        if listed:
+            sync_folder(journal / pages.FOLDER)  # a root never outlives its pages
         write_json(journal / FILE, _as_json(self.nodes, listed, self.settled))
         names = {page.name for page in listed}
         _remove_old_pages(journal, {page.name for page in self._before.pages()} - names - {""}, names)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow
-from smqrt.journal.files import FILE_MODE, make_folder
+from smqrt.journal.files import FILE_MODE, make_folder, sync_folder
 from smqrt.journal.index import (
     DATA,
     HAS_TXN,
@@ -289,15 +289,6 @@ def is_open_at(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def sync_folder(folder: Path) -> None:
-    """Has the disk keep the names in a folder."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _open(path: Path) -> int:
