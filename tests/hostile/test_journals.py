@@ -14,6 +14,7 @@ from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
 from smqrt.journal.pages import DataFile
 from smqrt.journal.service import BODY_BYTES
+from smqrt.journal.tokens import FILE, MOST_TOPICS
 from tests.hostile.conftest import Attack, Besieged
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
@@ -90,6 +91,25 @@ def test_wrong_tokens(stranger: Stranger) -> None:
     with stranger.server.attack("journal: wrong tokens, with bodies") as attack:
         for _ in range(100):
             assert "401" in stranger.post("commit?query=q&batch=1", bytes(1000), attack, token="x" * 43)
+
+
+def test_a_token_for_some_topics(tmp_path: Path, besiege: Callable[..., Besieged]) -> None:
+    """Topics as long as can be are compared with as many wildcards as a line may have; names of queries are counted."""
+    app, token = tmp_path / "app", "a-token-for-some-topics"
+    app.mkdir()
+    (app / ".preload.py").write_text(APPLICATION)
+    stranger = Stranger(besiege(app), app / ".journal")
+    wildcards = [f"{'+/' * number}never{number}" for number in range(30, 30 + MOST_TOPICS - 1)]
+    (app / ".journal" / FILE).touch(0o600)
+    (app / ".journal" / FILE).write_text(f"few {token} write ok/# {' '.join(wildcards)}\n")
+    longest = encode([(b"a/" * 30_000, None, b"")])
+    with stranger.server.attack("journal: a token for some topics, long names and many queries") as attack:
+        for _ in range(20):
+            assert "403" in stranger.post("publish", longest, attack, token)
+        for number in range(200):
+            assert "200" in stranger.post(
+                f"commit?query=q{number}&batch=1", encode([(b"ok", None, b"")]), attack, token
+            )
 
 
 def test_a_long_manifest_that_is_asked_for_again_and_again(tmp_path: Path, besiege: Callable[..., Besieged]) -> None:
