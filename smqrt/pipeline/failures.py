@@ -48,7 +48,7 @@ _MEANINGS = {
     ),
 }
 """What texts of Spark and of the system mean."""
-_TAIL_BYTES = 1 << 16
+OUT_OF_MEMORY = "out-of-memory"
 _OVERLOAD = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
@@ -109,19 +109,15 @@ def _with_remedy(name: str, text: str) -> str:
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
-    """Returns the sentence for a Spark that doesn't answer any more, with what its log says."""
-    if _JAVA_MEMORY in _tail(log):
+    """Returns the sentence for a Spark that doesn't answer any more.
+
+    Args:
+        error: of who asked it.
+        log: Spark's, beside which its Java leaves a mark when it ends for want of memory.
+    """
+    if log.with_name(OUT_OF_MEMORY).exists():
         return _MEANINGS[_JAVA_MEMORY]
     return f"Spark is gone ({type(error).__name__}), perhaps for want of memory; {log} may say why."
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def first_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import java, warm
-from smqrt.pipeline.failures import first_line
+from smqrt.pipeline.failures import OUT_OF_MEMORY, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,7 +179,10 @@ def memory_bytes(text: str) -> int:
 def _java_options(scratch: Path, found: java.Java) -> list[str]:
     log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
     # Without memory a thread of Spark ends alone, and the others wait for it for ever: better all of it ends.
-    return [*log, "-Duser.timezone=UTC", "-XX:+ExitOnOutOfMemoryError", *warm.options(found)]
+    mark = scratch / OUT_OF_MEMORY
+    mark.unlink(missing_ok=True)
+    dying = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(mark))}"', "-XX:+ExitOnOutOfMemoryError"]
+    return [*log, "-Duser.timezone=UTC", *dying, *warm.options(found)]
 
 
 def _environment(local: bool) -> None:

@@ -141,12 +141,13 @@ def backlog(tmp_path: Path) -> Iterator[JournalingHub]:
     hub.stop()
 
 
-def run(folder: Path, *options: str, fault: str = "") -> int:
+def run(folder: Path, *options: str, fault: str = "", log: Path | None = None) -> int:
     words = ["pipeline", "run", "--once", "--from", "earliest", "--republish", "--driver-memory", "450m", *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "smqrt", *words, "--app", str(folder)],
         env=os.environ | ({faults.VARIABLE: fault} if fault else {}),
         start_new_session=True,
+        stderr=log.open("w") if log else None,
     )
     try:
         return process.wait(PATIENCE_S)
@@ -167,3 +168,22 @@ def test_a_backlog_larger_than_the_driver_is_published_once_also_after_a_kill_be
     topics = Counter(row.topic for row in backlog.rows("out/#"))
     assert len(topics) == BACKLOG
     assert set(topics.values()) == {1}
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_java_without_memory_ends_with_what_helps_and_that_helps(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    body = b"x" * 60_000
+    Recorded(folder / ".journal").add((message(seq, payload=body) for seq in range(6000)), batch=64).seal()
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines" / "p.py").write_text(PIPELINE.replace('"site1/#"', '"site1/#", max_bytes="1GB"'))
+    hub, log = JournalingHub(folder), tmp_path / "log"
+    try:
+        assert run(folder, "--conf", "spark.driver.maxResultSize=0", log=log) == 1
+        assert "Java ran out of memory: run it with --driver-memory 4g" in log.read_text()
+        (folder / "pipelines" / "p.py").write_text(PIPELINE.replace('"site1/#"', '"site1/#", max_bytes="16MB"'))
+        assert run(folder) == 0
+        assert len(hub.rows("out/#")) == 6000
+    finally:
+        hub.stop()

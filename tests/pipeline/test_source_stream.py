@@ -243,6 +243,7 @@ def test_a_batch_is_planned_once(recorded: Recorded, monkeypatch: pytest.MonkeyP
         (2, 10, {"minPartitions": "3"}, 2),
         (500, 10, {"rowsPerPartition": "100"}, 5),
         (140_000, 10, {"parallelism": "1"}, 1),
+        (8000, 9900, {"maxBytesPerTrigger": "40MB"}, 8),
     ],
 )
 def test_tasks_are_as_many_as_cores_when_it_is_worth_it(

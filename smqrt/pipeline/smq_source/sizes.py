@@ -12,6 +12,7 @@ PARQUET_GROWS = 3
 """A compacted file is about a third of what its rows are in memory (zstd, payloads of JSON)."""
 TASK_ROWS, TASK_BYTES = 1 << 15, 8 << 20
 """Less than this isn't worth a task of its own: to start one costs as much as to read it."""
+_LEAST_TASK_BYTES = 1 << 20
 
 Chunks = Sequence[Chunk]
 Plan = Callable[[Offsets, Offsets], Chunks]
@@ -60,5 +61,12 @@ def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
     """
     count, size_bytes = rows(chunks), in_memory_bytes(chunks)
     worth = min(options.parallelism, max(count // TASK_ROWS, size_bytes // TASK_BYTES))
-    tasks = max(1, worth, options.min_partitions, -(-size_bytes // options.bytes_per_partition))
+    tasks = max(1, worth, options.min_partitions, -(-size_bytes // _task_bytes(options)))
     return max(1, min(options.rows_per_partition, -(-count // tasks)))
+
+
+def _task_bytes(options: ReadOptions) -> int:
+    """Returns the most bytes of a task: those that work at the same time have no more than a micro-batch may have."""
+    if options.max_bytes is None:
+        return options.bytes_per_partition
+    return min(options.bytes_per_partition, max(_LEAST_TASK_BYTES, options.max_bytes // options.parallelism))
