@@ -395,6 +395,7 @@ def test_doctor_tells_each_thing_and_ends_with_1(smqrt: Callable[..., Result], a
     assert {
         "java",
         "pyspark",
+        "pandas",
         "pyarrow",
         "protobuf",
         "memory",
