@@ -1,4 +1,4 @@
-"""What the disk has to do for the journal of a hub: keep what was written, look whether it is still there, remove what
+"""The disk's work for the journal of a hub: keep what was written, look whether it is still there, remove what
 has expired. The event loop waits for none of it.
 """
 

@@ -1,4 +1,4 @@
-"""Where each node of a served journal ends: the question that readers ask all the time, answered from memory.
+"""The ends of the nodes of a served journal: the question that readers ask all the time, answered from memory.
 
 The hub knows its own node. Other hubs of the folder are looked at in a thread, at most a few times a second for all who
 ask. Who waits for more rows costs a comparison in a tick that all share.

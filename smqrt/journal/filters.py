@@ -66,12 +66,13 @@ class Filter:
         self._fresh()
 
     def _fresh(self) -> None:
-        self.matches: Callable[[str], bool] = lru_cache(_CACHED_NAMES)(self._match)
+        self.matches: Callable[[str], bool] = lru_cache(_CACHED_NAMES)(self.chooses)
         """Says whether a topic's name is chosen; remembers the latest answers."""
         self._included = re.compile(self.regex(), re.DOTALL)
         self._excluded = re.compile(self.exclude_regex(), re.DOTALL) if self.exclude else None
 
-    def _match(self, name: str) -> bool:
+    def chooses(self, name: str) -> bool:
+        """As `matches`, for names of strangers, which may be long: nothing is remembered."""
         if not self._included.fullmatch(name):
             return False
         return self._excluded is None or not self._excluded.fullmatch(name)

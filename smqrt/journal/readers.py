@@ -1,4 +1,4 @@
-"""How far queries of pipelines have read a journal (`readers/<query>.json`), and for which of them rows are kept."""
+"""The readers of a journal (`readers/<query>.json`): their progress, and for which of them rows are kept."""
 
 from __future__ import annotations
 

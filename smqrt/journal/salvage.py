@@ -1,4 +1,4 @@
-"""Which batches of a segment are whole: an end that a crash left unfinished is torn, what whole batches follow is
+"""The whole batches of a segment: an end that a crash left unfinished is torn, what whole batches follow is
 damaged.
 """
 

@@ -1,4 +1,4 @@
-"""What a sealed segment holds, in 64 bytes beside it: whoever asks when its rows are from needn't read its index.
+"""The summary of a sealed segment, in 64 bytes beside it: whoever asks when its rows are from needn't read its index.
 
     <first_seq>.sum      first_seq, end, rows, batches, ts_min_us, ts_max_us, size of the index, crc32
 

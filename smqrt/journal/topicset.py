@@ -1,4 +1,4 @@
-"""Which topics may be in a file that has too many to list them: a Bloom filter of their names and of the levels above.
+"""The topics of a file that has too many to list them: a Bloom filter of their names and of the levels above.
 
 A filter says "certainly not" or "perhaps". With `site1/a/temp` it holds `site1/` and `site1/a/`, so that it answers for
 `site1/#` too.

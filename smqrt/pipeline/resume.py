@@ -1,4 +1,4 @@
-"""Where a query goes on whose checkpoint is gone, or was reset: nothing is left out in silence, nothing comes twice."""
+"""The place to go on for a query whose checkpoint is gone, or was reset: nothing is left out, nothing comes twice."""
 
 from __future__ import annotations
 

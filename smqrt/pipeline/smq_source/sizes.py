@@ -1,4 +1,4 @@
-"""How much there is between two offsets, how far a limit of bytes goes, and into how many tasks it is cut."""
+"""Sizes between two offsets: the end of a range of so many bytes, and the tasks that it is cut into."""
 
 from __future__ import annotations
 
