@@ -7,7 +7,7 @@ ask. Who waits for more rows costs a comparison in a tick that all share.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -42,10 +42,11 @@ class Ends:
 
     Args:
         journal: the journal.
+        is_open: whether it is served; when it is no more, nobody waits for it.
     """
 
-    def __init__(self, journal: Written) -> None:
-        self._journal = journal
+    def __init__(self, journal: Written, is_open: Callable[[], bool]) -> None:
+        self._journal, self._is_open = journal, is_open
         self._others: Mapping[str, int] = {}
         self._looked_s = float("-inf")
         self._looking: AsyncResult[None] | None = None
@@ -82,12 +83,12 @@ class Ends:
                 self._look(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Returns as `now`, when there are more rows than `known` says, or when the time is over."""
+        """Returns as `now`, when there are more rows than `known` says, the time is over, or the journal is closed."""
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.now()
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._waiting >= MOST_WAITING or _is_more(found, known):
+            if left_s <= 0 or self._waiting >= MOST_WAITING or not self._is_open() or _is_more(found, known):
                 return found
             self._wait(found, left_s)
 
@@ -106,7 +107,7 @@ class Ends:
         while self._waiting:
             gevent.sleep(TICK_S)
             try:
-                is_more = _is_more(self.now(), seen)
+                is_more = not self._is_open() or _is_more(self.now(), seen)
             except Exception:
                 is_more = True  # each gets the error by itself
             if is_more:

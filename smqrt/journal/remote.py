@@ -85,6 +85,10 @@ class RemoteJournal(Journal):
     def __reduce__(self) -> Any:
         return _opened, (*self._address, self._link.retry_s, self.verify)
 
+    def close(self) -> None:
+        """Closes the connection; the next request makes another."""
+        self._link.close()
+
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
         """As `Journal.end`, with a request of its own that is short."""
         return {node: last for node, last in self._ends("end").items() if node not in known}

@@ -199,7 +199,8 @@ class JournalService(Directory):
         name = str(journal.path)
         found = self._asked.get(name)
         if found is None or found.journal is not journal:
-            found = self._asked[name] = _Asked(journal, Listing(journal.path), Ends(journal))
+            ends = Ends(journal, lambda: journal in self._opened.values())
+            found = self._asked[name] = _Asked(journal, Listing(journal.path), ends)
         return found
 
     def _stats(self, request: Request, journal: OpenJournal, grant: Grant) -> None:

@@ -9,8 +9,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from smqrt.errors import ArgumentError
+from smqrt.journal.remote import RemoteJournal
 from smqrt.pipeline.smq_source import columns, offsets, sizes
 from smqrt.pipeline.smq_source.batch import edge
+from smqrt.pipeline.smq_source.following import Follower
 from smqrt.pipeline.smq_source.options import MAX_BYTES, Offsets, ReadOptions
 from smqrt.pipeline.smq_source.progress import Progress
 from smqrt.pipeline.smq_source.scan import Scan
@@ -40,11 +42,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: Offsets | None = None
         self.planned: tuple[dict[str, tuple[int, int]], sizes.Chunks] | None = None
         self.progress = Progress(options)
+        self.follower: Follower | None = None
 
     @told
     def initialOffset(self) -> Offsets:
         journal, options = self.scan.journal, self.options
-        begin, last = journal.begin(), journal.end()
+        begin, last = journal.begin(), self._end()
         return offsets.ordered(edge(journal, options.starting, options.starting_us, begin, last, last))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -53,11 +56,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @told
     def prepareForTriggerAvailableNow(self) -> None:
-        self.target = self.scan.journal.end()
+        self.target = self.scan.journal.end()  # this moment's
 
     @told
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        last = self.scan.journal.end() if self.target is None else self.target
+        last = self._end() if self.target is None else self.target
         start = self._known(start, last)
         end = offsets.before_split(start, last, self.options.split_at)
         if not isinstance(limit, ReadAllAvailable):
@@ -87,12 +90,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @told
     def reportLatestOffset(self) -> Offsets:
-        return offsets.ordered(self.scan.journal.end())
+        return offsets.ordered(self._end())
 
     @told
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
-        start, end = offsets.checked(start, end, journal.begin(), journal.end(), self.options.fail_on_data_loss)
+        start, end = offsets.checked(start, end, journal.begin(), self._end(), self.options.fail_on_data_loss)
         return self.scan.parts(self._plan(start, end))
 
     def _plan(self, start: Offsets, end: Offsets) -> sizes.Chunks:
@@ -105,8 +108,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self.scan.read(partition)
 
+    def _end(self) -> Offsets:
+        """Returns where the journal ends; a hub tells it by itself."""
+        journal = self.scan.journal
+        if not isinstance(journal, RemoteJournal):
+            return journal.end()
+        self.follower = self.follower or Follower(journal)
+        return self.follower.end()
+
     def commit(self, end: Offsets) -> None:
         self.progress.committed(end)
 
     def stop(self) -> None:
+        if self.follower:
+            self.follower.stop()
         self.progress.close()
