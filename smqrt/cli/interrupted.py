@@ -16,20 +16,24 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, which unwinds what runs as Ctrl-C does."""
 
 
-class Interruptible(click.Group):
-    """Commands that end with exit code 130 after Ctrl-C, and 143 after SIGTERM, as a shell has it.
+class InterruptibleCommand(click.Command):
+    """A command that ends with exit code 130 after Ctrl-C, and 143 after SIGTERM, as a shell has it.
 
     What an interrupt says is printed, without it that it was one.
     """
 
     def invoke(self, ctx: click.Context) -> object:
-        """See `click.Group.invoke`."""
+        """See `click.Command.invoke`."""
         with _sigterm_unwinds():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as interrupt:
                 click.echo(str(interrupt) or "Interrupted.", err=True)
                 sys.exit(128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT))
+
+
+class Interruptible(InterruptibleCommand, click.Group):
+    """A group of such commands."""
 
 
 @contextmanager

@@ -5,18 +5,34 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smqrt.cli.connecting import connection_options
-from smqrt.cli.interrupted import Interruptible
-from smqrt.cli.output import counted, json_line, payload_fields, progress, reader_left, write_line
-from smqrt.errors import ArgumentError, JournalError, SmqrtError
+from smqrt.cli.journal_places import (
+    Journals,
+    chosen_range,
+    folder,
+    from_option,
+    journal_folder,
+    journal_place,
+    json_option,
+    many,
+    offsets_of,
+    opened_journal,
+    rows_between,
+    size,
+    token_option,
+    topics_option,
+    until_option,
+)
+from smqrt.cli.output import counted, json_line, payload_fields, progress, write_line
+from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import uris
 from smqrt.printable import printable
 
@@ -24,35 +40,11 @@ if TYPE_CHECKING:
     from smqrt.journal.compact import Done, Options
     from smqrt.journal.figures import Figures
     from smqrt.journal.inspect import Recorded
-    from smqrt.journal.reader import Journal, Offsets
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
-_MOMENT = "earliest, latest, 2h (so long ago), an ISO time (UTC) or a sequence number."
 _SAMPLE_ROWS = 20_000
-_RETRY_S = 5.0
 
 
-class _Journals(Interruptible):
-    """Says what goes wrong in one sentence: exit code 2 for a wrong word, 1 for everything else."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except ArgumentError as error:
-            raise click.UsageError(str(error)) from error
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] != "pyarrow":
-                raise
-            raise click.ClickException(
-                "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
-            ) from None
-        except BrokenPipeError:
-            reader_left()
-        return None
-
-
-@click.group(cls=_Journals, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Journals, context_settings={"help_option_names": ["-h", "--help"]})
 def journal() -> None:
     """What a hub has recorded. PATH is the folder of a journal, or of an application that has one.
 
@@ -60,75 +52,17 @@ def journal() -> None:
     """
 
 
-# ---- what the commands share
-
-_path = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
-_place = click.argument("path", metavar="[PATH|URL]", default=".")
-_token = click.option("--token", envvar=_TOKEN_VARIABLE, help=f"For a URL; also in the variable {_TOKEN_VARIABLE}.")
-_topics = click.option("--topic", "-t", "topics", multiple=True, help="Only topics like this; + and # are wildcards.")
-_json = click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
-_from = click.option("--from", "start", metavar="TIME", help=f"Begin here: {_MOMENT}")
-_until = click.option("--until", "end", metavar="TIME", help="End before this; as --from.")
-
-
-def folder(path: Path) -> Path:
-    """Returns the folder of the journal that a path names: itself, or the one of the application there.
-
-    Raises:
-        JournalError: there is no journal.
-    """
-    path = uris.journal(path)
-    if (path / ".journal").is_dir():
-        return path / ".journal"
-    if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
-        return path
-    raise JournalError(
-        f"{path} holds no journal: name its folder, or that of an application whose hub has journal=True."
-    )
-
-
-def _opened(path: str, token: str | None = None) -> Journal:
-    if uris.is_address(path):
-        from smqrt.journal.remote import open_journal
-
-        return open_journal(path, token, retry_s=_RETRY_S)
-    from smqrt.journal.reader import Journal
-
-    return Journal(folder(Path(path)))
-
-
-def _offsets(opened: Journal, moment: str, option: str) -> Offsets:
-    from smqrt.journal.moment import parse_moment
-
-    if moment in ("earliest", "latest"):
-        return opened.begin() if moment == "earliest" else opened.end()
-    if moment.isdecimal():
-        return dict.fromkeys(opened.end(), int(moment))
-    ts_us = parse_moment(moment, option)
-    return opened.offsets_until(ts_us) if option == "--until" else opened.offsets_at(ts_us)
-
-
-def _range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
-    """Returns from where to where: nothing said is everything there is now."""
-    first = _offsets(opened, start or "earliest", "--from")
-    return first, _offsets(opened, end or "latest", "--until")
-
-
-def _rows_between(first: Offsets, last: Offsets) -> int:
-    return sum(max(0, end - first.get(node, 0)) for node, end in last.items())
-
-
 # ---- tail
 
 
 @journal.command()
-@_place
-@_topics
+@journal_place
+@topics_option
 @click.option("-n", "--count", type=click.IntRange(min=0), help="How many messages (20).")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is recorded from now on.")
-@_from
-@_json
-@_token
+@from_option
+@json_option
+@token_option
 def tail(
     path: str,
     topics: tuple[str, ...],
@@ -146,11 +80,11 @@ def tail(
     """
     from smqrt.journal import inspect
 
-    opened = _opened(path, token)
+    opened = opened_journal(path, token)
     end = opened.end()
     chosen = topics or None
     if start is not None:
-        begin = _offsets(opened, start, "--from")
+        begin = offsets_of(opened, start, "--from")
         _print(islice(inspect.in_order(opened, begin, end, chosen), count), as_json)
     else:
         _print(inspect.latest(opened, end, 20 if count is None else count, chosen), as_json)
@@ -176,15 +110,15 @@ def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once
 
 
 @journal.command()
-@_place
+@journal_place
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="How many topics; 0 for none.")
-@_json
-@_token
+@json_option
+@token_option
 def stats(path: str, top: int, as_json: bool, token: str | None) -> None:
     """Count: messages, bytes, files, the most frequent topics, and how far behind pipelines are."""
     from smqrt.journal.figures import figures
 
-    found = figures(_opened(path, token), count_topics=top > 0)
+    found = figures(opened_journal(path, token), count_topics=top > 0)
     if found.topics is not None:
         others = len(found.topics) - top
         found.topics = dict(islice(found.topics.items(), top))
@@ -205,8 +139,8 @@ def _as_lines(found: Figures, others: int) -> Iterator[str]:
         yield f"from       {iso(found.first_us)}"
         yield f"to         {iso(found.last_us)}"
         yield f"a second   {found.rate:,.1f}"
-    yield f"segments   {found.segments:,}, {_size(found.segment_bytes)}"
-    yield f"compacted  {found.files:,}, {_size(found.file_bytes)}"
+    yield f"segments   {found.segments:,}, {size(found.segment_bytes)}"
+    yield f"compacted  {found.files:,}, {size(found.file_bytes)}"
     for node, (first, following) in found.offsets.items():
         yield f"node       {node}: {first} to {following - 1}" if following > first else f"node       {node}: empty"
     for topic, rows in (found.topics or {}).items():
@@ -215,26 +149,11 @@ def _as_lines(found: Figures, others: int) -> Iterator[str]:
         yield f"topic      and {others:,} more (--top)"
     for query, behind in found.readers.items():
         since = found.stale_readers.get(query)
-        yield f"reader     {query} is {_many(behind, 'message')} behind" + (f", silent since {since}" if since else "")
-
-
-def _many(count: int, what: str) -> str:
-    """Returns "1 batch", "2,000 batches"."""
-    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
-    return f"{count:,} {what if count == 1 else plural}"
-
-
-def _size(count: float) -> str:
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    units = iter(("KB", "MB", "GB", "TB"))
-    while count >= 1000:
-        count, unit = count / 1000, next(units)
-    return f"{count:.1f} {unit}"
+        yield f"reader     {query} is {many(behind, 'message')} behind" + (f", silent since {since}" if since else "")
 
 
 @journal.command()
-@_path
+@journal_folder
 @click.option("--repair", is_flag=True, help="Cut off what a crash left unfinished behind the last whole message.")
 def verify(path: Path, repair: bool) -> None:
     """Check every message, every file, and that nothing is missing between them.
@@ -251,15 +170,15 @@ def verify(path: Path, repair: bool) -> None:
         report = verifying.verify(place)
     for fault in report.faults:
         click.echo(printable(str(fault)), err=True)
-    messages = _many(report.rows, "message")
-    click.echo(f"{_many(report.segments, 'segment')} with {messages} in {_many(report.batches, 'batch')}")
-    click.echo(f"{_many(report.files, 'compacted file')} with {_many(report.file_rows, 'message')}")
+    messages = many(report.rows, "message")
+    click.echo(f"{many(report.segments, 'segment')} with {messages} in {many(report.batches, 'batch')}")
+    click.echo(f"{many(report.files, 'compacted file')} with {many(report.file_rows, 'message')}")
     if report.unchecked:
         click.echo(
-            f"{_many(report.unchecked, 'compacted file')} of an older version without checksums: not all damage shows"
+            f"{many(report.unchecked, 'compacted file')} of an older version without checksums: not all damage shows"
         )
     if report.faults:
-        raise click.ClickException(_many(len(report.faults), "fault"))
+        raise click.ClickException(many(len(report.faults), "fault"))
     click.echo("all is well")
 
 
@@ -267,7 +186,7 @@ def verify(path: Path, repair: bool) -> None:
 
 
 @journal.command()
-@_path
+@journal_folder
 @click.option("--after", metavar="TIME", default="0s", help="Leave segments alone until they are so old, such as 10m.")
 @click.option("--grace", metavar="TIME", default="60s", show_default=True, help="Keep segments so long afterwards.")
 @click.option("--schema", "schemas", multiple=True, metavar="TOPICS=DDL", help="Typed columns for JSON payloads.")
@@ -347,18 +266,18 @@ def _compact_once(place: Path, options: Options, variant: bool) -> Done:
 def _done(done: Done, options: Options) -> str:
     if done.segments:
         share = done.file_bytes / done.payload_bytes if done.payload_bytes else 0
-        text = f"{_many(done.segments, 'segment')} with {_many(done.rows, 'message')}: {_many(done.files, 'file')}, "
-        text += f"{_size(done.payload_bytes)} of payload in {_size(done.file_bytes)} ({share:.2f})"
+        text = f"{many(done.segments, 'segment')} with {many(done.rows, 'message')}: {many(done.files, 'file')}, "
+        text += f"{size(done.payload_bytes)} of payload in {size(done.file_bytes)} ({share:.2f})"
     elif done.merged:
         text = "no segment to compact"
     else:
         text = "nothing to compact: the newest segment is left alone while it may grow"
     if done.merged:
-        text += f"; {_many(done.merged, 'small file')} joined"
+        text += f"; {many(done.merged, 'small file')} joined"
     if done.removed:
-        text += f"; {_many(done.removed, 'old segment')} removed"
+        text += f"; {many(done.removed, 'old segment')} removed"
     if done.waiting:
-        text += f"; {_many(done.waiting, 'old segment')} for a later run to remove (--grace {options.grace_s:g}s)"
+        text += f"; {many(done.waiting, 'old segment')} for a later run to remove (--grace {options.grace_s:g}s)"
     return text
 
 
@@ -366,12 +285,12 @@ def _done(done: Done, options: Options) -> str:
 
 
 @journal.command()
-@_place
+@journal_place
 @click.option("--to", "file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
-@_topics
-@_from
-@_until
-@_token
+@topics_option
+@from_option
+@until_option
+@token_option
 def export(
     path: str, file: Path, topics: tuple[str, ...], start: str | None, end: str | None, token: str | None
 ) -> None:
@@ -384,11 +303,11 @@ def export(
     from smqrt.journal.export import export as run
 
     file = uris.folder(file, "--to", "write a file here, and copy it there")
-    opened = _opened(path, token)
-    first, last = _range(opened, start, end)
-    with progress("export", _rows_between(first, last)) as advance:
+    opened = opened_journal(path, token)
+    first, last = chosen_range(opened, start, end)
+    with progress("export", rows_between(first, last)) as advance:
         rows = run(opened, first, last, file, topics or None, advance)
-    click.echo(f"{_many(rows, 'message')} in {file} ({_size(file.stat().st_size)})")
+    click.echo(f"{many(rows, 'message')} in {file} ({size(file.stat().st_size)})")
 
 
 @journal.command()
@@ -396,7 +315,7 @@ def export(
 @click.option(
     "--rows", type=click.IntRange(min=1), default=_SAMPLE_ROWS, show_default=True, help="Look at so many, the newest."
 )
-@_token
+@token_option
 def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
     """Print the DDL that describes the JSON payloads of TOPIC, which may have wildcards.
 
@@ -410,7 +329,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
 
     if len(words) > 2:
         raise click.UsageError(f"one topic, please, in quotes if it has a wildcard; there are {len(words)} words")
-    opened = _opened(words[0] if len(words) == 2 else ".", token)
+    opened = opened_journal(words[0] if len(words) == 2 else ".", token)
     found = inferred(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
     if not found.rows:
         raise JournalError(f"there are no messages to {words[-1]!r}; `smqrt journal stats` shows the topics")
@@ -427,13 +346,13 @@ def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
 @journal.command()
 @click.argument("path", metavar="PATH|URL")
 @click.argument("hub", metavar="HUB")
-@_topics
+@topics_option
 @click.option("--speed", default="1x", show_default=True, help="How much faster than recorded, such as 10x; or max.")
-@_from
-@_until
+@from_option
+@until_option
 @click.option("--prefix", default="", help="Put this before every topic.")
 @click.option("--pipelines", is_flag=True, help="Also what pipelines had published.")
-@_token
+@token_option
 @connection_options
 def replay(
     path: str,
@@ -460,14 +379,14 @@ def replay(
     from smqrt.journal.replay import parse_speed, play
 
     factor = parse_speed(speed)
-    opened = _opened(path, token)
-    first, last = _range(opened, start, end)
+    opened = opened_journal(path, token)
+    first, last = chosen_range(opened, start, end)
     with (
         position(in_order(opened, first, last, topics or None)) as rows,
         publishing(hub, **connection) as (publish, wait, longest_bytes),
-        progress("replay", _rows_between(first, last)) as advance,
+        progress("replay", rows_between(first, last)) as advance,
     ):
         played = play(counted(rows, advance), publish, wait, factor, prefix, pipelines, longest_bytes)
-    click.echo(f"{_many(played.published, 'message')} published")
+    click.echo(f"{many(played.published, 'message')} published")
     for reason, count in played.skipped.items():
         click.echo(f"{count:,} left out: {printable(reason)}", err=True)
