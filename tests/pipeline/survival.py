@@ -4,131 +4,207 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from smqrt.journal import commit
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import faults, status, tables
+from tests.pipeline import ledger
+from tests.pipeline.ledger import eventually
 
 HUB = """
-import json
-import os
-
-import gevent
-
 from smqrt import hub
+from smqrt.journal import durability
 
-smq = hub.create(journal={"sync": "1s"})
-
-
-def feed():
-    number = 0
-    while not os.path.exists(%(quiet)r):
-        for _ in range(%(burst)d):
-            number += 1
-            message = {"id": f"{os.getpid()}-{number}", "key": number %% 10}
-            smq.publish(json.dumps(message), f"in/{number %% 10}")
-        gevent.sleep(0.02)
+durability.RETENTION_S = 2.0
+smq = hub.create(journal=%r)
 
 
-gevent.spawn(feed)
+def answer(request, relpath):
+    if relpath == "smq":
+        smq.connect(request)
+    return relpath == "smq"
+
+
+dir.setfunc(answer)
 """
+SETTINGS = {"sync": "publish", "min_free_bytes": 0}
+RETAINED = SETTINGS | {"retain": "30s", "segment_bytes": "256KiB"}
+"""So that segments are sealed, compacted and removed all the time."""
 PIPELINES = """
 from pyspark.sql import functions as F
 from smqrt.pipeline import publish, source, table
 
-@source("in/#", json="id string, key int", watermark="1 second")
+IN = {"topics": "in/#", "json": "id string, key int", "include_pipeline": True}
+
+@source(**IN)
 def rows(df): return df
+
+@source(**IN, watermark="2 seconds", dead_letter="out/future")
+def timed(df): return df
 
 @publish(to="out/echo", trigger="20 ms")
 def echo(rows): return rows.select("id")
 
 @publish(to="out/sums", trigger="20 ms")
-def sums(rows):
-    windows = rows.groupBy(F.window("ts", "1 second"), "key").agg(F.count("*").alias("n"))
+def sums(timed):
+    windows = timed.groupBy(F.window("ts", "1 second"), "key").agg(F.count("*").alias("n"))
     return windows.select(F.unix_seconds("window.start").alias("start"), "key", "n")
 
 @table("kept", trigger="500 ms")
 def kept(rows): return rows.select("id")
 """
-BURST_S = 0.02
+QUERIES = ("echo", "sums", "kept", "timed.dead_letters")
+PLAIN = "plain"
+"""The stream without decorators: its results, and the folder of its checkpoint."""
 PATIENCE_S = 600
+HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What became of the messages.
+class Shims:
+    """What a hub's calls of the system do: the disk of its journal, and the machine's clock.
 
-    Attributes:
-        expected: messages that the journal has; published, unique: results of the stateless query; kept: rows of its
-            table that count; windows: results of the stateful query; wrong: of these, how many differ from what the
-            messages give; twice: how many came again; missing: how many never came; gaps: missing numbers in the
-            journal.
+    Args:
+        folder: for the libraries and what controls them.
+        journal: the folder whose disk may fail.
     """
 
-    expected: int
-    published: int
-    unique: int
-    kept: int
-    windows: int
-    wrong: int
-    twice: int
-    missing: int
-    gaps: int
+    def __init__(self, folder: Path, journal: Path) -> None:
+        folder.mkdir()
+        sources = [HERE.parent / "journal" / "failing_disk.c", HERE / "jumping_clock.c"]
+        libraries = [self._compiled(source, folder) for source in sources]
+        self._disk, self._clock = folder / "disk", folder / "clock"
+        self._clock.write_bytes(bytes(8))
+        self.environment = {
+            "LD_PRELOAD": " ".join(map(str, libraries)),
+            "FAILING_DISK": str(journal),
+            "FAILING_DISK_CONTROL": str(self._disk),
+            "JUMPING_CLOCK": str(self._clock),
+        }
 
-    @property
-    def exact(self) -> bool:
-        """Whether everything was done exactly once."""
-        once = self.expected == self.published == self.unique == self.kept
-        faults = self.wrong + self.twice + self.missing + self.gaps
-        return once and self.expected > 0 and self.windows > 0 and not faults
+    @staticmethod
+    def _compiled(source: Path, folder: Path) -> Path:
+        library = folder / f"{source.stem}.so"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        return library
+
+    @contextmanager
+    def disk(self, call: str, error: int = 0, delay_ms: int = 0) -> Iterator[None]:
+        """While inside, calls ("write", "sync") wait so long, then fail with the number unless it is 0."""
+        ready = self._disk.with_suffix(".new")
+        ready.write_text(f"{call} {error} {delay_ms}\n")
+        ready.rename(self._disk)
+        try:
+            yield
+        finally:
+            self._disk.unlink()
+
+    @contextmanager
+    def clock(self, ahead_s: int) -> Iterator[None]:
+        """While inside, the machine's clock is so far ahead."""
+        self._set(ahead_s)
+        try:
+            yield
+        finally:
+            self._set(0)
+
+    def _set(self, ahead_s: int) -> None:
+        with self._clock.open("r+b") as file:  # in place: it is mapped
+            file.write(struct.pack("<q", ahead_s))
 
 
 class Trial:
-    """An application, its hub and its pipelines, each in a process group of its own.
+    """An application, its hub, its publishers and its pipelines, each in a process group of its own.
 
     Args:
         folder: for everything; made here.
         rate: messages a second.
+        full: with retention, compaction, and a disk and a clock that can be made to fail.
+
+    Attributes:
+        driver_kills, hub_kills, compactor_kills: how many there were; inside: of those of drivers, how many between the
+            hub's commit and Spark's; log: what pipelines have printed.
     """
 
-    def __init__(self, folder: Path, rate: int) -> None:
+    def __init__(self, folder: Path, rate: int, full: bool = False) -> None:
         self.folder, self.journal, self.state = folder, folder / ".journal", folder / ".pipelines"
         (folder / "pipelines").mkdir(parents=True)
-        (folder / ".preload.py").write_text(HUB % {"burst": round(rate * BURST_S), "quiet": str(folder / "quiet")})
+        (folder / ".preload.py").write_text(HUB % (RETAINED if full else SETTINGS))
         (folder / "pipelines" / "all.py").write_text(PIPELINES)
-        self.hub_kills = self.driver_kills = 0
-        self.inside = 0
+        self.shims = Shims(folder.with_name("shims"), self.journal) if full else None
+        self.hub_kills = self.driver_kills = self.compactor_kills = self.inside = 0
         self.log = folder / "driver.log"
-        self._port = 0
+        self._port, self._rate, self._plain = 0, rate, False
         self._hub: subprocess.Popen[Any] | None = None
+        self._compactor: subprocess.Popen[Any] | None = None
         self.driver: subprocess.Popen[Any] | None = None
+        self._publishers: list[ledger.Publisher] = []
+        self._collector = ledger.Collector(self.journal)
+
+    # ---- processes
 
     def start_hub(self) -> None:
-        """Starts the hub, where it was; messages begin to flow."""
-        self._hub = self._process("serve", "--port", str(self._port), str(self.folder), log="hub.log")
-        eventually(lambda: self._announced() == self._hub.pid, "the hub is there", 30)  # type: ignore[union-attr]
-        self._port = int(json.loads((self.journal / "hub.json").read_text())["url"].split(":")[2].split("/")[0])
+        """Starts the hub, where it was; at the first start messages begin to flow."""
+        environment = self.shims.environment if self.shims else {}
+        words = ("serve", "--port", str(self._port), str(self.folder))
+        self._hub = self._process(*words, log="hub.log", **environment)
+        eventually(lambda: self._announced() == self._hub.pid, "the hub is there", 60)  # type: ignore[union-attr]
+        if not self._publishers:
+            self._port = int(self._url.split(":")[2].split("/")[0])
+            self._begin()
+
+    def _begin(self) -> None:
+        address = f"http://127.0.0.1:{self._port}/smq"
+        over_http = ledger.Publisher("http", self.journal, self._rate // 2)
+        self._publishers = [over_http, ledger.Client("client", self.journal, self._rate // 2, address)]
+        for name in (*QUERIES, PLAIN):  # as if all had run before the first message
+            commit.report_progress(commit.HubAddress.of(self.journal), name, name, {"n1": 0})
+        for thread in (*self._publishers, self._collector):
+            thread.start()
 
     def kill_hub(self) -> None:
         """kill -9."""
         self._kill(self._hub)
         self.hub_kills += 1
 
-    def start_driver(self, fault: str = "") -> None:
-        """Starts the pipelines; a fault is "before_commit" or "after_commit", with ":N" in micro-batch N."""
-        more = ["--from", "earliest", "--republish", "--hub-retry", "120"]
+    def start_compactor(self) -> None:
+        """Starts the process that compacts and merges, every second."""
+        words = ("journal", "compact", str(self.journal), "--watch", "1s", "--grace", "5s")
+        self._compactor = self._process(*words, log="compactor.log")
+
+    def kill_compactor(self) -> None:
+        """kill -9, and it is started again."""
+        self._kill(self._compactor)
+        self.compactor_kills += 1
+        self.start_compactor()
+
+    def start_driver(self, fault: str = "", http: bool = False, plain: bool = False) -> None:
+        """Starts the pipelines.
+
+        Args:
+            fault: "before_commit" or "after_commit", with ":N" in micro-batch N.
+            http: they read from the hub, and not from the folder.
+            plain: instead of them a stream of plain Spark, whose sink is `format("smq")`.
+        """
+        self._plain = plain
         environment = {faults.VARIABLE: fault} if fault else {}
-        self.driver = self._process(
-            "pipeline", "run", "--app", str(self.folder), *more, log="driver.log", **environment
-        )
+        where = (self._url, "--token", (self.journal / "token").read_text().strip()) if http else (str(self.journal),)
+        if plain:
+            command: tuple[str, ...] = ("-m", "tests.pipeline.plain_stream", str(self.state / PLAIN), where[0])
+            environment["PLAIN_STREAM_TOKEN"] = where[-1] if http else ""
+        else:
+            more = ("--from", "earliest", "--republish", "--hub-retry", "120", "--journal", *where)
+            command = ("-m", "smqrt", "pipeline", "run", "--app", str(self.folder), *more)
+        self.driver = self._started(*command, log="driver.log", **environment)
 
     def wait_for_the_fault(self) -> None:
         """Waits until the pipelines have killed themselves, and notes whether the hub knew more than Spark."""
@@ -144,97 +220,120 @@ class Trial:
         self.driver_kills += 1
         self.inside += self._is_inside()
 
-    def batch(self, query: str = "echo") -> int:
-        """Returns the last micro-batch that Spark has noted as done; -1 is none."""
-        done = (self.state / query / "checkpoint" / "commits").glob("[0-9]*")
-        return max((int(path.name) for path in done), default=-1)
-
-    def wait_for_batches(self, more: int) -> None:
-        """Waits until so many more micro-batches are done."""
-        reached = self.batch() + more
-        eventually(lambda: self.batch() >= reached, f"micro-batch {reached} is done", PATIENCE_S)
-
-    def finish(self) -> str:
-        """Lets the messages end, the pipelines catch up and stop as an operator does; returns what they printed."""
-        (self.folder / "quiet").touch()
-        end = self._last_message()
-        eventually(lambda: self._caught_up(end), "the pipelines have caught up", PATIENCE_S)
+    def stop_driver(self) -> None:
+        """Stops the pipelines as an operator does."""
         assert self.driver
         self.driver.send_signal(signal.SIGTERM)
-        assert self.driver.wait(60) == 0, self.log.read_text()
-        return self.log.read_text()
+        assert self.driver.wait(120) == 0, self.log.read_text()
 
     def close(self) -> None:
         """Ends what still runs."""
-        for process in (self.driver, self._hub):
+        for process in (self.driver, self._compactor, self._hub):
             if process is not None and process.poll() is None:
                 self._kill(process)
 
-    def figures(self) -> Figures:
-        """Compares what came in with what went out."""
-        rows = self._rows()
-        sent = [row for row in rows if row.topic.startswith("in/")]
-        echoed = [json.loads(row.payload)["id"] for row in rows if row.topic == "out/echo"]
-        windows = [json.loads(row.payload) for row in rows if row.topic == "out/sums"]
-        truth = Counter((row.ts_us // 1_000_000, json.loads(row.payload)["key"]) for row in sent)
-        told = Counter((each["start"], each["key"]) for each in windows)
-        wrong = sum(truth[each["start"], each["key"]] != each["n"] for each in windows)
-        known = {json.loads(row.payload)["id"] for row in sent}
-        assert len(known) == len(sent)
-        return Figures(
-            expected=len(sent),
-            published=len(echoed),
-            unique=len(set(echoed) & known),
-            kept=self._kept(),
-            windows=len(windows),
-            wrong=wrong,
-            twice=sum(times - 1 for times in told.values()),
-            missing=self._missing(truth, told),
-            gaps=sum(later.seq - row.seq - 1 for row, later in zip(rows, rows[1:], strict=False)),
+    # ---- faults
+
+    @contextmanager
+    def moved(self) -> Iterator[None]:
+        """While inside, the journal's folder is elsewhere."""
+        away = self.journal.with_name("away")
+        self.journal.rename(away)
+        try:
+            yield
+        finally:
+            away.rename(self.journal)
+
+    def forget_checkpoint(self, query: str) -> None:
+        """Removes the checkpoint of a query that doesn't run, and nothing else of it."""
+        shutil.rmtree(self.state / query / "checkpoint")
+
+    # ---- how far it is
+
+    def batch(self, query: str = "") -> int:
+        """Returns the last micro-batch that Spark has noted as done; -1 is none."""
+        query = query or (PLAIN if self._plain else "echo")
+        done = (self.state / query / "checkpoint" / "commits").glob("[0-9]*")
+        return max((int(path.name) for path in done if path.name.isdecimal()), default=-1)
+
+    def wait_for_batches(self, more: int, or_its_end: bool = False) -> None:
+        """Waits until so many more micro-batches are done; the pipelines may end meanwhile if that is said."""
+        reached = self.batch() + more
+        eventually(lambda: self.batch() >= reached or self._ended, f"micro-batch {reached} is done", PATIENCE_S)
+        assert or_its_end or not self._ended, self.log.read_text()[-4000:]
+
+    @property
+    def _ended(self) -> bool:
+        return self.driver is None or self.driver.poll() is not None
+
+    def finish(self) -> str:
+        """Lets the messages end, the pipelines catch up and stop as an operator does; returns what they printed."""
+        for publisher in self._publishers:
+            publisher.finish()
+        self.catch_up(*QUERIES)
+        return self.log.read_text()
+
+    def catch_up(self, *queries: str) -> None:
+        """Waits until queries that run are behind the last message, and stops them."""
+        end = self._last_message()
+        eventually(
+            lambda: self._ended or all(self._is_behind(end, each) for each in queries), f"{queries} catch up", PATIENCE_S
         )
+        self.stop_driver()
 
-    @staticmethod
-    def _missing(truth: Counter[Any], told: Counter[Any]) -> int:
-        """Windows that ought to be final: a second and the watermark before the last message."""
-        last = max(start for start, _ in truth)
-        return sum(1 for start, key in truth if start < last - 3 and (start, key) not in told)
+    def figures(self) -> ledger.Figures:
+        """Compares what came in with what went out."""
+        recorded = self._collector.caught_up()
+        self._collector.finish()
+        assert recorded.sent
+        acknowledged = (name for publisher in self._publishers for name in publisher.acknowledged)
+        return ledger.figures(recorded, acknowledged, self._kept())
 
-    def _kept(self) -> int:
+    @property
+    def uncertain(self) -> int:
+        """Messages of which publishers don't know whether they are stored."""
+        return sum(len(publisher.uncertain) for publisher in self._publishers)
+
+    def _kept(self) -> Iterable[str]:
         from pyarrow import parquet
 
-        ids = [id for file in tables.files(self.folder / ".tables" / "kept") for id in _ids(parquet.read_table(file))]
-        assert len(ids) == len(set(ids)), "a row is twice in the table"
-        return len(ids)
+        for file in tables.files(self.folder / ".tables" / "kept"):
+            yield from parquet.read_table(file, partitioning=None).column("id").to_pylist()
 
     def _is_inside(self) -> bool:
         """Whether the hub has results of a micro-batch that Spark doesn't know to be done."""
-        committed = {row.txn for row in self._rows() if row.txn}
-        for query in ("echo", "sums"):
-            found = status.read(self.state / query)
-            if found and f"{found.query_id}:{self.batch(query) + 1}" in committed:
-                return True
-        return False
+        committed = self._collector.caught_up().commits
+        return any(f"{self._query_id(query)}:{self.batch(query) + 1}" in committed for query in ("echo", "sums", PLAIN))
 
-    def _rows(self) -> list[Any]:
-        journal = Journal(self.journal)
-        return list(journal.rows(journal.begin(), journal.end()))
+    def _query_id(self, query: str) -> str:
+        if query == PLAIN:
+            metadata = self.state / PLAIN / "checkpoint" / "metadata"
+            return str(json.loads(metadata.read_text())["id"]) if metadata.exists() else ""
+        found = status.read(self.state / query)
+        return found.query_id if found else ""
 
     def _last_message(self) -> int:
-        """Waits until no more messages come; returns what follows the last one."""
-        ends = [-1, 0]
-        while ends[-1] != ends[-2]:
+        """Waits until no more messages come; returns the end of the journal."""
+        seen = [-1, 0]
+        while seen[-1] != seen[-2]:
+            seen.append(len(self._collector.caught_up().sent))
             time.sleep(1)
-            ends.append(max(row.seq for row in self._rows() if row.topic.startswith("in/")) + 1)
-        return ends[-1]
+        return Journal(self.journal).end()["n1"]
 
-    def _caught_up(self, end: int) -> bool:
-        """Whether every query is behind the last message; for windows also with the micro-batch that follows."""
-        done = {query: self.batch(query) - (query == "sums") for query in ("echo", "sums", "kept")}
-        return all(batch >= 0 and self._end_of(query, batch) >= end for query, batch in done.items())
+    def _is_behind(self, end: int, query: str) -> bool:
+        """Whether a query is behind the last message; for windows also with the micro-batch that follows."""
+        batch = self.batch(query) - (query == "sums")
+        return batch >= 0 and self._end_of(query, batch) >= end
 
     def _end_of(self, query: str, batch: int) -> int:
         lines = (self.state / query / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
         return int(json.loads(lines[2]).get("n1", 0))
+
+    # ---- starting and killing
+
+    @property
+    def _url(self) -> str:
+        return str(json.loads((self.journal / "hub.json").read_text())["url"])
 
     def _announced(self) -> int:
         try:
@@ -243,9 +342,12 @@ class Trial:
             return 0
 
     def _process(self, *words: str, log: str, **environment: str) -> subprocess.Popen[Any]:
+        return self._started("-m", "smqrt", *words, log=log, **environment)
+
+    def _started(self, *words: str, log: str, **environment: str) -> subprocess.Popen[Any]:
         with (self.folder / log).open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "smqrt", *words],
+                [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -258,15 +360,3 @@ class Trial:
         assert process
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-
-
-def _ids(table: Any) -> list[str]:
-    return list(table.column("id").to_pylist())
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float) -> None:
-    """Waits until something is true; fails when it doesn't become so."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)

@@ -29,7 +29,7 @@ def test_kill_of_driver_and_hub(trial: Trial) -> None:
     trial.start_driver(fault="after_commit:1")
     trial.wait_for_the_fault()
     assert trial.inside == 1
-    trial.start_driver()
+    trial.start_driver(http=True)
     trial.wait_for_batches(2)
     trial.kill_hub()
     trial.start_hub()
