@@ -64,9 +64,7 @@ def plan(drivers: int, hubs: int, seed: int) -> list[Life]:
         chance.shuffle(steps)
         forgotten = FORGOTTEN[number // 4 % len(FORGOTTEN)] if number % 4 == 2 else ""
         lives.append(
-            Life(
-                plain, chance.random() < 0.5, fault, tuple(steps), forgotten, chance.randint(1, 4), chance.random()
-            )
+            Life(plain, chance.random() < 0.5, fault, tuple(steps), forgotten, chance.randint(1, 4), chance.random())
         )
     return lives
 

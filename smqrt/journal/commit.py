@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
@@ -23,7 +24,7 @@ RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _LONGEST_NAME = 0xFFFF
-_PART_BYTES = 1 << 20
+PART_BYTES = 1 << 20
 MOST_ROWS = 4096
 """Of one commit: a hub numbers and stores all its rows in one go, and its clients wait meanwhile (some 20 ms)."""
 _ROW_BYTES = 8
@@ -119,16 +120,29 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
         ArgumentError: a topic is empty or too long.
         JournalError: the hub refuses it, or is away for too long.
     """
-    body = encode(rows)
-    path = "commit?" + urlencode({"query": query, "batch": batch})
-    answer = _link(hub, retry_s).post(path, body).body
+    return bool(told(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", retry_s))
+
+
+def told(hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, retry_s: float) -> Any:
+    """Returns what a hub says to a request that may be repeated.
+
+    Args:
+        hub: where.
+        action, values, body: what is asked for.
+        name: of the answer's values, the one that is wanted.
+        retry_s: how long to wait for a hub that is away, seconds.
+
+    Raises:
+        JournalError: the hub refuses it, is away for too long, or is none.
+    """
+    answer = connection(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
-        return bool(json.loads(answer)["stored"])
+        return json.loads(answer)[name]
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a commit.") from None
+        raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a {action}.") from None
 
 
-def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
+def parts(query: str, rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
     """Yields the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
 
     When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
@@ -139,14 +153,19 @@ def parts(query: str, rows: Sequence[OutRow], most_bytes: int = _PART_BYTES) -> 
         rows: the messages.
         most_bytes: of one part, unless one message alone has more; of rows it has `MOST_ROWS` at most.
     """
-    if len(rows) <= MOST_ROWS and sum(map(_size_bytes, rows)) <= most_bytes:
+    if is_one_part(rows, most_bytes):
         yield query, rows
         return
     yield from sorted_parts(query, sorted(rows, key=order), most_bytes)
 
 
+def is_one_part(rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> bool:
+    """Whether rows are few enough for one commit."""
+    return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= most_bytes
+
+
 def sorted_parts(
-    query: str, rows: Iterable[OutRow], most_bytes: int = _PART_BYTES
+    query: str, rows: Iterable[OutRow], most_bytes: int = PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
     """Yields what `parts` does, of rows that come in the order of `order`, without ever having all of them.
 
@@ -157,7 +176,7 @@ def sorted_parts(
         query, most_bytes: as for `parts`.
         rows: at least one message.
     """
-    cut = _split(rows, most_bytes)
+    cut = split(rows, most_bytes)
     first = next(cut)
     for number, part in enumerate(cut, 1):
         yield f"{query}.{number}", part
@@ -169,19 +188,21 @@ def order(row: OutRow) -> tuple[bytes, bytes, bytes]:
     return row[0], row[1] or b"", row[2]
 
 
-def _split(rows: Iterable[OutRow], most_bytes: int) -> Iterator[list[OutRow]]:
+def split(rows: Iterable[OutRow], most_bytes: int = PART_BYTES) -> Iterator[list[OutRow]]:
+    """Yields rows as they come, as many together as one commit takes; at least one list."""
     part: list[OutRow] = []
-    size_bytes = 0
+    in_part_bytes = 0
     for row in rows:
-        if part and (len(part) == MOST_ROWS or size_bytes + _size_bytes(row) > most_bytes):
+        if part and (len(part) == MOST_ROWS or in_part_bytes + size_bytes(row) > most_bytes):
             yield part
-            part, size_bytes = [], 0
+            part, in_part_bytes = [], 0
         part.append(row)
-        size_bytes += _size_bytes(row)
+        in_part_bytes += size_bytes(row)
     yield part
 
 
-def _size_bytes(row: OutRow) -> int:
+def size_bytes(row: OutRow) -> int:
+    """Returns how many bytes a row is in a commit."""
     return len(row[0]) + len(row[1] or b"") + len(row[2]) + _ROW_BYTES
 
 
@@ -191,8 +212,8 @@ def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -
     Raises:
         ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
     """
-    for part in _split(rows, _PART_BYTES):
-        _link(hub, retry_s).post("publish", encode(part), again=False)
+    for part in split(rows):
+        connection(hub, retry_s).post("publish", encode(part), again=False)
 
 
 def last_batch(hub: HubAddress, query: str) -> int:
@@ -210,7 +231,7 @@ def last_batch(hub: HubAddress, query: str) -> int:
             return committed.last_batches(hub.folder).get(query, -1)
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
-    answer = _link(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
+    answer = connection(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
     try:
         return int(json.loads(answer)["batch"])
     except (ValueError, RecursionError, KeyError, TypeError):
@@ -244,7 +265,7 @@ def report_progress(
     if hub.folder is not None:
         progress.save(hub.folder, progress.checked(json.dumps(values).encode()))
     else:
-        _link(hub, retry_s).post("progress", json.dumps(values).encode())
+        connection(hub, retry_s).post("progress", json.dumps(values).encode())
 
 
 def encode(rows: Iterable[OutRow]) -> bytes:
@@ -265,7 +286,7 @@ def encode(rows: Iterable[OutRow]) -> bytes:
 _threads = threading.local()
 
 
-def _link(hub: HubAddress, retry_s: float) -> Link:
+def connection(hub: HubAddress, retry_s: float) -> Link:
     """Returns this thread's connection: queries of one process don't wait for each other."""
     links: dict[HubAddress, Link] = _threads.__dict__.setdefault("links", {})
     link = links.setdefault(hub, Link(hub.find, retry_s))

@@ -36,3 +36,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file that is whole or as before, whatever happens.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        touch(beside)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

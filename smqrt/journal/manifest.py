@@ -20,7 +20,7 @@ from typing import Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import pages
-from smqrt.journal.files import FILE_MODE, make_folder, sync_folder, touch
+from smqrt.journal.files import FILE_MODE, make_folder, sync_folder, write_whole
 from smqrt.journal.pages import PAGE_FILES, DataFile, Page
 
 FILE = "manifest.json"
@@ -248,7 +248,7 @@ def _region(known: Sequence[Page], changed: Sequence[DataFile]) -> tuple[int, in
 def _write_page(path: Path, content: bytes) -> None:
     if not path.exists():  # else it is the same: its name says what is in it
         make_folder(path.parent)
-        _write(path, content)
+        write_whole(path, content)
 
 
 def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
@@ -294,18 +294,4 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: the disk is full or broken.
     """
-    _write(path, json.dumps(value).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        touch(beside)
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(value).encode())

@@ -6,6 +6,9 @@
     GET  <name>/end?after=&wait_s=   the same, when there is more than `after` ({node: number})
     GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
     POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
+    POST <name>/stage?query=&batch=&part=  rows that wait until they are committed by the name of their part
+    POST <name>/seal?query=&batch=   which parts are a micro-batch: the names of those that were told first
+    POST <name>/commit?query=&batch=&of=&part=  as above, with the rows of a part of query `of`
     GET  <name>/committed?query=     the number of a query's last micro-batch that is stored, -1: none
     POST <name>/publish              rows, without that promise
     POST <name>/progress             how far a query has come: retention goes no further
@@ -19,7 +22,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -41,6 +44,7 @@ from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.merge import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
+from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
 from smqrt.journal.standing import Listing
 from smqrt.journal.tokens import FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
@@ -53,12 +57,13 @@ BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE = 1 << 20
 _PROGRESS_BYTES = 64 << 10
+_SEAL_BYTES = 2 << 20
 _FILE = re.compile(
     r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
 )
 _UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
 _READS, _WRITES = ("GET", "HEAD"), ("POST",)
-_COMMITS = ("commit", "publish")
+_COMMITS = ("commit", "publish", "stage", "seal")
 
 
 class OpenJournal(Protocol):
@@ -99,6 +104,7 @@ class _Asked(NamedTuple):
     journal: OpenJournal
     listing: Listing
     ends: Ends
+    staged: Staged
 
 
 class JournalService(Directory):
@@ -120,6 +126,8 @@ class JournalService(Directory):
             "end": (_READS, self._end),
             "stats": (_READS, self._stats),
             "commit": (_WRITES, self._commit),
+            "stage": (_WRITES, self._stage),
+            "seal": (_WRITES, self._seal),
             "publish": (_WRITES, self._publish),
             "progress": (_WRITES, self._progress),
             "committed": (_READS, self._committed),
@@ -200,7 +208,8 @@ class JournalService(Directory):
         found = self._asked.get(name)
         if found is None or found.journal is not journal:
             ends = Ends(journal, lambda: journal in self._opened.values())
-            found = self._asked[name] = _Asked(journal, Listing(journal.path), ends)
+            asked = _Asked(journal, Listing(journal.path), ends, Staged(journal.path, journal.committed))
+            found = self._asked[name] = asked
         return found
 
     def _stats(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -219,10 +228,38 @@ class JournalService(Directory):
     # ---- writing
 
     def _commit(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query, batch = _batch(request)
+        query, batch, values = _batch(request)
+        if "part" in values:
+            self._commit_part(request, journal, grant)
+            return
         query, rows = grant.own(query), self._rows(request, grant)
-        stored = journal.commit(query, batch, rows)
-        _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
+        _stored(request, journal.commit(query, batch, rows), rows)
+
+    def _commit_part(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
+        name, batch, values = _batch(request)
+        staged, query = self._of(journal).staged, progress.checked_query(values.get("of"))
+        name, query = grant.own(name), grant.own(query)
+        rows: list[Record] = []
+        stored = journal.committed(name) < batch
+        if stored:
+            rows = self._decoded([_elsewhere(staged.read, query, batch, checked_part(values["part"]))], grant)
+            stored = journal.commit(name, batch, rows)
+        if name == query:  # the last one
+            _elsewhere(staged.forget, query, batch)
+        _stored(request, stored, rows)
+
+    def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
+        query, batch, values = _batch(request)
+        query, part, pieces = grant.own(query), checked_part(values.get("part")), list[bytes]()
+        rows = self._rows(request, grant, pieces)
+        _elsewhere(self._of(journal).staged.put, query, batch, part, b"".join(pieces))
+        _give(request, {"rows": len(rows)})
+
+    def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
+        query, batch, _ = _batch(request)
+        query, parts = grant.own(query), _parts(request.body(_SEAL_BYTES))
+        known = journal.committed(query) >= batch
+        _give(request, {"parts": [] if known else _elsewhere(self._of(journal).staged.seal, query, batch, parts)})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = progress.checked_query(dict(parse_qsl(request.query)).get("query"))
@@ -238,23 +275,54 @@ class JournalService(Directory):
         _elsewhere(progress.save, journal.path, report | {"query": grant.own(report["query"])})
         _give(request, {})
 
-    def _rows(self, request: Request, grant: Grant) -> list[Record]:
-        size, limit = request.content_length or 0, self._body_bytes
+    def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> list[Record]:
+        """Returns the rows of a body; its pieces are put into `kept`."""
+        if (request.content_length or 0) > self._body_bytes:
+            raise _too_large(self._body_bytes)
+        return self._decoded(_counted(request.chunks(), self._body_bytes, kept), grant)
+
+    @staticmethod
+    def _decoded(pieces: Iterable[bytes], grant: Grant) -> list[Record]:
         decoder, rows, turn = Decoder(MAX_PAYLOAD_BYTES), list[Record](), Turn()
-        for piece in [] if size > limit else request.chunks():
-            size = size if request.content_length else size + len(piece)
-            if size > limit:
-                break
+        for piece in pieces:
             for row in decoder.feed(piece):
                 if len(rows) == MOST_ROWS:
                     raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
                 _check_topic(grant, row[0])
                 rows.append(row)
                 turn.breathe()
-        if size > limit:
-            raise Refused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
         decoder.finish()
         return rows
+
+
+def _counted(pieces: Iterable[bytes], limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        if kept is not None:
+            kept.append(piece)
+        yield piece
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
+
+
+def _parts(body: bytes) -> list[str]:
+    """The names of the parts of a micro-batch."""
+    try:
+        names = json.loads(body)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not 0 < len(names) <= MOST_PARTS:
+        raise ArgumentError(f"parts: this is no JSON list of 1 to {MOST_PARTS} names of parts.")
+    return [checked_part(name) for name in names]
+
+
+def _stored(request: Request, stored: bool, rows: list[Record]) -> None:
+    _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
 
 
 def _opened(folder: Path, name: str) -> IO[bytes]:
@@ -304,13 +372,13 @@ def _allow(request: Request, methods: tuple[str, ...]) -> None:
         raise Refused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
 
 
-def _batch(request: Request) -> tuple[str, int]:
-    """The query and the number of the batch that a commit is about."""
+def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
+    """The query and the number of the batch that a request is about, and all that it says."""
     values = dict(parse_qsl(request.query, keep_blank_values=True))
     query, batch = progress.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
         raise ArgumentError(f"batch: {batch!r} is no number; a commit says which batch of the query it is.")
-    return query, int(batch)
+    return query, int(batch), values
 
 
 def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:

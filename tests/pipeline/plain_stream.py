@@ -1,4 +1,4 @@
-"""A stream of plain Spark through `format("smq")` on both sides: `python -m tests.pipeline.plain_stream STATE JOURNAL`."""
+"""A stream of plain Spark, `format("smq")` to `format("smq")`: python -m tests.pipeline.plain_stream STATE JOURNAL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def main(state: Path, journal: str) -> int:
     )
     made = rows.load(journal).select(F.lit("out/plain").alias("topic"), "payload")
     writer = made.writeStream.format("smq").options(**options, retry="120s")
-    query = writer.option("checkpointLocation", str(state / "checkpoint")).trigger(processingTime="20 ms").start(journal)
+    writer = writer.option("checkpointLocation", str(state / "checkpoint")).trigger(processingTime="20 ms")
+    query = writer.start(journal)
     while query.isActive and not stopping.wait(0.2):
         pass
     if query.isActive:

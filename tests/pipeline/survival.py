@@ -276,9 +276,8 @@ class Trial:
     def catch_up(self, *queries: str) -> None:
         """Waits until queries that run are behind the last message, and stops them."""
         end = self._last_message()
-        eventually(
-            lambda: self._ended or all(self._is_behind(end, each) for each in queries), f"{queries} catch up", PATIENCE_S
-        )
+        behind = lambda: all(self._is_behind(end, each) for each in queries)  # noqa: E731
+        eventually(lambda: self._ended or behind(), f"{queries} are behind row {end}", PATIENCE_S)
         self.stop_driver()
 
     def figures(self) -> ledger.Figures:

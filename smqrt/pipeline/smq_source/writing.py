@@ -5,8 +5,9 @@ Columns: `topic` (string), `payload` (string or binary) and perhaps `subtopic` (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import commit
+from smqrt.journal import commit, staging
 from smqrt.pipeline import faults
 from smqrt.pipeline.smq_source.options import WriteOptions
 from smqrt.pipeline.smq_source.telling import told
@@ -31,8 +32,10 @@ _UNSORTED = (
     "smq cuts a write with txnAppId into parts, which must be the same ones when it is repeated: write "
     'frame.repartition(1).sortWithinPartitions("topic", "subtopic", "payload"), without nulls in them.'
 )
-QUERY_ID = "sql.streaming.queryId"
-"""A local property of every task of a stream; it stays the same as long as the checkpoint does."""
+QUERY_ID, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties of every task of a stream; the first stays the same as long as the checkpoint does."""
+FEW_BYTES = 64 << 10
+"""So much of a task goes through the driver, which spares the hub two requests; more is staged."""
 
 
 @dataclass
@@ -40,12 +43,14 @@ class Written(WriterCommitMessage):
     """What a task hands to the driver.
 
     Attributes:
-        query: the stream's id; empty for a batch write.
-        rows: what is to be published; none for a batch write, whose tasks publish by themselves.
+        query: the stream's id; empty for a batch write, whose tasks publish by themselves.
+        rows: what is to be published, when it is little.
+        parts: else the names under which the hub has it.
     """
 
-    query: str
-    rows: list[Record]
+    query: str = ""
+    rows: Sequence[Record] = ()
+    parts: Sequence[str] = ()
 
 
 def checked(schema: StructType) -> None:
@@ -90,6 +95,22 @@ def in_order(rows: Iterable[Record]) -> Iterator[Record]:
         yield row
 
 
+def _few(rows: Iterator[Record]) -> Iterator[Record]:
+    """Yields the first rows, about `FEW_BYTES` together."""
+    size_bytes = 0
+    while size_bytes < FEW_BYTES and (row := next(rows, None)) is not None:
+        size_bytes += commit.size_bytes(row)
+        yield row
+
+
+def _property(name: str) -> str:
+    context = TaskContext.get()
+    found = context.getLocalProperty(name) if context else None
+    if not found:
+        raise JournalError(f"Spark gives no {name} to the task: without it a repeated batch isn't recognized.")
+    return found
+
+
 def as_bytes(batch: Any, name: str) -> list[bytes | None]:
     """Returns a column's values; text as UTF-8."""
     import pyarrow as pa
@@ -120,20 +141,40 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @told
     def write(self, iterator: Iterator[Any]) -> Written:
-        context = TaskContext.get()
-        query = context.getLocalProperty(QUERY_ID) if context else None
-        if not query:
-            raise JournalError(f"Spark gives no {QUERY_ID} to the task: without it a repeated batch isn't recognized.")
-        return Written(query, list(records(iterator)))
+        query, batch = _property(QUERY_ID), _property(BATCH)
+        rows = records(iterator)
+        few = list(_few(rows))
+        if (more := next(rows, None)) is None:
+            return Written(query, few)
+        return Written(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
+
+    def _stage(self, query: str, batch: int, rows: Iterable[Record]) -> list[str]:
+        return staging.stage(self._target, query, batch, rows, self.options.retry_s)
+
+    @property
+    def _target(self) -> commit.HubAddress:
+        return commit.HubAddress.of(self.options.journal, self.options.token)
 
     @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         rows = [row for message in written for row in message.rows]
-        if rows:
-            target = commit.HubAddress.of(self.options.journal, self.options.token)
-            for name, part in commit.parts(written[0].query, rows):
-                commit.commit(target, name, batchId, part, retry_s=self.options.retry_s)
+        parts = [part for message in written for part in message.parts]
+        if not rows and not parts:
+            return
+        faults.point("before_commit", batchId, of_worker=True)
+        self._commit(written[0].query, batchId, rows, parts)
+        faults.point("after_commit", batchId, of_worker=True)
+
+    def _commit(self, query: str, batch: int, rows: list[Record], parts: list[str]) -> None:
+        # One part is one commit: the hub has all of it or nothing. Several are staged, as a repetition of the
+        # micro-batch may cut it otherwise.
+        if not parts and commit.is_one_part(rows):
+            commit.commit(self._target, query, batch, rows, retry_s=self.options.retry_s)
+            return
+        parts += self._stage(query, batch, rows) if rows else []
+        kill = partial(faults.point, "before_part", of_worker=True)
+        staging.commit(self._target, query, batch, parts, self.options.retry_s, kill)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing has been published: only a commit publishes."""
@@ -162,11 +203,11 @@ class BatchWriter(DataSourceArrowWriter):
         target = commit.HubAddress.of(self.options.journal, self.options.token)
         if self.options.app_id:
             self._commit(self.options.app_id, target, records(iterator))
-            return Written("", [])
+            return Written()
         for batch in iterator:
             rows = list(records([batch]))
             commit.publish(target, rows, retry_s=self.options.retry_s)
-        return Written("", [])
+        return Written()
 
     def _commit(self, app_id: str, target: commit.HubAddress, rows: Iterator[Record]) -> None:
         """Publishes the rows in parts, which are the same ones when the write is repeated."""
