@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -79,12 +80,15 @@ class Course:
     def __init__(self, trial: Trial) -> None:
         self._trial, self._began_s = trial, time.monotonic()
 
-    def run(self, lives: list[Life]) -> int:
-        """Lives all lives, and prints the figures; returns the exit code."""
+    def run(self, lives: list[Life], minutes: float) -> int:
+        """Lives all lives, but begins none after some minutes, and prints the figures; returns the exit code."""
         trial = self._trial
         trial.start_hub()
         trial.start_compactor()
         for number, life in enumerate(lives, 1):
+            if time.monotonic() - self._began_s > 60 * minutes:
+                self.say(f"{len(lives) - number + 1} lives are left out: the time is over")
+                break
             self._live(life)
             self.say(
                 f"life {number}: {life}; kills: driver {trial.driver_kills}, of these {trial.inside} inside a commit, "
@@ -164,9 +168,11 @@ def main() -> int:
     parser.add_argument("--hubs", type=int, default=20, help="kills of the hub (default 20), besides those of a fault")
     parser.add_argument("--rate", type=int, default=400, help="messages a second (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the plan (default 0)")
+    parser.add_argument("--minutes", type=float, default=30, help="begin nothing new after so long (default 30)")
     parser.add_argument("--keep", type=Path, help="a folder for everything, which stays; it must not be there")
     parser.add_argument("--plan", action="store_true", help="only print the plan")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     lives = plan(given.drivers, given.hubs, given.seed)
     if given.plan:
         print(*lives, sep="\n")
@@ -174,7 +180,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial((given.keep or Path(folder)) / "app", given.rate, full=True)
         try:
-            return Course(trial).run(lives)
+            return Course(trial).run(lives, given.minutes)
         finally:
             trial.close()
 

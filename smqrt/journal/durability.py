@@ -8,7 +8,6 @@ import errno
 import fcntl
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,6 +45,8 @@ class Durability:
         segment: what is appended to.
         sealed: called when the disk has finished a segment.
         kept: called with the number below which the disk has every row, when there are more of them.
+        now_us: the time of rows, which a machine's clock that is wrong for a moment doesn't change: retention goes by
+            it, too.
 
     Attributes:
         segment: what is appended to.
@@ -60,8 +61,9 @@ class Durability:
         segment: SegmentFile,
         sealed: Callable[[], None],
         kept: Callable[[int], None],
+        now_us: Callable[[], int],
     ) -> None:
-        self._on_sealed, self._on_kept = sealed, kept
+        self._on_sealed, self._on_kept, self._now_us = sealed, kept, now_us
         self.segment, self.syncs = segment, 0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
@@ -230,13 +232,14 @@ class Durability:
 
     def retire(self) -> None:
         """Have what has expired removed."""
-        self._cleaner.ask("retire", self._remove_expired, self._retired, retries=False)
+        now_us = self._now_us()
+        self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._retired, retries=False)
 
-    def _remove_expired(self) -> None:
+    def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
-        files = retention.expired(path, self._settings, time.time_ns() // 1000)
+        files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
-        for sentence in self._readers.look():
+        for sentence in self._readers.look(now_us):
             log.warning("the journal %s: the pipeline %s", path, sentence)
         if freed:
             log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)

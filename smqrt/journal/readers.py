@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +123,16 @@ class Watch:
         self._told: dict[str, bool] = {}
         self.stale = self.given_up = 0
 
-    def look(self) -> list[str]:
+    def look(self, now_us: int) -> list[str]:
         """Returns a sentence for each reader with which something is wrong that wasn't told before; reads the disk.
+
+        Args:
+            now_us: the time, microseconds since 1970.
 
         Raises:
             JournalError: the journal, or what a reader has said, can't be read.
         """
-        now_us, timeout_s = time.time_ns() // 1000, self._settings.reader_timeout_s
+        timeout_s = self._settings.reader_timeout_s
         late = [(each, behind) for each, behind in waiting(self._settings.path) if silence(each, behind, now_us)]
         told, self._told = self._told, {each.name: each.is_given_up(timeout_s, now_us) for each, _ in late}
         self.stale, self.given_up = len(late), sum(self._told.values())

@@ -80,7 +80,13 @@ class JournalWriter:
         self._clock, self._others = Clock(), committed.Others(self.path, settings.node)
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
         self._durability = Durability(
-            settings, self._wal, self._lock, self._segment, self._seal_if_long, lambda seq: self._recorder.kept(seq)
+            settings,
+            self._wal,
+            self._lock,
+            self._segment,
+            self._seal_if_long,
+            lambda seq: self._recorder.kept(seq),
+            self._clock.now_us,
         )
         self._recorder = HubRecorder(
             broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync

@@ -104,17 +104,17 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     silent(journal, "forgotten", 1.5)
     silent(journal, "done", 30)
     watch = readers.Watch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
-    [told] = watch.look()
+    [told] = watch.look(time.time_ns() // 1000)
     assert told.startswith("forgotten has read nothing since 2")
     assert ", and 300 messages wait for it: they are kept until 2" in told
     assert told.endswith("run it, or smqrt pipeline reset forgotten")
-    assert (watch.look(), watch.stale, watch.given_up) == ([], 1, 0)
+    assert (watch.look(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
     silent(journal, "forgotten", 8)
-    [told] = watch.look()
+    [told] = watch.look(time.time_ns() // 1000)
     assert "it is given up" in told
     assert (watch.stale, watch.given_up) == (1, 1)
     report(journal, "forgotten", n1=300)
-    assert (watch.look(), watch.stale) == ([], 0)
+    assert (watch.look(time.time_ns() // 1000), watch.stale) == ([], 0)
 
 
 def test_no_pipeline_fills_the_disk(journal: Path) -> None:

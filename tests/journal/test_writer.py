@@ -233,6 +233,21 @@ def test_what_is_too_much_goes_oldest_first(record: Make) -> None:
     assert 1 < len(kept) < 12
 
 
+def test_a_clock_that_is_wrong_for_a_moment_removes_nothing(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = record({"segment_bytes": 65536, "retain": "1d", "reader_timeout_s": "1d"})
+    journal = site.smq.journal
+    for number in range(20):
+        site.smq.publish(b"%02d" % number * 10_000, "topic")
+        journal.flush()
+        assert journal._durability.join()
+    wrong_ns = time.time_ns() + 30 * 86400 * 10**9
+    with monkeypatch.context() as set_wrong:
+        set_wrong.setattr(time, "time_ns", lambda: wrong_ns)
+        journal._durability.retire()
+        assert journal._durability.join()
+    assert len(rows(site)) == 20
+
+
 def test_a_commit_is_stored_and_published_once(record: Make) -> None:
     site = record()
     device = site.device(b"device-1")
