@@ -57,7 +57,7 @@ BODY_BYTES = 4 << 20
 RETRY_S = 1
 _PIECE = 1 << 20
 _PROGRESS_BYTES = 64 << 10
-_SEAL_BYTES = 2 << 20
+_SEAL_BYTES = 512 << 10
 _FILE = re.compile(
     r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
 )

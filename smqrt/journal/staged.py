@@ -26,7 +26,7 @@ LEAST_BYTES = 16 << 10
 """A part counts as so long at least: a file of one row isn't free either."""
 STALE_S = 86400.0
 """Parts that nobody has sealed are in nobody's results after so long."""
-MOST_PARTS = 50_000
+MOST_PARTS = 10_000
 """Of a micro-batch."""
 _SEALED = "sealed.json"
 _PART = re.compile(r"[0-9a-f]{16}\.[0-9]{1,6}")

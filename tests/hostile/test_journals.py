@@ -14,6 +14,7 @@ from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
 from smqrt.journal.pages import DataFile
 from smqrt.journal.service import BODY_BYTES
+from smqrt.journal.staged import MOST_PARTS
 from smqrt.journal.tokens import FILE, MOST_TOPICS
 from tests.hostile.conftest import Attack, Besieged
 
@@ -75,6 +76,20 @@ def test_commits_of_many_bytes(stranger: Stranger) -> None:
     with stranger.server.attack("journal: commits of the most bytes") as attack:
         for _ in range(5):
             assert "200" in stranger.commit(encode(rows), attack)
+
+
+def test_parts_that_are_staged(stranger: Stranger) -> None:
+    most = encode([(b"t", None, b"")]) * MOST_ROWS
+    names = [f"{number:016x}.0" for number in range(MOST_PARTS)]
+    with stranger.server.attack("journal: staged parts, and the longest lists of them") as attack:
+        for name in names[:20]:
+            assert "200" in stranger.post(f"stage?query=q&batch=0&part={name}", most, attack)
+        for body in (json.dumps(names).encode(), b"[" * 500_000, b"[" + b"1," * 250_000 + b"1]"):
+            assert "400" in stranger.post("seal?query=q&batch=0", body, attack)
+        assert "413" in stranger.post("seal?query=q&batch=0", b" " * (1 << 20), attack)
+        assert "200" in stranger.post("seal?query=q&batch=0", json.dumps(names[:20]).encode(), attack)
+        for number, name in enumerate(names[:20]):
+            assert "200" in stranger.post(f"commit?query=q.{number}&batch=0&of=q&part={name}", b"", attack)
 
 
 def test_reports_of_progress(stranger: Stranger) -> None:

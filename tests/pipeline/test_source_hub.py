@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from smqrt.errors import ArgumentError
 from smqrt.journal.record import Flag
+from smqrt.pipeline.smq_source import writing
 from smqrt.pipeline.smq_source.options import WriteOptions
 from smqrt.pipeline.smq_source.writing import BatchWriter
 from tests.pipeline.hubs import JournalingHub, eventually
@@ -101,6 +104,21 @@ def test_a_large_batch_is_stored_in_parts_and_once(spark: Any, hub: JournalingHu
         assert sorted(int(row.payload.rstrip(b".")) for row in results) == list(range(60))
         assert {row.txn for row in results} == {f"{query.id}:0", f"{query.id}.1:0", f"{query.id}.2:0"}
         forget_last_batch(tmp_path / "checkpoint")
+
+
+def test_what_tasks_hand_to_the_driver_does_not_grow_with_the_rows(
+    hub: JournalingHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_property", {writing.QUERY_ID: "grown", writing.BATCH: "0"}.__getitem__)
+    schema = StructType().add("topic", "string").add("payload", "binary")
+    writer = writing.StreamWriter(WriteOptions(str(hub.journal)), schema, overwrite=False)
+    rows = pa.record_batch({"topic": ["grown"] * 1000, "payload": [b"%0500d" % n for n in range(1000)]})
+    few, many = (writer.write(iter([rows.slice(0, 10), *[rows] * times])) for times in (0, 20))
+    assert len(few.rows) == 10
+    assert len(pickle.dumps(many)) < 1000
+    writer.commit([few, None, many], 0)
+    writer.commit([many, few], 0)
+    assert len(hub.rows("grown")) == 20_020
 
 
 def forget_last_batch(checkpoint: Path) -> None:
