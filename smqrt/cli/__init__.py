@@ -21,6 +21,7 @@ _COMMANDS = {
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
     "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),
+    "query": ("smqrt.cli.query", "query", "Answer SQL about what hubs recorded."),
     "help": ("smqrt.cli.help", "help_", "Print the manual."),
 }
 

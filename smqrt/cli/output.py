@@ -8,17 +8,28 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from smqrt import printable
 
 Item = TypeVar("Item")
+_SHARE_EVERY_S = 0.2
 
 
 def payload_fields(payload: bytes) -> dict[str, Any]:
@@ -75,6 +86,36 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def share(what: str, done: Callable[[], float]) -> Iterator[None]:
+    """Shows a bar on the standard error while inside, when that is a terminal.
+
+    Args:
+        what: what is being done, one word.
+        done: tells now and then how much of it is done, 0 to 1; from a thread of its own.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    over = threading.Event()
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        thread = threading.Thread(target=_advance, args=(bar, bar.add_task(what, total=1.0), done, over), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _advance(bar: Progress, task: TaskID, done: Callable[[], float], over: threading.Event) -> None:
+    with suppress(Exception):  # what is asked has ended
+        while not over.wait(_SHARE_EVERY_S):
+            bar.update(task, completed=done())
 
 
 def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:

@@ -1,0 +1,106 @@
+"""SQL on a journal by Spark: the view `messages`, and results of any size, which never pass the driver's memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.journal.reader import Offsets
+from smqrt.pipeline import failures, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH_ROWS = 8192
+_PLACE = re.compile(r"\.?; line \d+ pos \d+;?$")
+_TEXT = "try_validate_utf8(cast(payload as string))"
+
+
+class Spark:
+    """A Spark that knows a journal.
+
+    Args:
+        journal: its folder or address.
+        token: for an address.
+        start, end: from where to where (exclusive), by node.
+        topics: patterns of the topics that the view has; None for all, also messages to one client.
+        spark: one to use, which goes on; None starts one, which takes seconds.
+
+    Raises:
+        PipelineError: pyspark or Java is missing.
+    """
+
+    def __init__(
+        self,
+        journal: str,
+        token: str | None,
+        start: Offsets,
+        end: Offsets,
+        topics: Sequence[str] | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self._folder = TemporaryDirectory(prefix="smqrt-query-")
+        self._own = spark is None
+        started = spark or session.spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
+        self._spark = started.newSession()
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
+        options = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
+        options |= {"topics": json.dumps(topics)} if topics else {}
+        options |= {"token": token} if token else {}
+        rows = self._spark.read.format("smq").options(**options).load(journal)
+        shown = rows.selectExpr("*", f"{_TEXT} as text", f"try_parse_json({_TEXT}) as json")
+        shown.createOrReplaceTempView("messages")
+
+    def __enter__(self) -> Spark:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        with suppress(Exception):  # its Java may be gone
+            if self._own:
+                self._spark.stop()
+        self._folder.cleanup()
+
+    def run(self, sql: str) -> tuple[Any, Iterator[Any]]:
+        """Answers a question; arguments and results as of `duckdb_views.DuckDB.run`.
+
+        Spark writes the result to a temporary folder, from where it is read a few rows at a time.
+
+        Raises:
+            PipelineError: Spark can't do it.
+        """
+        from pyarrow import parquet
+
+        folder = Path(self._folder.name, "result")
+        try:
+            _plain(self._spark.sql(sql)).write.parquet(folder.as_uri())
+        except Exception as error:
+            raise PipelineError(_PLACE.sub(".", failures.sentence("this query", error))) from None
+        files = [parquet.ParquetFile(path) for path in sorted(folder.glob("*.parquet"))]
+        return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
+
+    def cancel(self) -> None:
+        """Ends the question under way; its thread gets a PipelineError."""
+        with suppress(Exception):  # it has ended meanwhile
+            self._spark.sparkContext.cancelAllJobs()
+
+    def share(self) -> float:
+        """Returns how much of the stages under way is done: 0 to 1."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]
+        return sum(done for done, _ in counts) / max(1, sum(tasks for _, tasks in counts))
+
+
+def _plain(frame: DataFrame) -> DataFrame:
+    """VARIANT as the text of its JSON, which everybody reads."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import VariantType
+
+    names = [field.name for field in frame.schema if isinstance(field.dataType, VariantType)]
+    return frame.withColumns({name: F.to_json(name) for name in names}) if names else frame
