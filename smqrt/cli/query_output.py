@@ -196,7 +196,7 @@ def _print_table(schema: Any, batches: Iterator[Any]) -> None:
 def _table(schema: Any, rows: Sequence[tuple[Any, ...]]) -> Table:
     from pyarrow import types
 
-    shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for field in schema:
         is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
         shown.add_column(

@@ -157,10 +157,7 @@ def test_what_is_wrong_is_one_sentence(app: Path, tmp_path: Path) -> None:
         '"ptid", "stid".',
     )
     assert refused("selec 1", app) == (1, 'Parser Error: syntax error at or near "selec".')
-    assert refused("-- nothing", app) == (
-        1,
-        "There is no SQL: write a question, such as select count(*) from messages.",
-    )
+    assert refused("/* nothing */", app)[1].startswith("There is no SQL: write a question, such as ")
     assert refused("select 1", app, "--format", "parquet")[0] == 2
     assert refused("select 1", app, "--to", tmp_path / "a.txt")[0] == 2
     assert refused("select 1", tmp_path)[1].startswith(f"{tmp_path} holds no journal")
