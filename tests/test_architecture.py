@@ -96,6 +96,47 @@ def test_pyspark_has_one_door(module: Path) -> None:
             assert name.split(".")[0] != "pyspark", f"{module}:{line}: only smqrt/pipeline imports pyspark"
 
 
+SPARKS_INSIDE = PACKAGE / "pipeline" / "jvm.py"
+"""Where the private names of pyspark are, each with its reason."""
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """What a module defines, sets on its objects, or calls the columns of rows."""
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    fields = (node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign))
+    columns = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return defined | columns | {node.attr for node in stored} | {n.id for n in fields if isinstance(n, ast.Name)}
+
+
+def private_uses(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line, name) of private names that the module itself doesn't define, and of the way to Spark's JVM."""
+    tree = ast.parse(path.read_text("utf-8"))
+    own = own_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if node.attr not in own:
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "pyspark.java_gateway" in node.value:
+            yield node.lineno, node.value
+    for line, name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "py4j" or "java_gateway" in parts or (parts[0] == "pyspark" and parts[-1].startswith("_")):
+            yield line, name
+
+
+def test_private_names_of_spark_are_in_one_module(module: Path) -> None:
+    if place(module) == "pipeline" and module != SPARKS_INSIDE:
+        others = [(line, name) for line, name in private_uses(module) if name not in ("_getframe", "_exit")]
+        assert others == [], f"{module}: only {SPARKS_INSIDE.name} uses private names of pyspark"
+
+
+def test_private_names_of_spark_are_found() -> None:
+    found = {name for _, name in private_uses(SPARKS_INSIDE)}
+    assert {"_jvm", "_jdf", "_jsc", "_jsparkSession", "_ensure_initialized", "_gateway"} <= found
+    assert "py4j.protocol.Py4JJavaError" in found
+
+
 def test_only_the_command_line_patches(module: Path) -> None:
     if place(module) != "cli":
         assert "monkey.patch_" not in module.read_text("utf-8"), f"{module}: the package never monkey-patches"

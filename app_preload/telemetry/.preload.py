@@ -4,6 +4,7 @@ The topics, all JSON:
     telemetry/NAME   a sensor's reading: {device, temp}
     stats/NAME       of each minute, by the pipeline: {device, minute, avg, low, high, readings}; again when it changes
     alerts/NAME      by the pipeline: {device, rule: "when" or "absent", state: "raised" or "cleared", ts, ...}
+    outages/NAME     by the pipeline: {device, state: "silent" or "back", since, seconds}; the page doesn't show them
     telemetry-ask    who opens the page asks; the answers, one for each sensor, hold what has been so far, and whether
                      it is recorded
 

@@ -18,7 +18,8 @@ _PARTS = {
     "Lua": "lua-api cosockets sockets http-client tls",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
     "Record and compute": (
-        "journal pipelines pipeline-rules exactly-once pipeline-commands format-smq pipeline-cluster duckdb"
+        "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "
+        "pipeline-cluster duckdb"
     ),
 }
 _OTHERS = "More"

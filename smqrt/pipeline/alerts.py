@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField, StructType
 
 from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import intervals, stateful
+from smqrt.pipeline import intervals, state
 from smqrt.pipeline.alarms import Alarm, Event, Key, Rate, Reading, Rules
 from smqrt.pipeline.api import Declaration
 
@@ -63,7 +63,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
     clock = _time_mode(frame, declaration)
     if clock == _BY_EVENT and "spark.watermarkDelayMs" not in (frame.schema["ts"].metadata or {}):
         frame = frame.withWatermark("ts", "0 seconds")
-    events = stateful.transform(
+    events = state.transform(
         _readings(frame, declaration, told).groupBy(*declaration.options["key"]),
         Processor(declaration.options["key"], rules(declaration), clock),
         _event_schema(frame, declaration.options["key"]),

@@ -33,6 +33,8 @@ PLACE: ContextVar[str] = ContextVar("place", default="")
 
 _DECLARATION = "__smqrt_declaration__"
 _EXPECTATIONS = "__smqrt_expectations__"
+_STATE = "__smqrt_state__"
+_WITH_STATE: tuple[Kind, ...] = ("view", "publish", "table")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,25 @@ class Expectation:
     name: str
 
 
+@dataclass(frozen=True)
+class State:
+    """What a function's rows go through, key by key: see `stateful`.
+
+    Attributes:
+        processor: a StatefulProcessor of Spark's, or its class.
+        key: columns; each of their values has a state of its own.
+        schema: of the rows that the processor gives, as Spark DDL.
+        time: what timers go by: "processing", "event", or None where there are none.
+        recorded: the times of the rows are the clock, as `smqrt pipeline test` has it.
+    """
+
+    processor: Any
+    key: tuple[str, ...]
+    schema: str
+    time: Literal["processing", "event"] | None
+    recorded: bool = False
+
+
 @dataclass
 class Declaration:
     """What one function or SQL file of a pipeline is.
@@ -64,6 +85,7 @@ class Declaration:
         options: what its decorator was given, by name, with defaults filled in.
         expectations: in the order in which they are written.
         file, line: where it is written.
+        state: what its rows go through when they have met the expectations; None without @stateful.
     """
 
     name: str
@@ -74,6 +96,7 @@ class Declaration:
     expectations: list[Expectation] = field(default_factory=list)
     file: str = ""
     line: int = 0
+    state: State | None = None
 
     @property
     def where(self) -> str:
@@ -287,6 +310,66 @@ def reference(path: str, *, schema: str | None = None, **unknown: Any) -> Callab
     return _declares("reference", options, raw_frame=True)
 
 
+def stateful(
+    processor: Any,
+    *,
+    key: str | Sequence[str],
+    schema: str,
+    time: Literal["processing", "event"] | None = None,
+    **unknown: Any,
+) -> Callable[[Function], Function]:
+    """Declares that the rows which a function returns go, key by key, through a processor that remembers what it likes.
+
+    Written below the kind, as @expect is; with @publish, @table, @view, or alone.
+
+    Args:
+        processor: a subclass of pyspark.sql.streaming.StatefulProcessor, or an object of one: Spark's
+            `transformWithState` is what runs it.
+        key: the columns whose every value has a state of its own; rows in which one is NULL are left out.
+        schema: of the rows that the processor yields, such as "device string, since timestamp"; these are what others
+            get instead of the function's rows.
+        time: what its timers go by: "processing" (the clock of the computer), "event" (the watermark), or None where it
+            sets none. A time to live of its state needs "processing".
+
+    Raises:
+        PipelineError: an option is unknown or wrong, or the function is a source, a reference or an alert.
+    """
+    where = _caller()
+    _no_unknown(where, "stateful", stateful, unknown)
+    if not callable(getattr(processor, "handleInputRows", None)):
+        raise PipelineError(
+            f"{where}: {processor!r} is no StatefulProcessor of pyspark.sql.streaming, nor an object of one."
+        )
+    found = State(
+        processor,
+        _texts(where, "key", key),
+        _text(where, "schema", schema),
+        None if time is None else _choice(where, "time", time, ("processing", "event")),  # type: ignore[arg-type]
+    )
+
+    def decorate(function: Function) -> Function:
+        if getattr(function, _STATE, None) is not None:
+            raise PipelineError(
+                f"{where}: {function.__name__} has two @stateful; write a second function for one of them."
+            )
+        setattr(function, _STATE, found)
+        if (earlier := getattr(function, _DECLARATION, None)) is not None:
+            earlier.state = _fitting_state(earlier.kind, function)
+        return function
+
+    return decorate
+
+
+def _fitting_state(kind: Kind, function: Callable[..., Any]) -> State | None:
+    state: State | None = getattr(function, _STATE, None)
+    if state is not None and kind not in _WITH_STATE:
+        raise PipelineError(
+            f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__name__} is a @{kind}, "
+            "which has no @stateful; write it on a function that reads it, or reads what it reads."
+        )
+    return state
+
+
 def expect(
     condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: Any
 ) -> Callable[[Function], Function]:
@@ -333,11 +416,12 @@ def expectation(
 
 
 def declaration_of(function: Any) -> Declaration | None:
-    """Returns what a decorator has left on a function; a function with `@expect` alone is a view."""
+    """Returns what a decorator has left on a function; one with `@expect` or `@stateful` alone is a view."""
     found = getattr(function, _DECLARATION, None)
     if isinstance(found, Declaration):
         return found
-    return implied_view(function) if getattr(function, _EXPECTATIONS, None) else None
+    said = getattr(function, _EXPECTATIONS, None) or getattr(function, _STATE, None)
+    return implied_view(function) if said else None
 
 
 def implied_view(function: Callable[..., Any]) -> Declaration:
@@ -379,6 +463,7 @@ def _declaration(kind: Kind, options: dict[str, Any], function: Callable[..., An
         expectations,
         code.co_filename,
         code.co_firstlineno,
+        _fitting_state(kind, function),
     )
 
 

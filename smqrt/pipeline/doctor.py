@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import java
+from smqrt.pipeline import java, jvm
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
-        _check_streaming(session, frame, plan.declaration.options["mode"])
+        jvm.check_streaming(session, frame, plan.declaration.options["mode"])
     except SmqrtError:
         raise
     except Exception as error:
@@ -263,15 +263,6 @@ def _check_output(frame: Any, declaration: Declaration) -> None:
     from smqrt.pipeline.sinks import partitioned
 
     partitioned(frame, declaration) if declaration.kind == "table" else messages(frame, declaration)
-
-
-def _check_streaming(session: Any, frame: Any, mode: str) -> None:
-    """Spark's own check, which it makes when a stream starts."""
-    java = session.sparkContext._jvm
-    modes = java.org.apache.spark.sql.streaming.OutputMode
-    output = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
-    checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), output)
 
 
 def _available_bytes(meminfo: Path) -> int:

@@ -65,9 +65,11 @@ def _run(given: argparse.Namespace, app: Path) -> int:
 
 
 def _token() -> str | None:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
-    SparkContext._ensure_initialized()  # only then is spark-submit's JVM asked
+    from smqrt.pipeline import jvm
+
+    jvm.start()
     return SparkConf().get(TOKEN_CONF, None)
 
 

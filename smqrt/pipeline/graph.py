@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
 from smqrt.journal.record import Flag
-from smqrt.pipeline import expectations, fields, future, intervals
+from smqrt.pipeline import expectations, fields, future, intervals, state
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
@@ -32,6 +32,7 @@ class Graph:
         self._catalog, self._sources, self._references = catalog, sources, references
         self._made: dict[str, DataFrame] = {}
         self._rejected: dict[str, list[tuple[str, DataFrame]]] = {}
+        self._watermarks: dict[str, state.Watermark] = {}
 
     def frame(self, declaration: Declaration) -> DataFrame:
         """Returns the DataFrame of a declaration: the rows that meet its expectations.
@@ -70,6 +71,8 @@ class Graph:
         name, where = declaration.name, declaration.where
         frame, rejected = expectations.split(frame, declaration.expectations, name, where)
         self._rejected[name] += rejected
+        if declaration.state is not None:
+            return state.apply(frame, declaration, self._watermarks.values())
         return _alarms(frame, declaration) if declaration.kind == "alert" else frame
 
     def _arguments(self, declaration: Declaration) -> Iterator[DataFrame]:
@@ -93,8 +96,10 @@ class Graph:
     def _watermarked(self, frame: DataFrame, source: Declaration) -> DataFrame:
         """The watermark stands before the function, which may aggregate, or after it where that makes the column."""
         column, options = source.options["event_time"], source.options
-        if not options["watermark"] or column not in frame.columns or _is_watermarked(frame):
+        known = source.name in self._watermarks or bool(state.watermark(frame))
+        if not options["watermark"] or column not in frame.columns or known:
             return frame
+        self._watermarks[source.name] = column, intervals.milliseconds(options["watermark"])
         frame, ahead = future.split(frame, source.name, options)
         if ahead is not None and options["dead_letter"]:
             self._rejected[source.name].append((options["dead_letter"], ahead))
@@ -112,7 +117,3 @@ def _check(frame: Any) -> None:
 
     if not isinstance(frame, DataFrame):
         raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is there a return?")
-
-
-def _is_watermarked(frame: DataFrame) -> bool:
-    return "EventTimeWatermark" in frame._jdf.queryExecution().analyzed().toString()

@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from smqrt.pipeline import jvm
+
 _Result = TypeVar("_Result")
 _CANCEL_EVERY_S = 0.1
 
@@ -54,8 +56,4 @@ def _end(running: Future[Any], cancel: Callable[[], object]) -> None:
 
 def _cancel_jobs() -> None:
     with suppress(Exception):  # it isn't installed, hasn't started yet, or has ended meanwhile
-        from pyspark import SparkContext
-
-        context = SparkContext._active_spark_context
-        if context is not None:
-            context.cancelAllJobs()
+        jvm.cancel_jobs()

@@ -159,10 +159,16 @@ class Query:
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
         # A query with a clock has something to do at any time: "what there is" would have no end.
-        context.spark.conf.set(_WITHOUT_DATA, str(not (context.options.once and _is_endless(self.plan))).lower())
+        context.spark.conf.set(_WITHOUT_DATA, str(not (context.options.once and self._is_endless())).lower())
         folder = str(checkpoint.folder(self.folder))
         writer = writer.queryName(self.plan.name).option("checkpointLocation", folder)
         self.spark_query = writer.trigger(**self._pace()).start()
+
+    def _is_endless(self) -> bool:
+        from smqrt.pipeline import alerts, state
+
+        parts = self.context.catalog.walk(self.plan.root)
+        return any(alerts.endless(part) or state.endless(part) for part in parts)
 
     def _there(self, start: checkpoint.Start) -> checkpoint.Offsets:
         """Where it begins, as far as there are rows: a hub gives no row a number that a mark says was read."""
@@ -281,11 +287,3 @@ class Query:
             self._marked = checkpoint.last_batch(self.folder)
             self.context.board.reached(self.plan.name, self._marked, offset)
             self.context.mark(self.plan, offset, 0.0)
-
-
-def _is_endless(plan: Plan) -> bool:
-    if plan.root.kind != "alert":
-        return False
-    from smqrt.pipeline import alerts
-
-    return alerts.endless(plan.root)

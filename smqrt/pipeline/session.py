@@ -6,15 +6,13 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import java, warm
+from smqrt.pipeline import java, jvm, warm
 from smqrt.pipeline.failures import OUT_OF_MEMORY, first_line
 
 if TYPE_CHECKING:
@@ -66,9 +64,10 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
         The session; `stop()` ends Spark.
 
     Raises:
-        PipelineError: pyspark or Java is missing or doesn't start.
+        PipelineError: pyspark or Java is missing or doesn't start, or it would be one of Spark Connect.
     """
     _check_pyspark()
+    _check_is_own(master)
     found = java.find()
     java.use(found)
     named = {"spark.app.name": app_name} | ({"spark.master": master} if master else {})
@@ -86,41 +85,13 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
 
 
 def _started(settings: Mapping[str, str]) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import ensure_callback_server_started
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     conf = SparkConf().setAll(list(settings.items()))
-    SparkContext._ensure_initialized(conf=conf)  # as the session itself would do, after which its work begins
-    jvm: Any = SparkContext._jvm
-    ignore = told = jvm.sun.misc.SignalHandler.SIG_IGN
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        ensure_callback_server_started(SparkContext._gateway)  # type: ignore[no-untyped-call]
-        told = _ToDriver()
-    _handle_signals(jvm, {"INT": ignore, "TERM": told, "HUP": told})  # Java takes no other handler after SIG_IGN
+    jvm.start(conf)  # as the session itself would do, after which its work begins
+    jvm.handle_signals()
     return SparkSession.builder.config(conf=conf).getOrCreate()
-
-
-def _handle_signals(jvm: Any, handlers: Mapping[str, Any]) -> None:
-    """Service managers send SIGTERM to the JVM too, and terminals Ctrl-C to it and its helpers, which inherit what it
-    ignores. It would end in the middle of a micro-batch, and it ends with its driver anyway, as its stdin does.
-    """
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-
-    for name, handler in handlers.items():
-        with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
-            jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
-
-
-class _ToDriver:
-    """A handler of signals for the JVM of spark-submit: of the two, it is the process that others know."""
-
-    def handle(self, number: Any) -> None:
-        """Is called by Java."""
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    class Java:
-        implements: ClassVar = ["sun.misc.SignalHandler"]
 
 
 def _quiet() -> None:
@@ -203,6 +174,15 @@ def _check_pyspark() -> None:
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if not (4, 2) <= version < (5, 0):
         raise PipelineError(f"pyspark {pyspark.__version__} doesn't fit: 4.2 or newer, below 5, is needed; {_INSTALL}.")
+
+
+def _check_is_own(master: str) -> None:
+    remote = master if master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
+    if remote:
+        raise PipelineError(
+            f"{remote} is a server of Spark Connect, and pipelines run in a Spark of their own: name another --master, "
+            'and unset SPARK_REMOTE. Programs for Spark Connect use format("smq").'
+        )
 
 
 _INSTALL = "pip install 'smqrt[spark]' brings it"

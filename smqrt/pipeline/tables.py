@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
+from smqrt.pipeline import jvm
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
     """
     if not uris.is_elsewhere(location):
         return (Path(location) / _LOG).is_dir()
-    return bool(_glob(spark, f"{location}/{_LOG}"))
+    return bool(jvm.glob(spark, f"{location}/{_LOG}"))
 
 
 def last_batch(location: str) -> int:
@@ -131,15 +132,7 @@ def _readable(spark: SparkSession, path: Path | str) -> list[str]:
     if not uris.is_elsewhere(path):
         return [str(folder) for folder in _read(path) if any(_files(folder))]
     marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_WHOLE, _LOG))
-    return sorted({mark.rpartition("/")[0] for pattern in marks for mark in _glob(spark, pattern)})
-
-
-def _glob(spark: SparkSession, pattern: str) -> list[str]:
-    """Returns what there is in a file system of Hadoop's; nothing where a folder is missing."""
-    session = cast(Any, spark)
-    path = session._jvm.org.apache.hadoop.fs.Path(pattern)
-    found = path.getFileSystem(session._jsc.hadoopConfiguration()).globStatus(path)
-    return [status.getPath().toString() for status in found or ()]
+    return sorted({mark.rpartition("/")[0] for pattern in marks for mark in jvm.glob(spark, pattern)})
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -30,7 +30,7 @@ _CONF = {
 
 
 def main(jvm: str, everything: bool) -> None:
-    """Starts Spark, does one job or everything, and waits until Java has ended.
+    """Starts Spark and does one job or everything. Java writes the archive after this process has ended.
 
     Args:
         jvm: options for Java.
@@ -44,7 +44,7 @@ def main(jvm: str, everything: bool) -> None:
         if everything:
             _files(session, folder)
             _stream(session, folder)
-        _end(session)
+        session.stop()
     print(json.dumps({"seconds": round(seconds, 2)}))
 
 
@@ -78,15 +78,6 @@ def _stream(session: Any, folder: str) -> None:
     )
     query.awaitTermination(_STREAM_S)
     query.stop()
-
-
-def _end(session: Any) -> None:
-    """Java writes the archive when it exits, which it does when it can't read from this process any more."""
-    gateway = session.sparkContext._gateway
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_options_of_commands_exist(path: Path) -> None:
 
 
 def test_options_of_decorators_exist() -> None:
-    pattern = re.compile(r"@(source|publish|table|alert|reference|expect)\(((?:[^()]|\([^()]*\))*)\)")
+    pattern = re.compile(r"@(source|publish|table|alert|reference|expect|stateful)\(((?:[^()]|\([^()]*\))*)\)")
     seen = 0
     for page in PAGES:
         for kind, arguments in pattern.findall(page.read_text("utf-8")):
@@ -71,6 +71,7 @@ def test_options_of_decorators_exist() -> None:
 
 def test_options_of_the_source_exist() -> None:
     names = {*options.READ, *options.ALSO, *options.WRITE, *options.SPARKS_OWN, "checkpointLocation"}
+    names |= {"stateVarName", "readRegisteredTimers"}  # of Spark's format statestore
     for page in PAGES:
         for name in re.findall(r"\.option\(\"(\w+)\"", page.read_text("utf-8")):
             assert name in names or "." in name, f"{page}: format smq has no option {name}"

@@ -13,11 +13,14 @@ PIPELINES = REPOSITORY / "app_preload" / "telemetry" / "pipelines"
 
 def test_what_they_declare() -> None:
     catalog = load(PIPELINES)
-    assert [(query.name, query.kind) for query in catalog.queries()] == [("minutes", "publish"), ("alarms", "alert")]
-    assert {str(query.options["to"]) for query in catalog.queries()} == {"stats/{device}", "alerts/{device}"}
+    assert {(query.name, query.kind, query.options["to"]) for query in catalog.queries()} == {
+        ("minutes", "publish", "stats/{device}"),
+        ("alarms", "alert", "alerts/{device}"),
+        ("outages", "publish", "outages/{device}"),
+    }
 
 
 def test_they_give_what_is_expected_of_them(spark: Any) -> None:
     said: list[str] = []
     assert testing.run(PIPELINES, spark=spark, say=said.append) == 0, said
-    assert said == ["ok       minutes: 4 rows", "ok       alarms: 8 rows"]
+    assert said == ["ok       outages: 4 rows", "ok       minutes: 4 rows", "ok       alarms: 8 rows"]
