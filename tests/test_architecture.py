@@ -105,7 +105,8 @@ def own_names(tree: ast.AST) -> set[str]:
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     stored = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
     fields = (node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign))
-    columns = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    tuples = (item for node in ast.walk(tree) if isinstance(node, ast.Tuple) for item in node.elts)
+    columns = {item.value for item in tuples if isinstance(item, ast.Constant) and isinstance(item.value, str)}
     return defined | columns | {node.attr for node in stored} | {n.id for n in fields if isinstance(n, ast.Name)}
 
 
