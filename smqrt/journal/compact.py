@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, index, manifest, merge, recovery, segment, summary
+from smqrt.journal import committed, held, index, manifest, merge, recovery, segment, summary
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
@@ -180,6 +180,7 @@ class _Run:
         for node in sorted(manifest.load(self._journal).nodes) if self._options.merge_bytes else ():
             self._merge(node)
         merge.remove_retired(self._journal, self._options.grace_s)
+        held.release(self._journal, time.time())
         if self._faults:
             raise self._faults[0]
         return self._done

@@ -237,6 +237,7 @@ class Durability:
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
+        retention.release_held(path, self._settings)
         files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
         for sentence in self._readers.look(now_us):

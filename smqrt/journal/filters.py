@@ -32,6 +32,17 @@ def check(pattern: object) -> str:
     return pattern
 
 
+def covers(pattern: str, other: str) -> bool:
+    """Says whether a filter chooses every topic that another one chooses."""
+    levels, others = pattern.split("/"), other.split("/")
+    for at, level in enumerate(levels):
+        if level == "#":
+            return True
+        if at == len(others) or others[at] == "#" or level not in ("+", others[at]):
+            return False
+    return len(levels) == len(others)
+
+
 def _regex(pattern: str) -> str:
     """Returns a filter as a regular expression for the whole name; one that RE2 knows too."""
     if pattern == "#":

@@ -106,8 +106,10 @@ def merged(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unn
     """
     hours = {hour_of(one) for file in files for one in (file.ts_min_us, file.ts_max_us)}
     folder = folder_of(min(hours)) if len(hours) == 1 else day_folder_of(min(hours))
-    schema = plain_schema(journal / files[0].path)
-    opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, by_topic=shred is None)
+    schema, schemas = plain_schema(journal / files[0].path), files[0].schemas
+    if any(file.schemas != schemas for file in files):  # of the same columns, but for other topics
+        schemas = ()
+    opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
     try:
         for batch in chain.from_iterable(_batches(journal, file) for file in files):
             opened.add(batch, "")

@@ -42,6 +42,9 @@ class DataFile:
         topic_filter: then which names may be in it, see `topicset`; None in files of older versions.
         crc32: of the whole file; None in files of older versions, whose pages have no checksums either.
         footer_crc32: of its footer, which says what is where.
+        schemas: (topics, DDL) that its column `json` was made with; none when it has no such column, or an older
+            version wrote it.
+        variant: whether it has a column `variant`; not known of older versions.
     """
 
     path: str
@@ -56,6 +59,8 @@ class DataFile:
     topic_filter: str | None = None
     crc32: int | None = None
     footer_crc32: int | None = None
+    schemas: tuple[tuple[str, str], ...] = ()
+    variant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,8 @@ def file_from(values: dict[str, Any]) -> DataFile:
     Raises:
         TypeError: it's none.
     """
-    topics = values.get("topics")
-    return DataFile(**{**values, "topics": None if topics is None else tuple(topics)})
+    topics, schemas = values.get("topics"), tuple((pattern, ddl) for pattern, ddl in values.get("schemas", ()))
+    return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
 
 
 def page_as_json(page: Page) -> dict[str, Any]:
@@ -102,7 +107,8 @@ def page_as_json(page: Page) -> dict[str, Any]:
 
 def _file_text(file: DataFile) -> str:
     values = {name: getattr(file, name) for name in _FILE_FIELDS}
-    return json.dumps({name: value for name, value in values.items() if value is not None}, ensure_ascii=False)
+    told = {name: value for name, value in values.items() if value is not None and value != () and value is not False}
+    return json.dumps(told, ensure_ascii=False)
 
 
 def between(files: Sequence[DataFile], start: int, end: int) -> Iterator[DataFile]:

@@ -28,6 +28,7 @@ _GROWING = ("seq", "ts")
 _ZSTD_LEVEL = 3
 _TOPIC, _PAYLOAD = ([column.name for column in COLUMNS].index(name) for name in ("topic", "payload"))
 
+Schemas = tuple[tuple[str, str], ...]
 Shred = Callable[[Path, Path], None]
 """Makes of a Parquet file (first path) another one with the same rows in the same order."""
 
@@ -57,15 +58,17 @@ class CompactedFile:
         folder: where it goes, relative to the journal.
         first: the number of its first row.
         schema: of pyarrow, all columns.
+        schemas: (topics, DDL) of the column `json`, when that is known.
 
     Raises:
         ImportError: pyarrow is missing.
         OSError: the disk is full or broken; so do the methods.
     """
 
-    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any) -> None:
+    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any, schemas: Schemas = ()) -> None:
         from pyarrow import parquet
 
+        self._schemas, self._variant = schemas, False
         self._journal, self._node, self._folder, self._first, self._schema = journal, node, folder, first, schema
         self._path = journal / folder / f".{node}-{first:020d}.tmp"
         make_folder(self._path.parent)
@@ -122,6 +125,7 @@ class CompactedFile:
             shred(self._path, beside)
             _check_same(beside, self._first, self._rows)
             os.replace(beside, self._path)
+            self._variant = True
         synced(self._path)
         return Unnamed(self._path, self._described(), self._payload_bytes)
 
@@ -143,6 +147,8 @@ class CompactedFile:
             None if few else topicset.made(names),
             checksums.of_file(self._path),
             checksums.of_footer(self._path),
+            self._schemas,
+            self._variant,
         )
 
     def discard(self) -> None:
@@ -162,7 +168,7 @@ class HourFile(CompactedFile):
 
     def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
         schema = tables.schema().append(typed.field) if typed else tables.schema()
-        super().__init__(journal, node, folder_of(hour), first, schema)
+        super().__init__(journal, node, folder_of(hour), first, schema, tuple(typed.schemas.items()) if typed else ())
         self.hour, self._typed = hour, typed
 
     def _completed(self, group: Any) -> Any:
@@ -185,13 +191,15 @@ class MergedFile(CompactedFile):
     """A file of rows of others.
 
     Args:
-        journal, node, folder, first, schema: as for `CompactedFile`.
+        journal, node, folder, first, schema, schemas: as for `CompactedFile`.
         by_topic: sort each group by topic. Not for files that Spark writes anew: it makes groups of its own, in which
             then rows would be missing between others.
     """
 
-    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any, by_topic: bool) -> None:
-        super().__init__(journal, node, folder, first, schema)
+    def __init__(
+        self, journal: Path, node: str, folder: str, first: int, schema: Any, schemas: Schemas, by_topic: bool
+    ) -> None:
+        super().__init__(journal, node, folder, first, schema, schemas)
         self._by_topic = by_topic
 
     def _completed(self, group: Any) -> Any:

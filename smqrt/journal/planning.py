@@ -157,13 +157,19 @@ class Planner:
             yield from self._parquet(node, first, last, ts_us, topics)
             yield from self._segments(node, max(first, through), last, ts_us)
 
-    def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
+    def files(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[DataFile]:
+        """Yields the compacted files of a node that may have rows of a range, in the order of their numbers."""
         names = Wanted.of(topics)
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
+            is_inside = max(start, file.first) < min(end, file.last + 1)
+            if is_inside and _overlaps(file, ts_us) and _may_have(file, topics, names):
+                yield file
+
+    def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
+        for file in self.files(node, start, end, ts_us, topics):
             first, last = max(start, file.first), min(end, file.last + 1)
-            if first < last and _overlaps(file, ts_us) and _may_have(file, topics, names):
-                place, share = (0, file.bytes), file.bytes * (last - first) // (file.last + 1 - file.first)
-                yield Chunk(file.path, PARQUET, *place, 0, last - first, node, first, file.footer_crc32, share)
+            place, share = (0, file.bytes), file.bytes * (last - first) // (file.last + 1 - file.first)
+            yield Chunk(file.path, PARQUET, *place, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():

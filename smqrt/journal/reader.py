@@ -16,6 +16,7 @@ from smqrt.journal import arrow, manifest, merge, planning, summary, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
+from smqrt.journal.pages import DataFile
 from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Snapshot, Times, segment_file
 from smqrt.journal.record import Row
 
@@ -163,6 +164,24 @@ class Journal:
             Lists of chunks, to be given to `tables` or `rows_of`, here or in another process.
         """
         return self._again(lambda: planning.parts(self._chunks(start, end, ts_us, topics), max_rows))
+
+    def compacted(self, start: Offsets, end: Offsets, topics: Topics = None) -> tuple[list[DataFile], dict[str, int]]:
+        """Returns the compacted files that have rows from `start` up to, without, `end`, and what they leave.
+
+        Args:
+            start, end, topics: as for `plan`.
+
+        Returns:
+            The files, node by node, each node's in order; and by node where the rows begin that are in no file.
+        """
+        return self._again(lambda: self._compacted(start, end, _filter(topics)))
+
+    def _compacted(self, start: Offsets, end: Offsets, topics: Filter | None) -> tuple[list[DataFile], dict[str, int]]:
+        snapshot = self._snapshot()
+        planner, through = self._planner(snapshot), snapshot.manifest.nodes
+        ranges = {node: (start.get(node, 0), last) for node, last in sorted(end.items())}
+        files = [file for node, range_ in ranges.items() for file in planner.files(node, *range_, None, topics)]
+        return files, {node: max(first, min(last, through.get(node, 0))) for node, (first, last) in ranges.items()}
 
     def _chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Topics) -> Iterator[Chunk]:
         return self._planner(self._snapshot()).chunks(start, end, ts_us, _filter(topics))

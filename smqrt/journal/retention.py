@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, merge
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, readers, summary
+from smqrt.journal import held, index, manifest, readers, summary
 from smqrt.journal.index import DATA, INDEXED
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
@@ -74,6 +75,19 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
             if following := next(waiting[at], None):
                 heappush(oldest, (following.ts_max_us, at, following))
     return found
+
+
+def release_held(journal: Path, settings: JournalSettings) -> int:
+    """Removes the links of readers that have ended, see `held`; when less than `min_free_bytes` are free, all of them.
+
+    Returns:
+        Of how many readers.
+
+    Raises:
+        OSError: the journal's folder can't be read.
+    """
+    short = shutil.disk_usage(journal).free < settings.min_free_bytes
+    return held.release(journal, time.time(), everything=short)
 
 
 def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:

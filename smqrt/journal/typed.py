@@ -36,13 +36,14 @@ class TypedColumn:
         ImportError: pyarrow is missing.
 
     Attributes:
+        schemas: as given.
         struct: the fields; field: the same as a field of pyarrow's.
     """
 
     def __init__(self, schemas: Mapping[str, str]) -> None:
         import pyarrow
 
-        self.struct = merged(schemas)
+        self.schemas, self.struct = dict(schemas), merged(schemas)
         self._filter = Filter(list(schemas))
         self._type: Any = arrow_type(self.struct)
         self.field: Any = pyarrow.field(COLUMN, self._type)

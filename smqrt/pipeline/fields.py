@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
-from smqrt.errors import PipelineError
+from smqrt.errors import ArgumentError, PipelineError
+from smqrt.journal import ddl as types
 from smqrt.journal.record import COLUMNS
+from smqrt.pipeline import variant
 from smqrt.pipeline.expectations import REASON
 from smqrt.pipeline.failures import first_line
 
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
 BAD_JSON, WRONG_TYPE = "bad_json", "wrong_type"
 """Columns of the observation: payloads that are no JSON object, and rows with a field of another type."""
 
+TYPED = "_smqrt_typed"
+"""A column of a batch: the fields that compaction has written beside the payload; null where it has not."""
+VARIANT = "variant"
+"""Instead of a DDL: the whole payload, in a column of this name."""
+_ALIKE = frozenset(("boolean", "tinyint", "smallint", "int", "bigint", "double", "string"))
+"""Types of which a value that compaction has written is the one that Spark finds in the payload."""
+
 _JSON, _CORRUPT, _STATE = "_smqrt_json", "_smqrt_corrupt", "_smqrt_state"
 _GOOD, _WRONG, _BAD = 0, 1, 2
 _TAKEN = frozenset(column.name for column in COLUMNS)
@@ -24,6 +34,18 @@ _TAKEN = frozenset(column.name for column in COLUMNS)
 def observation(source: str) -> str:
     """Returns under which name Spark's progress tells how many payloads of a source were bad."""
     return f"smqrt.json.{source}"
+
+
+def readable(ddl: str | None) -> str | None:
+    """Returns a DDL whose fields can be taken from compacted files instead of from the payload; None when not all can.
+
+    Where a field is null in a file, the payload is looked at all the same: it may be of another type.
+    """
+    try:
+        kinds = [kind for _, kind in types.parse(ddl or "").fields]
+    except ArgumentError:
+        return None
+    return ddl if all(isinstance(kind, types.Scalar) and kind.name in _ALIKE for kind in kinds) else None
 
 
 def parse(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -> tuple[DataFrame, DataFrame]:
@@ -43,6 +65,8 @@ def parse(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -
     """
     from pyspark.sql import functions as F
 
+    if options["json"] == VARIANT:
+        return _variant(frame, name)
     names = _field_names(frame, options["json"], where)
     _no_collision(names, options["prefix"], where)
     marked = _marked(frame, options["json"]).observe(
@@ -51,9 +75,22 @@ def parse(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -
         F.count_if(F.col(_STATE) == _WRONG).alias(WRONG_TYPE),
     )
     fields = [F.col(f"{_JSON}.`{field}`").alias(options["prefix"] + field) for field in names]
-    good = marked.where(F.col(_STATE) != _BAD).select(*frame.columns, *fields)
-    bad = _marked(frame, options["json"]).where(F.col(_STATE) == _BAD).select(*frame.columns)
+    columns = [column for column in frame.columns if column != TYPED]
+    good = marked.where(F.col(_STATE) != _BAD).select(*columns, *fields)
+    bad = _marked(frame, options["json"]).where(F.col(_STATE) == _BAD).select(*columns)
     return good, bad.withColumn(REASON, F.lit("the payload is no JSON object"))
+
+
+def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
+    """Adds the payload as a VARIANT; what compaction has written is there already."""
+    from pyspark.sql import functions as F
+
+    if VARIANT not in frame.columns:
+        frame = frame.withColumn(VARIANT, variant.parsed())
+    is_bad = F.col(VARIANT).isNull()
+    counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
+    good = frame.observe(observation(name), *counts).where(~is_bad)
+    return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is no JSON"))
 
 
 def _field_names(frame: DataFrame, ddl: str, where: str) -> list[str]:
@@ -83,7 +120,20 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     text = F.col("payload").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
-    return frame.withColumn(_JSON, parsed).withColumn(_STATE, _state(text))
+    state = _state(text)
+    if TYPED in frame.columns:
+        whole, known = _whole(frame)
+        parsed, state = F.when(whole, known).otherwise(parsed), F.when(whole, _GOOD).otherwise(state)
+    return frame.withColumn(_JSON, parsed).withColumn(_STATE, state)
+
+
+def _whole(frame: DataFrame) -> tuple[Column, Column]:
+    """Returns in which rows the column `TYPED` has all fields, and what `from_json` would give there."""
+    from pyspark.sql import functions as F
+
+    fields = [F.col(f"{TYPED}.`{field.name}`").alias(field.name) for field in frame.schema[TYPED].dataType]  # type: ignore[attr-defined]
+    whole = reduce(lambda one, more: one & more, [field.isNotNull() for field in fields])
+    return whole, F.struct(*fields, F.lit(None).cast("string").alias(_CORRUPT))
 
 
 def _state(text: Column) -> Column:

@@ -1,4 +1,4 @@
-"""The rows of the journal as DataFrames: the source `smq` with the options that a declaration and a run ask for."""
+"""The rows of the journal as DataFrames: what a declaration and a run ask for, of the source `smq` or of `history`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smqrt.journal import uris
-from smqrt.pipeline import session
+from smqrt.journal import typed, uris
+from smqrt.pipeline import fields, session
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, Start
 
@@ -57,9 +57,16 @@ class Journal:
         return _loaded(spark.readStream, options)
 
     def batch(self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets) -> DataFrame:
-        """Returns the rows of a source between two offsets; the arguments are those of `stream`."""
-        ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
-        return _loaded(spark.read, self._options(spark, source) | ends)
+        """Returns the rows of a source between two offsets; the arguments are those of `stream`.
+
+        With the column `fields.TYPED`, where files may have fields of the payload that the source asks for.
+        """
+        from smqrt.pipeline import history
+
+        ddl = source.options["json"]
+        wanted = history.Wanted(json=fields.readable(ddl), computes=False, variant=ddl == fields.VARIANT)
+        frame = history.frame(spark, self._options(spark, source), start, end, wanted)
+        return frame if wanted.json is None else frame.withColumnRenamed(typed.COLUMN, fields.TYPED)
 
     def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {

@@ -16,7 +16,7 @@ from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.session import spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 COLUMN = "variant"
 _SETTINGS = {
@@ -27,6 +27,13 @@ _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 _FILE = {"parquet.block.row.count.limit": str(1 << 16)}
+
+
+def parsed() -> Column:
+    """Returns the payload as a VARIANT; null where it is no JSON."""
+    from pyspark.sql import functions as F
+
+    return F.try_parse_json(F.col("payload").cast("string"))
 
 
 class Shredder:
@@ -76,9 +83,7 @@ class Shredder:
 
     @staticmethod
     def _write(session: SparkSession, source: Path, folder: Path) -> None:
-        from pyspark.sql import functions as F
-
         for name, value in _SETTINGS.items():
             session.conf.set(name, value)
-        rows = session.read.parquet(str(source)).withColumn(COLUMN, F.try_parse_json(F.col("payload").cast("string")))
+        rows = session.read.parquet(str(source)).withColumn(COLUMN, parsed())
         rows.coalesce(1).write.options(**_FILE).parquet(str(folder))

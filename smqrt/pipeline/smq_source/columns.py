@@ -1,4 +1,7 @@
-"""Which columns a read gives: all of the journal, or those of the schema that the user named."""
+"""Which columns a read gives: all of the journal, or those of the schema that the user named.
+
+A schema may name one more, `json`: the fields of JSON payloads that it lists, as compaction makes them (`typed`).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import ArgumentError
+from smqrt.journal import ddl, typed
 from smqrt.journal.record import COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 TYPES = {column.name: column.type.lower() for column in COLUMNS}
 NULLABLE = {column.name for column in COLUMNS if column.nullable}
@@ -28,6 +32,9 @@ def checked(schema: StructType) -> list[str]:
         ArgumentError: a column isn't in the journal, or has another type there.
     """
     for field in schema.fields:
+        if field.name == typed.COLUMN:
+            _struct(field.dataType)
+            continue
         here = field.dataType.simpleString()
         if (there := TYPES.get(field.name)) is None:
             raise ArgumentError(f'The journal has no column "{field.name}". It has: {", ".join(TYPES)}.')
@@ -38,6 +45,33 @@ def checked(schema: StructType) -> list[str]:
         if not field.nullable and field.name in NULLABLE:
             raise ArgumentError(f"The journal's column {field.name} may be null: leave out NOT NULL.")
     return schema.fieldNames()
+
+
+def json_ddl(schema: StructType) -> str | None:
+    """Returns which fields of payloads the column `json` of a schema has; None when it has no such column.
+
+    Raises:
+        ArgumentError: a field is of a type that JSON has not.
+    """
+    found = [field.dataType for field in schema.fields if field.name == typed.COLUMN]
+    return _struct(found[0]).ddl() if found else None
+
+
+def _struct(kind: DataType) -> ddl.Struct:
+    found = _kind(kind)
+    if not isinstance(found, ddl.Struct):
+        raise ArgumentError(
+            f"The column {typed.COLUMN} is {kind.simpleString()}; it's a struct such as json struct<temp: double>."
+        )
+    return ddl.parse(found.ddl())
+
+
+def _kind(kind: DataType) -> ddl.Type:
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, StructType):
+        return ddl.Struct(tuple((field.name, _kind(field.dataType)) for field in kind.fields))
+    return ddl.Array(_kind(kind.elementType)) if isinstance(kind, ArrayType) else ddl.Scalar(kind.simpleString())
 
 
 def arrow_schema(schema: StructType) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from smqrt.journal import planning
+from smqrt.journal import planning, typed
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Flag
@@ -66,7 +66,7 @@ class Scan:
 
     @property
     def journal(self) -> Journal | RemoteJournal:
-        options, verify = self.options, "payload" in self.schema.fieldNames()
+        options, verify = self.options, not {"payload", typed.COLUMN}.isdisjoint(self.schema.fieldNames())
         return opened(options.journal, options.token, options.retry_s, verify)
 
     @property
@@ -95,12 +95,16 @@ class Scan:
         names = columns.needed(self.schema.fieldNames(), *self._looked_at())
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
+        fields = columns.json_ddl(self.schema)
+        parser = typed.TypedColumn({"#": fields}) if fields else None
         for batch in merging.merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
-                yield columns.shaped(kept, target)
+                yield columns.shaped(_with_json(kept, parser) if parser else kept, target)
 
     def _looked_at(self) -> Iterator[str]:
         """Yields the columns that reading itself needs."""
+        if typed.COLUMN in self.schema.fieldNames():
+            yield from ("topic", "payload")
         if self.ts_us:
             yield "ts"
         if self.topics is not None:
@@ -124,3 +128,7 @@ class Scan:
         for mask in masks[1:]:
             masks[0] = pc.and_(masks[0], mask)
         return batch.filter(masks[0]) if masks else batch
+
+
+def _with_json(batch: Any, parser: typed.TypedColumn) -> Any:
+    return batch.append_column(parser.field, parser.column(batch.column("topic"), batch.column("payload")))

@@ -1,0 +1,161 @@
+"""Compacted files that a reader holds: hard links of its own to what it has planned to read, for as long as it lives.
+
+    held/20261123T150000Z-4711-9f3a/n1-….parquet    until when at most, the process, a name that nobody else has
+    held/20261123T150000Z-4711-9f3a/.lock           locked by that process
+
+So files that are joined, or expire, between a plan and the read stay where they were planned. A link takes no room
+until the file itself has gone. Spark's own Parquet reader needs this: our readers find rows that have moved by number.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from smqrt.journal import merge
+from smqrt.journal.files import FILE_MODE, make_folder
+from smqrt.journal.pages import DataFile
+
+FOLDER = "held"
+HOLD_S = 24 * 3600.0
+"""So long files are held at most. A process takes a new folder when half of that is over: a plan has twelve hours."""
+_TIME = "%Y%m%dT%H%M%SZ"
+_LOCK = ".lock"
+_NEW = ".new-"
+_NEW_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """A folder of this process; `lock` is the descriptor that says that it lives."""
+
+    folder: Path
+    until_s: float
+    lock: int
+    process: int
+
+
+_holds: dict[Path, _Hold] = {}
+_making = threading.Lock()
+
+
+def hold(journal: Path, files: Sequence[DataFile]) -> list[Path]:
+    """Returns where files of a journal can be read from now on, for at least twelve hours of this process.
+
+    Where no links can be made (a journal of another user, a file system without them), that is where the files are
+    now: then they go when their grace is over.
+
+    Args:
+        journal: its folder.
+        files: that the manifest lists.
+
+    Raises:
+        FileNotFoundError: one has gone since the manifest was read: read it anew.
+    """
+    try:
+        folder = _folder(journal)
+        return [_linked(merge.opened(journal, file.path), folder) for file in files]
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return [_there(merge.opened(journal, file.path)) for file in files]
+
+
+def _linked(path: Path, folder: Path) -> Path:
+    with suppress(FileExistsError):  # of an earlier plan
+        os.link(path, folder / path.name)
+    return folder / path.name
+
+
+def _there(path: Path) -> Path:
+    path.stat()
+    return path
+
+
+def _folder(journal: Path) -> Path:
+    with _making:
+        known, now_s = _holds.get(journal), time.time()
+        usable = known is not None and known.process == os.getpid() and known.until_s - now_s > HOLD_S / 2
+        if known is None or not usable or not known.folder.is_dir():
+            known = _holds[journal] = _made(journal, now_s + HOLD_S)
+        return known.folder
+
+
+def _made(journal: Path, until_s: float) -> _Hold:
+    """Makes a folder that is locked before it has its name."""
+    until = time.strftime(_TIME, time.gmtime(until_s))
+    name = f"{until}-{os.getpid()}-{os.urandom(4).hex()}"
+    beside, folder = journal / FOLDER / f"{_NEW}{name}", journal / FOLDER / name
+    make_folder(beside)
+    lock = os.open(beside / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    beside.rename(folder)
+    made = _Hold(folder, until_s, lock, os.getpid())
+    atexit.register(_end, made)
+    return made
+
+
+def _end(made: _Hold) -> None:
+    if made.process == os.getpid():  # and not one that was forked
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def release(journal: Path, now_s: float, everything: bool = False) -> int:
+    """Removes the links of processes that have ended, and those whose time is over.
+
+    Args:
+        journal: its folder.
+        now_s: the time, seconds since 1970.
+        everything: also those of readers that may be reading: the disk is full.
+
+    Returns:
+        How many folders have gone.
+    """
+    over = [path for path in _folders(journal) if everything or _is_over(path, now_s)]
+    for path in over:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(over)
+
+
+def _folders(journal: Path) -> Iterator[Path]:
+    with suppress(FileNotFoundError), os.scandir(journal / FOLDER) as found:
+        yield from (Path(one.path) for one in found if one.is_dir(follow_symlinks=False))
+
+
+def _is_over(folder: Path, now_s: float) -> bool:
+    if folder.name.startswith(_NEW):
+        return now_s - _changed_s(folder) > _NEW_S
+    until = folder.name.partition("-")[0]
+    return until < time.strftime(_TIME, time.gmtime(now_s)) or _is_left(folder / _LOCK)
+
+
+def _changed_s(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _is_left(lock: Path) -> bool:
+    """Whether the process that has made a lock has ended."""
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

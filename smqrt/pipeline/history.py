@@ -1,0 +1,385 @@
+"""Batch reads of a journal: Spark's own Parquet reader for what is compacted, the source `smq` for the rest.
+
+The plan is made at one moment: the files that the manifest lists for a range are held (see `smqrt.journal.held`), and
+what is in none of them is a range of numbers, which means the same rows wherever they are when they are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import checksums, ddl, filters, held, typed, uris
+from smqrt.journal.filters import Filter
+from smqrt.journal.index import REMEDY
+from smqrt.journal.pages import DataFile
+from smqrt.journal.reader import Journal
+from smqrt.journal.record import COLUMNS, Flag
+from smqrt.journal.remote import RemoteJournal, open_journal
+from smqrt.pipeline import checkpoint, variant
+from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_CHECKED = {"parquet.page.verify-checksum.enabled": "true"}
+"""Spark's reader compares the checksums of pages only when told to."""
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_ATTEMPTS = 3
+_MOST_GAPS = 2
+"""So many reads of the source for a node; each makes a process of Python plan it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns a read gives.
+
+    Attributes:
+        columns: those of the journal.
+        json: fields of JSON payloads as DDL: the column `json`; None for none.
+        computes: whether `json` is computed from the payload where no file has it, and null there otherwise.
+        variant: whether there is a column `variant`.
+    """
+
+    columns: tuple[str, ...] = tuple(column.name for column in COLUMNS)
+    json: str | None = None
+    computes: bool = True
+    variant: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """All columns, in their order."""
+        return [*self.columns, *[typed.COLUMN] * (self.json is not None), *[variant.COLUMN] * self.variant]
+
+
+def read_journal(
+    spark: SparkSession,
+    path: Path | str,
+    *,
+    topics: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    start: str = "earliest",
+    end: str = "latest",
+    columns: Sequence[str] | None = None,
+    json: str | None = None,
+    variant: bool = False,
+    include_pipeline: bool = True,
+    fail_on_data_loss: bool = True,
+    token: str | None = None,
+) -> DataFrame:
+    """Returns the rows of a journal as a DataFrame, the same as `format("smq")` gives, as fast as Spark reads Parquet.
+
+    Filters and the choice of columns, also of fields of `json`, go down into the files. What is read is decided now:
+    what is published, compacted, joined or removed later changes nothing, for twelve hours.
+
+    Args:
+        spark: the session.
+        path: the journal's folder (file:///… too), or the http(s) address of one on a hub, which the source reads.
+        topics: MQTT filters; none means every row, also those to one client.
+        exclude: MQTT filters of what is left out.
+        start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON with one for each node;
+            the row at `end` itself is left out.
+        columns: of the journal; all if not given.
+        json: fields of JSON payloads as DDL, such as "device string, temp double": adds a column `json`, a struct of
+            these, null where the payload is no JSON object. Compacted with the same fields (`compact --schema`) it is
+            read from the file, else computed.
+        variant: adds a column `variant`, the whole payload where it is JSON. Compacted with `--json variant` it is read
+            read from the file, else computed.
+        include_pipeline: with what pipelines have published.
+        fail_on_data_loss: rows of the range that are gone are an error; else they are passed over.
+        token: with an address, what the file `token` in the journal's folder holds.
+
+    Raises:
+        JournalError: there is no such journal, rows are gone, or a file is damaged.
+        PipelineError: `start` or `end` is none of these.
+        ArgumentError: a filter, a column or the DDL is wrong.
+    """
+    options = _options(path, topics, exclude, include_pipeline, fail_on_data_loss, token)
+    journal = _opened(ReadOptions.parse(options))
+    begin, behind = checkpoint.offsets(journal, start), checkpoint.offsets(journal, end, end=True)
+    if json is not None:
+        ddl.parse(json)
+    return frame(spark, options, begin, behind, Wanted(_known(columns), json, True, variant))
+
+
+def _options(
+    path: Path | str,
+    topics: str | Sequence[str],
+    exclude: str | Sequence[str],
+    include_pipeline: bool,
+    fail_on_data_loss: bool,
+    token: str | None,
+) -> dict[str, str]:
+    found = {"url" if uris.is_address(path) else "path": str(path), "token": token or ""}
+    for name, value in (("topics", topics), ("exclude", exclude)):
+        found[name] = json.dumps([value] if isinstance(value, str) else list(value)) if value else ""
+    found["includePipeline"] = str(include_pipeline).lower()
+    found["failOnDataLoss"] = str(fail_on_data_loss).lower()
+    return {name: value for name, value in found.items() if value}
+
+
+def _known(columns: Sequence[str] | None) -> tuple[str, ...]:
+    known = Wanted().columns
+    for name in columns or ():
+        if name not in known:
+            raise ArgumentError(f'The journal has no column "{name}". It has: {", ".join(known)}.')
+    return known if columns is None else tuple(columns)
+
+
+def _opened(options: ReadOptions) -> Journal | RemoteJournal:
+    return open_journal(options.journal, options.token, retry_s=options.retry_s)
+
+
+def frame(
+    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted = Wanted()
+) -> DataFrame:
+    """Returns the rows between two offsets; native where the journal is a folder.
+
+    Args:
+        spark: the session.
+        options: of the source `smq`, without its offsets.
+        start, end: by node.
+        wanted: which columns.
+
+    Raises:
+        JournalError: rows are gone, or a file is damaged.
+    """
+    read = ReadOptions.parse(options)
+    if uris.is_address(read.journal):
+        return _sourced(spark, options, start, end, wanted)
+    plan, paths = _planned(read, start, end, wanted)
+    made = list(_native(spark, read, plan, paths, wanted))
+    for gap in plan.gaps if made or plan.gaps else [{}]:
+        # A node that isn't named would be read from its first row to its end.
+        ranges = {node: gap.get(node, (first, first)) for node, (first, _) in plan.ranges.items()}
+        first, behind = ({node: range_[at] for node, range_ in ranges.items()} for at in (0, 1))
+        made.append(_sourced(spark, options, first, behind, wanted))
+    return reduce(lambda one, more: one.unionByName(more), made)
+
+
+# ---- what is read how
+
+Range = tuple[int, int]
+
+
+class _Plan(NamedTuple):
+    """What Spark reads by itself, and what the source does.
+
+    Attributes:
+        files: compacted ones.
+        ranges: by node, the rows that are wanted of them.
+        gaps: what is in no such file, by node (first, behind the last); one read for each.
+    """
+
+    files: list[DataFile]
+    ranges: dict[str, Range]
+    gaps: list[dict[str, Range]]
+
+
+def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: Wanted) -> tuple[_Plan, list[Path]]:
+    """Returns the plan, and where each of its files is held."""
+    journal, topics = _opened(read), read.filter()
+    for _ in range(_ATTEMPTS):
+        begin, last = journal.begin(), journal.end()
+        start, end = offsets.checked(start, end, begin, last, read.fail_on_data_loss)
+        files, through = journal.compacted(start, end, topics)
+        ranges = {node: (start.get(node, 0), seq) for node, seq in end.items()}
+        plan = _divided(files, through, ranges, lambda file: _is_native(file, topics, wanted))
+        try:
+            paths = held.hold(journal.path.absolute(), plan.files)
+        except FileNotFoundError as error:
+            gone = str(error.filename)
+            continue
+        _check_footers(plan.files, paths)
+        return plan, paths
+    raise JournalError(f"{gone} is missing; {REMEDY}.")
+
+
+def _divided(
+    files: Iterable[DataFile], through: Offsets, ranges: dict[str, Range], is_native: Callable[[DataFile], bool]
+) -> _Plan:
+    native: list[DataFile] = []
+    gaps: list[dict[str, Range]] = [{} for _ in range(_MOST_GAPS)]
+    by_node = {node: list(some) for node, some in groupby(files, lambda file: file.node)}
+    for node, (first, behind) in ranges.items():
+        some = by_node.get(node, [])
+        left = _gaps(some, through[node], behind, is_native)
+        if len(left) > _MOST_GAPS:  # rather a few files more through the source
+            left = [(left[0][0], left[-2][1]), left[-1]]
+        for gap, range_ in zip(gaps, left, strict=False):
+            gap[node] = (max(first, range_[0]), min(behind, range_[1]))
+        native += [file for file in some if not any(a <= file.first and file.last < b for a, b in left)]
+    return _Plan(native, ranges, [gap for gap in gaps if gap])
+
+
+def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Callable[[DataFile], bool]) -> list[Range]:
+    """Returns the ranges of a node that are not in files which Spark can read by itself."""
+    found: list[Range] = []
+    for native, some in groupby(files, is_native):
+        if not native:
+            ones = list(some)
+            found.append((ones[0].first, ones[-1].last + 1))
+    if through < behind:
+        joined = found and found[-1][1] == through
+        found[-1:] = [(found[-1][0], behind)] if joined else [*found[-1:], (through, behind)]
+    return found
+
+
+def _is_native(file: DataFile, topics: Filter | None, wanted: Wanted) -> bool:
+    return wanted.json is None or not wanted.computes or has_json(file, topics, wanted.json)
+
+
+def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
+    """Says whether the column `json` of a file has all of these fields, for all of these topics."""
+    schemas = file.schemas
+    if not schemas or not set(_fields((("#", fields),))) <= set(_fields(schemas)):
+        return False
+    made, wanted = Filter([pattern for pattern, _ in schemas]), topics or Filter()
+    if file.topics is not None:
+        return all(made.chooses(name) for name in file.topics if wanted.chooses(name))
+    return all(any(filters.covers(one, other) for one in made.topics) for other in wanted.topics)
+
+
+@lru_cache(maxsize=64)
+def _fields(schemas: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ddl.Type], ...]:
+    return typed.merged(dict(schemas)).fields
+
+
+def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
+    """Spark compares the checksums of pages, but what says where they are has its own in the manifest."""
+    for file, path in zip(files, paths, strict=True):
+        try:
+            with path.open("rb") as opened:
+                checksums.check_footer(opened, file.footer_crc32)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"{file.path} is damaged: {error}; {REMEDY}.") from None
+
+
+# ---- Spark's own reader
+
+
+def _native(
+    spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: Wanted
+) -> Iterator[DataFrame]:
+    """Yields a frame for all files that have the same columns."""
+    groups: dict[tuple[bool, bool], list[str]] = {}
+    topics = read.filter()
+    for file, path in zip(plan.files, paths, strict=True):
+        has = (wanted.json is not None and has_json(file, topics, wanted.json), wanted.variant and file.variant)
+        groups.setdefault(has, []).append(str(path))
+    chosen = _chosen(read, plan)
+    for has, some in groups.items():
+        found = _parquet(spark, some, _ddl(wanted, *has))
+        yield _completed(found if chosen is None else found.where(chosen), wanted)
+
+
+def _ddl(wanted: Wanted, has_json: bool, has_variant: bool) -> str:
+    """Returns the columns to read of a file; Spark reads those that a query needs of these."""
+    columns = [f"{column.name} {column.type}" for column in COLUMNS]
+    columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
+    return ", ".join([*columns, *[f"{variant.COLUMN} VARIANT"] * has_variant])
+
+
+def _parquet(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
+    with _listed_here(spark):
+        return spark.read.schema(schema).options(**_CHECKED).parquet(*paths)
+
+
+@contextmanager
+def _listed_here(spark: SparkSession) -> Iterator[None]:
+    """The driver looks at the files itself: a task of Spark for each takes ten times as long."""
+    before = spark.conf.get(_LISTING)
+    spark.conf.set(_LISTING, str(2**31 - 1))
+    try:
+        yield
+    finally:
+        spark.conf.set(_LISTING, before or "32")
+
+
+def _completed(found: DataFrame, wanted: Wanted) -> DataFrame:
+    """Returns the columns that are wanted; those that are not there yet are computed or null."""
+    from pyspark.sql import functions as F
+
+    if wanted.json is not None and typed.COLUMN not in found.columns:
+        found = found.withColumn(typed.COLUMN, F.lit(None).cast(str(ddl.parse(wanted.json))))
+    if wanted.variant and variant.COLUMN not in found.columns:
+        found = found.withColumn(variant.COLUMN, variant.parsed())
+    return found.select(*wanted.names)
+
+
+def _chosen(read: ReadOptions, plan: _Plan) -> Column | None:
+    """Returns which rows of the files are wanted; None for all."""
+    from pyspark.sql import functions as F
+
+    found = list(_between(plan))
+    if (topics := read.filter()) is not None:
+        found.append(matches(topics))
+    if not read.include_pipeline:
+        found.append(F.col("flags").bitwiseAND(int(Flag.PIPELINE)) == 0)
+    return reduce(lambda one, more: one & more, found) if found else None
+
+
+def _between(plan: _Plan) -> Iterator[Column]:
+    """Yields what leaves out rows before and behind the range, of nodes where a file has such."""
+    from pyspark.sql import functions as F
+
+    for node, some in groupby(plan.files, lambda file: file.node):
+        first, behind = plan.ranges[node]
+        ones, seq = list(some), F.col("seq")
+        others = F.col("node") != node
+        if ones[0].first < first:
+            yield others | (seq >= first)
+        if ones[-1].last >= behind:
+            yield others | (seq < behind)
+
+
+def matches(topics: Filter) -> Column:
+    """Returns which rows have topics that a filter chooses, in words that Parquet files can be skipped by."""
+    from pyspark.sql import functions as F
+
+    names = topics.literal()
+    if names is not None:
+        return F.col("topic").isin(list(names))
+    found = reduce(lambda one, more: one | more, map(_matches, topics.topics))
+    return reduce(lambda one, other: one & ~_matches(other), topics.exclude, found)
+
+
+def _matches(pattern: str) -> Column:
+    from pyspark.sql import functions as F
+
+    topic, levels = F.col("topic"), pattern.split("/")
+    if pattern == "#":
+        return topic.isNotNull()
+    if filters.literal(pattern):
+        return topic == pattern
+    fixed = "/".join(levels[: next(at for at, level in enumerate(levels) if level in ("+", "#"))])
+    if pattern == f"{fixed}/#":
+        return (topic == fixed) | topic.startswith(f"{fixed}/")
+    whole = topic.rlike(rf"(?s)\A(?:{Filter([pattern]).regex()})\z")
+    return topic.startswith(f"{fixed}/") & whole if fixed else whole
+
+
+# ---- the source
+
+
+def _sourced(
+    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    has_json = wanted.json is not None and wanted.computes
+    names = {"node", *wanted.columns, *["payload"] * wanted.variant}
+    columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
+    columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
+    ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
+    found = spark.read.format("smq").schema(", ".join(columns)).options(**options, **ends).load()
+    # Nodes that appear after the plan are not in it.
+    return _completed(found.where(F.col("node").isin(list(end))), wanted)
