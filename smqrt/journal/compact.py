@@ -113,12 +113,12 @@ def compact(
         import pyarrow  # noqa: F401
     except ImportError:
         raise JournalError("Compaction needs pyarrow, which is not installed: pip install 'smqrt[spark]'.") from None
-    held, was_unfinished = _lock(journal)
+    lock, was_unfinished = _lock(journal)
     try:
         if was_unfinished:
             remove_leftovers(journal, manifest.load(journal))
         done = _Run(journal, options, on_step, on_rows).whole()
-        os.pwrite(held, _DONE.ljust(_OWNER_BYTES), 0)
+        os.pwrite(lock, _DONE.ljust(_OWNER_BYTES), 0)
         return done
     except OSError as error:
         raise JournalError(
@@ -126,7 +126,7 @@ def compact(
             "the segments stay as they are, run it again when that is solved."
         ) from error
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def rows_to_compact(journal: Path, options: Options = Options()) -> int:

@@ -23,7 +23,7 @@ _BIGGEST = 1 << 63
 def load(payload: bytes) -> object:
     """Returns the JSON value of a payload, or `Ellipsis` when it is none."""
     try:
-        return json.loads(payload)
+        return json.loads(payload.decode())  # of bytes it would take UTF-16 too
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
         return ...
 

@@ -135,6 +135,7 @@ def source(
         exclude: topics to leave out of these.
         json: fields of a JSON payload as Spark DDL, such as "device string, temp double"; each becomes a column. Rows
             whose payload is no JSON object are left out and counted; a field of another type is NULL and counted.
+            "variant" instead: the whole payload as a VARIANT, in the column `variant`.
         prefix: put before the name of each of these columns, when a field is called as a column of the journal is.
         watermark: how late messages may be, such as "10 seconds".
         event_time: the column that the watermark is on; the time of arrival, "ts", if not given.

@@ -15,6 +15,7 @@ from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 BAD_JSON, WRONG_TYPE = "bad_json", "wrong_type"
 """Columns of the observation: payloads that are no JSON object, and rows with a field of another type."""
@@ -25,6 +26,10 @@ VARIANT = "variant"
 """Instead of a DDL: the whole payload, in a column of this name."""
 _ALIKE = frozenset(("boolean", "tinyint", "smallint", "int", "bigint", "double", "string"))
 """Types of which a value that compaction has written is the one that Spark finds in the payload."""
+_SHORT_BYTES = 1000
+"""Longer payloads are looked at: Spark takes no number of more digits for JSON, and nothing that is nested deeper."""
+_MADE_OF_OTHERS = '0123456789-[{"IN'
+"""How texts may begin that were numbers, lists or objects; Spark writes some of these in another way."""
 
 _JSON, _CORRUPT, _STATE = "_smqrt_json", "_smqrt_corrupt", "_smqrt_state"
 _GOOD, _WRONG, _BAD = 0, 1, 2
@@ -131,9 +136,23 @@ def _whole(frame: DataFrame) -> tuple[Column, Column]:
     """Returns in which rows the column `TYPED` has all fields, and what `from_json` would give there."""
     from pyspark.sql import functions as F
 
-    fields = [F.col(f"{TYPED}.`{field.name}`").alias(field.name) for field in frame.schema[TYPED].dataType]  # type: ignore[attr-defined]
-    whole = reduce(lambda one, more: one & more, [field.isNotNull() for field in fields])
-    return whole, F.struct(*fields, F.lit(None).cast("string").alias(_CORRUPT))
+    kinds = cast("StructType", frame.schema[TYPED].dataType).fields
+    fields = {kind.name: F.col(f"{TYPED}.`{kind.name}`") for kind in kinds}
+    sure = [_is_sure(fields[kind.name], kind.dataType.simpleString()) for kind in kinds]
+    whole = reduce(lambda one, more: one & more, sure, F.octet_length("payload") <= _SHORT_BYTES)
+    values = [field.alias(name) for name, field in fields.items()]
+    return whole, F.struct(*values, F.lit(None).cast("string").alias(_CORRUPT))
+
+
+def _is_sure(field: Column, kind: str) -> Column:
+    """Returns whether Spark finds the same value in the payload."""
+    from pyspark.sql import functions as F
+
+    if kind == "string":
+        return field.isNotNull() & ~F.substring(field, 1, 1).isin(list(_MADE_OF_OTHERS))
+    if kind == "double":
+        return (field != 0) | (field.cast("string") == "0.0")  # no -0.0, which Spark makes of "-0.0" but not of "-0"
+    return field.isNotNull()
 
 
 def _state(text: Column) -> Column:

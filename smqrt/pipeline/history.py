@@ -92,7 +92,7 @@ def read_journal(
             these, null where the payload is no JSON object. Compacted with the same fields (`compact --schema`) it is
             read from the file, else computed.
         variant: adds a column `variant`, the whole payload where it is JSON. Compacted with `--json variant` it is read
-            read from the file, else computed.
+            from the file, else computed.
         include_pipeline: with what pipelines have published.
         fail_on_data_loss: rows of the range that are gone are an error; else they are passed over.
         token: with an address, what the file `token` in the journal's folder holds.
