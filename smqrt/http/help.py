@@ -19,7 +19,7 @@ _PARTS = {
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
     "Record and compute": (
         "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "
-        "pipeline-cluster duckdb"
+        "declarative-pipelines pipeline-cluster duckdb"
     ),
 }
 _OTHERS = "More"
