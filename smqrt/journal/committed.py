@@ -7,6 +7,7 @@ segments. A query may move to another hub of the same folder, so every hub knows
 from __future__ import annotations
 
 import json
+import logging
 import os
 import zlib
 from bisect import bisect_right
@@ -17,9 +18,63 @@ from pathlib import Path
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, index, manifest, record
 
+log = logging.getLogger("smqrt.journal")
+
+MOST_QUERIES = 50_000
+"""Names under which a hub remembers commits; a micro-batch of many MiB has one for each part."""
 FILE = "txn.json"
 """In a node's folder. Once there was one for all nodes, in the journal's folder; it is still looked at."""
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
+
+
+class Batches:
+    """The last batch of each query that a hub knows to be committed. Of too many queries it forgets those that have
+    committed nothing for longest: every name stays in memory, and in each snapshot.
+
+    Args:
+        found: of `last_batches`.
+
+    Attributes:
+        forgotten: how many queries were.
+    """
+
+    def __init__(self, found: Mapping[str, int]) -> None:
+        self._last = dict(found)
+        self.forgotten = 0
+        self._shorten()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, query: str) -> int:
+        """Returns the last batch of a query; -1 when there is none."""
+        return self._last.get(query, -1)
+
+    def note(self, query: str, batch: int) -> None:
+        """Takes note of a commit."""
+        self._last.pop(query, None)  # it goes to the end
+        self._last[query] = batch
+        self._shorten()
+
+    def learn(self, more: Mapping[str, int]) -> None:
+        """Takes note of commits to other hubs."""
+        merge(self._last, more)
+        self._shorten()
+
+    def all(self) -> dict[str, int]:
+        """Returns a copy: queries in the order of their last commits, and their last batches."""
+        return dict(self._last)
+
+    def _shorten(self) -> None:
+        while len(self._last) > MOST_QUERIES:
+            del self._last[next(iter(self._last))]
+            if not self.forgotten:
+                log.warning(
+                    "the journal knows commits of %d queries, and forgets those that have committed nothing for longest: "
+                    "a micro-batch of theirs that is repeated now is published twice",
+                    MOST_QUERIES,
+                )
+            self.forgotten += 1
 
 
 def last_batches(journal: Path) -> dict[str, int]:

@@ -13,6 +13,8 @@ from typing import Any
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import make_folder, touch
 
+MOST_QUERIES = 10_000
+"""That report: retention reads all they have said."""
 _SHOWN = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -70,14 +72,25 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
+def queries(journal: Path) -> list[str]:
+    """Returns the queries that have reported."""
+    return [path.stem for path in (journal / "readers").glob("[!.]*.json")]
+
+
 def save(journal: Path, values: dict[str, Any]) -> None:
     """Keeps a report in the journal's folder.
 
     Raises:
+        ArgumentError: it would be one query too many.
         JournalError: it can't be written.
     """
     folder = journal / "readers"
     path = folder / f"{values['query']}.json"
+    if not path.exists() and len(queries(journal)) >= MOST_QUERIES:
+        raise ArgumentError(
+            f"query: {MOST_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off those "
+            "that are gone."
+        )
     beside = folder / f".{path.name}.{secrets.token_hex(4)}"
     try:
         if journal.is_dir():  # and is not made anew

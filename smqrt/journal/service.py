@@ -82,6 +82,9 @@ class OpenJournal(Protocol):
     def committed(self, query: str) -> int:
         """The last batch of a query that is stored; -1 when there is none."""
 
+    def queries(self) -> Iterable[str]:
+        """The names under which there are commits."""
+
     def publish(self, rows: list[Record]) -> None:
         """Store and publish rows."""
 
@@ -180,7 +183,7 @@ class JournalService(Directory):
         """Returns what the token of the request opens in this journal."""
         of, tokens = self._tokens.get(name, (None, None))
         if tokens is None or of is not journal:
-            _, tokens = self._tokens[name] = journal, Tokens(journal.path)
+            _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
         if tokens.is_due:
             _elsewhere(tokens.look)
             if told := tokens.news():  # for the operator, not for who has shown nothing yet
@@ -334,6 +337,12 @@ def _opened(folder: Path, name: str) -> IO[bytes]:
         if not name.startswith("data/"):
             raise
         return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")
+
+
+def _queries(journal: OpenJournal) -> Iterator[str]:
+    """Names of queries that have committed or reported; looks at the disk."""
+    yield from journal.queries()
+    yield from progress.queries(journal.path)
 
 
 def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:

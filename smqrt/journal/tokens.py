@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 10
 MOST_TOPICS = 32
 """Of a line: a topic of 64 KiB is compared with all of them in one go."""
 MOST_QUERIES = 10_000
-"""Names of queries that one line's token may bring in while a hub runs: each stays in memory and on disk."""
+"""Names of queries that one line's token may bring in, over all runs of hubs: each stays in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
@@ -66,7 +66,8 @@ class Grant:
             return query
         if query not in self.queries and len(self.queries) >= MOST_QUERIES:
             raise ArgumentError(
-                f"query: the token {self.name!r} has brought in {MOST_QUERIES} names of queries already."
+                f"query: the token {self.name!r} has brought in {MOST_QUERIES} names of queries already; go on with one "
+                "of them, or take a line with another name."
             )
         self.queries.add(query)
         return f"{query}@{self.name}"
@@ -77,14 +78,15 @@ class Tokens:
 
     Args:
         folder: of the journal.
+        queries: gives the names that have come so far, of all tokens.
 
     Attributes:
         fault: what is wrong with a file, one sentence; empty when all is well. The tokens read before stay in use.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
         self.fault = self._told = ""
-        self._folder = folder
+        self._folder, self._queries = folder, queries
         self._all: str = ""
         self._grants: dict[bytes, Grant] = {}
         self._stamp: _Stamp | None = None
@@ -103,12 +105,20 @@ class Tokens:
             self._all = self._all or hubfile.token(self._folder)
             stamp = _stamp(self._folder / FILE)
             if stamp != self._stamp:
-                kept = {grant.name: grant.queries for grant in self._grants.values()}
-                self._grants = _read(self._folder / FILE, kept) if stamp else {}
+                self._grants = _read(self._folder / FILE, self._names()) if stamp else {}
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
         self._looked_s = time.monotonic()  # only now: who comes first with others waits for it as they do
+
+    def _names(self) -> dict[str, set[str]]:
+        """Returns the names of queries by that of their token."""
+        names = {grant.name: grant.queries for grant in self._grants.values()}
+        for kept in self._queries():
+            query, at, name = kept.rpartition("@")
+            if at:
+                names.setdefault(name, set()).add(query)
+        return names
 
     def news(self) -> str:
         """Returns `fault` when nobody has been told of it yet."""

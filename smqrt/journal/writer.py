@@ -105,7 +105,7 @@ class JournalWriter:
             log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
         for damage in recovered.damages:
             log.error("%s", damage)
-        self._seq, self._txns = recovered.next_seq, recovered.txns
+        self._seq, self._txns = recovered.next_seq, committed.Batches(recovered.txns)
         try:
             self._segment = self._begin()
         except OSError as error:
@@ -174,7 +174,7 @@ class JournalWriter:
             self._seals_at_s = time.monotonic() + RETRY_S
             log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
             return
-        self._durability.seal(self._segment, self._txns)
+        self._durability.seal(self._segment, self._txns.all())
 
     def _tidy(self) -> None:
         if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq and not self._durability.fault:
@@ -213,7 +213,7 @@ class JournalWriter:
             is_new = not self._has(query, batch)  # also when the same was sent again while this one was looked at
             if is_new:
                 self._store(outgoing, f"{query}:{batch}")
-                self._txns[query] = batch
+                self._txns.note(query, batch)
         self._counts["commits" if is_new else "duplicates"] += 1
         self._wait_for_disk()
         if is_new:
@@ -221,11 +221,15 @@ class JournalWriter:
         return is_new
 
     def _has(self, query: str, batch: int) -> bool:
-        return self._txns.get(query, -1) >= batch
+        return self._txns.last(query) >= batch
 
     def committed(self, query: str) -> int:
         """Return the number of the last batch of a query that is stored; -1 when there is none."""
-        return self._txns.get(query, -1)
+        return self._txns.last(query)
+
+    def queries(self) -> list[str]:
+        """Return the names under which pipelines have committed."""
+        return list(self._txns.all())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -264,7 +268,7 @@ class JournalWriter:
             JournalError: a file of theirs is damaged or can't be read.
         """
         try:
-            committed.merge(self._txns, get_hub().threadpool.apply(self._others.news))
+            self._txns.learn(get_hub().threadpool.apply(self._others.news))
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
 
@@ -322,11 +326,13 @@ class JournalWriter:
         took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
         that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, `alarm`, 1
         while publishers wait or the disk fails or is slow, `readers_stale`, the pipelines that have read nothing for a
-        day, and `readers_given_up`, those of them for which nothing is kept any more.
+        day, and `readers_given_up`, those of them for which nothing is kept any more. `queries` under whose names
+        commits are remembered, and `queries_forgotten`, because there were too many.
         """
         disk = self._durability.stats()
         disk["alarm"] |= self._stuck is not None
-        return self._counts | disk | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
+        commits = {"queries": len(self._txns), "queries_forgotten": self._txns.forgotten}
+        return self._counts | disk | commits | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
         """Write and sync the rest, and let go of the folder; blocks until the disk has it, but not for ever."""
@@ -341,7 +347,7 @@ class JournalWriter:
         if self._stuck:
             lost = self._stuck[0] + self._recorder.waiting()
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
-        if not self._durability.close(self._txns, lambda: os.close(self._lock)):
+        if not self._durability.close(self._txns.all(), lambda: os.close(self._lock)):
             rows = self._durability.unsynced_rows
             log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 

@@ -17,7 +17,7 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.resources import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import commit as commits
-from smqrt.journal import hubfile, manifest, readers, writer
+from smqrt.journal import committed, hubfile, manifest, readers, writer
 from smqrt.journal.commit import HubAddress, commit, publish, report_progress
 from smqrt.journal.incoming import Decoder
 from smqrt.journal.reader import Journal
@@ -252,3 +252,18 @@ def test_a_part_holds_so_many_messages_at_most() -> None:
 def test_a_part_holds_at_least_one_message() -> None:
     rows: list[commits.OutRow] = [(b"t", None, b"x" * 500), (b"u", None, b"y")]
     assert list(commits.parts("q", rows, 100)) == [("q.1", rows[1:]), ("q", rows[:1])]
+
+
+def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(committed, "MOST_QUERIES", 3)
+    known = committed.Batches({"a": 1, "b": 2, "c": 3})
+    known.note("a", 2)
+    for number, query in enumerate("de"):
+        known.note(query, number)
+    assert known.all() == {"a": 2, "d": 0, "e": 1}
+    assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
+    assert len(committed.Batches({str(query): 0 for query in range(5)})) == 3
+    told = [record.message for record in caplog.records if "forgets those" in record.message]
+    assert len(told) == 2, "once for each journal"

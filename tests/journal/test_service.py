@@ -48,6 +48,12 @@ class Troubled:
     def end(self) -> dict[str, int]:
         return {}
 
+    def queries(self) -> list[str]:
+        return []
+
+    def committed(self, query: str) -> int:
+        return -1
+
     def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
         raise JournalError("the disk is full; make room.")
 
@@ -64,7 +70,8 @@ class Shelf:
         self.writer: JournalWriter = self.smq.journal
         self.opened: dict[str, Any] = writer.opened
         rtl = ResourceReader("rtl", 127, io=DiskIo(folder))
-        rtl.insert(JournalService(self.opened, LIMIT))
+        self.service = JournalService(self.opened, LIMIT)
+        rtl.insert(self.service)
         bench.root.insert(rtl)
         self.wal = self.writer.path / "wal" / "n2"
         self.wal.mkdir()

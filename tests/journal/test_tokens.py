@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import hubfile, tokens, writer
+from smqrt.journal import hubfile, progress, tokens, writer
 from smqrt.journal.commit import HubAddress, commit, report_progress
 from smqrt.journal.tokens import Grant, Tokens
 from tests.http.http_bench import Bench
@@ -168,6 +168,28 @@ def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ArgumentError, match="the token 'a' has brought in 2 names of queries already"):
         grant.own("s")
     assert Grant().own("any") == "any"
+
+
+def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MOST_QUERIES", 2)
+    assert shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
+    body = json.dumps({"query": "r", "offset": {"n1": 0}})
+    assert shelf.ask("main/progress", "POST", data=body, token=BOTH).status_code == 200
+    shelf.service._tokens.clear()  # as in a hub that was started anew
+    assert "brought in 2 names" in shelf.refused(
+        400, "main/commit?query=s&batch=0", "POST", data=record(b"a", b"1"), token=BOTH
+    )
+    assert not shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
+
+
+def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MOST_QUERIES", 2)
+    for query, status in (("a", 200), ("b", 200), ("c", 400), ("a", 200)):
+        answer = shelf.ask("main/progress", "POST", data=json.dumps({"query": query, "offset": {"n1": 0}}))
+        assert answer.status_code == status
+    text = shelf.refused(400, "main/progress", "POST", data=json.dumps({"query": "c", "offset": {"n1": 0}}))
+    assert "2 queries have told" in text
+    assert "`smqrt pipeline reset` takes off those that are gone" in text
 
 
 def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
