@@ -8,6 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+JAVA = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For lives of a minute."""
+
 
 def main(state: Path, journal: str) -> int:
     """Runs it until SIGTERM."""
@@ -17,14 +20,14 @@ def main(state: Path, journal: str) -> int:
 
     from smqrt.pipeline import session
 
-    spark = session.spark("local[2]", "plain", state.parent)
+    spark = session.spark("local[2]", "plain", state.parent, JAVA)
     options = {"token": token} if (token := os.environ.get("PLAIN_STREAM_TOKEN")) else {}
     rows = spark.readStream.format("smq").options(
         **options, topics="in/#", startingOffsets="earliest", queryName=state.name
     )
     made = rows.load(journal).select(F.lit("out/plain").alias("topic"), "payload")
     writer = made.writeStream.format("smq").options(**options, retry="120s")
-    writer = writer.option("checkpointLocation", str(state / "checkpoint")).trigger(processingTime="20 ms")
+    writer = writer.option("checkpointLocation", str(state / "checkpoint")).trigger(processingTime="20 milliseconds")
     query = writer.start(journal)
     while query.isActive and not stopping.wait(0.2):
         pass

@@ -20,6 +20,7 @@ from smqrt.journal.reader import Journal
 from smqrt.pipeline import faults, status, tables
 from tests.pipeline import ledger
 from tests.pipeline.ledger import eventually
+from tests.pipeline.plain_stream import JAVA
 
 HUB = """
 from smqrt import hub
@@ -202,7 +203,8 @@ class Trial:
             command: tuple[str, ...] = ("-m", "tests.pipeline.plain_stream", str(self.state / PLAIN), where[0])
             environment["PLAIN_STREAM_TOKEN"] = where[-1] if http else ""
         else:
-            more = ("--from", "earliest", "--republish", "--hub-retry", "120", "--journal", *where)
+            java = [word for name, value in JAVA.items() for word in ("--conf", f"{name}={value}")]
+            more = ("--from", "earliest", "--republish", "--hub-retry", "120", *java, "--journal", *where)
             command = ("-m", "smqrt", "pipeline", "run", "--app", str(self.folder), *more)
         self.driver = self._started(*command, log="driver.log", **environment)
 
