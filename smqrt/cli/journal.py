@@ -16,6 +16,7 @@ import click
 from smqrt.cli.connecting import connection_options
 from smqrt.cli.journal_places import (
     Journals,
+    cafile_option,
     chosen_range,
     folder,
     from_option,
@@ -63,6 +64,7 @@ def journal() -> None:
 @from_option
 @json_option
 @token_option
+@cafile_option
 def tail(
     path: str,
     topics: tuple[str, ...],
@@ -71,6 +73,7 @@ def tail(
     start: str | None,
     as_json: bool,
     token: str | None,
+    cafile: str | None,
 ) -> None:
     """Print the last messages: time, topic, publisher, payload and flags.
 
@@ -80,7 +83,7 @@ def tail(
     """
     from smqrt.journal import inspect
 
-    opened = opened_journal(path, token)
+    opened = opened_journal(path, token, cafile)
     end = opened.end()
     chosen = topics or None
     if start is not None:
@@ -114,11 +117,12 @@ def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="How many topics; 0 for none.")
 @json_option
 @token_option
-def stats(path: str, top: int, as_json: bool, token: str | None) -> None:
+@cafile_option
+def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | None) -> None:
     """Count: messages, bytes, files, the most frequent topics, and how far behind pipelines are."""
     from smqrt.journal.figures import figures
 
-    found = figures(opened_journal(path, token), count_topics=top > 0)
+    found = figures(opened_journal(path, token, cafile), count_topics=top > 0)
     if found.topics is not None:
         others = len(found.topics) - top
         found.topics = dict(islice(found.topics.items(), top))
@@ -291,8 +295,9 @@ def _done(done: Done, options: Options) -> str:
 @from_option
 @until_option
 @token_option
+@cafile_option
 def export(
-    path: str, file: Path, topics: tuple[str, ...], start: str | None, end: str | None, token: str | None
+    path: str, file: Path, topics: tuple[str, ...], start: str | None, end: str | None, token: str | None, cafile: str | None
 ) -> None:
     """Write messages to one file for other tools: its ending .parquet, .arrow, .csv or .jsonl says which format.
 
@@ -303,7 +308,7 @@ def export(
     from smqrt.journal.export import export as run
 
     file = uris.folder(file, "--to", "write a file here, and copy it there")
-    opened = opened_journal(path, token)
+    opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     with progress("export", rows_between(first, last)) as advance:
         rows = run(opened, first, last, file, topics or None, advance)
@@ -316,7 +321,8 @@ def export(
     "--rows", type=click.IntRange(min=1), default=_SAMPLE_ROWS, show_default=True, help="Look at so many, the newest."
 )
 @token_option
-def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
+@cafile_option
+def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | None) -> None:
     """Print the DDL that describes the JSON payloads of TOPIC, which may have wildcards.
 
     It is what `smqrt journal compact --schema` and the sources of pipelines want.
@@ -329,7 +335,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
 
     if len(words) > 2:
         raise click.UsageError(f"one topic, please, in quotes if it has a wildcard; there are {len(words)} words")
-    opened = opened_journal(words[0] if len(words) == 2 else ".", token)
+    opened = opened_journal(words[0] if len(words) == 2 else ".", token, cafile)
     found = inferred(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
     if not found.rows:
         raise JournalError(f"there are no messages to {words[-1]!r}; `smqrt journal stats` shows the topics")
@@ -353,6 +359,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None) -> None:
 @click.option("--prefix", default="", help="Put this before every topic.")
 @click.option("--pipelines", is_flag=True, help="Also what pipelines had published.")
 @token_option
+@cafile_option
 @connection_options
 def replay(
     path: str,
@@ -364,6 +371,7 @@ def replay(
     prefix: str,
     pipelines: bool,
     token: str | None,
+    cafile: str | None,
     **connection: Any,
 ) -> None:
     """Publish recorded messages to HUB once more, at the distances in time they had.
@@ -379,7 +387,7 @@ def replay(
     from smqrt.journal.replay import parse_speed, play
 
     factor = parse_speed(speed)
-    opened = opened_journal(path, token)
+    opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     with (
         position(in_order(opened, first, last, topics or None)) as rows,

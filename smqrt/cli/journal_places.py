@@ -25,6 +25,11 @@ journal_place = click.argument("path", metavar="[PATH|URL]", default=".")
 token_option = click.option(
     "--token", envvar=_TOKEN_VARIABLE, help=f"For a URL; also in the variable {_TOKEN_VARIABLE}."
 )
+cafile_option = click.option(
+    "--cafile",
+    type=click.Path(exists=True, dir_okay=False),
+    help="For an https URL: certificates to trust instead of the system's.",
+)
 topics_option = click.option(
     "--topic", "-t", "topics", multiple=True, help="Only topics like this; + and # are wildcards."
 )
@@ -49,7 +54,7 @@ def folder(path: Path) -> Path:
     )
 
 
-def opened_journal(path: str, token: str | None = None) -> Journal:
+def opened_journal(path: str, token: str | None = None, cafile: str | None = None) -> Journal:
     """Returns the journal in a folder, in that of an application, or at an address.
 
     Raises:
@@ -58,7 +63,7 @@ def opened_journal(path: str, token: str | None = None) -> Journal:
     if uris.is_address(path):
         from smqrt.journal.remote import open_journal
 
-        return open_journal(path, token, retry_s=_RETRY_S)
+        return open_journal(path, token, cafile=cafile, retry_s=_RETRY_S)
     from smqrt.journal.reader import Journal
 
     return Journal(folder(Path(path)))

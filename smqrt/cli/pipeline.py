@@ -346,7 +346,7 @@ def submit(
     _check_tables(places.catalog().select(names), places, options["deploy_mode"])
     master = options.pop("master")
     given = Submission(names, master, places.app, places.journal, places.state, places.tables, **options)
-    command = prepare(replace(given, token=places.token, extra=tuple(extra)))
+    command = prepare(replace(given, token=places.token, cafile=places.cafile, extra=tuple(extra)))
     if dry_run:
         click.echo(str(command))
     else:
@@ -374,7 +374,7 @@ def doctor(places: Places, no_spark: bool) -> None:
     from smqrt.pipeline.doctor import Place, examine
     from smqrt.pipeline.interrupts import interruptible
 
-    place = Place(places.app, places.state, places.journal, places.token, not no_spark)
+    place = Place(places.app, places.state, places.journal, places.token, places.cafile, not no_spark)
     sys.exit(interruptible(lambda stopping: _tell(examine(place), stopping)))
 
 

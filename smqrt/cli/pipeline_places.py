@@ -59,13 +59,20 @@ _TOKEN = click.option(
 )
 
 
+_CAFILE = click.option(
+    "--cafile",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Certificates to trust instead of the system's, for an https URL.",
+)
+
+
 @dataclass(frozen=True)
 class Places:
     """Where an application's pipelines and what belongs to them are.
 
     Attributes:
         app: its folder; state: folder of the state of its queries.
-        journal: path or URL; token: for the hub.
+        journal: path or URL; token: for the hub; cafile: certificates to trust there.
         tables: folder or URI of tables; None is `.tables` of the application.
         state_given: whether somebody named the folder of the state.
     """
@@ -76,6 +83,7 @@ class Places:
     token: str | None
     state_given: bool
     tables: str | None = None
+    cafile: str | None = None
 
     @property
     def pipelines(self) -> Path:
@@ -92,7 +100,9 @@ class Places:
         """How to run pipelines here; `more` are further fields of RunOptions."""
         from smqrt.pipeline.runner import RunOptions
 
-        return RunOptions(self.journal, self.app, self.state, token=self.token, tables=self.tables, **more)
+        return RunOptions(
+            self.journal, self.app, self.state, token=self.token, cafile=self.cafile, tables=self.tables, **more
+        )
 
 
 def with_app(command: _Command) -> _Command:
@@ -102,8 +112,8 @@ def with_app(command: _Command) -> _Command:
 
 
 def with_journal(command: _Command) -> _Command:
-    """The same, with the options --journal, --token and --tables too."""
-    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_TABLES(_given(command))))))
+    """The same, with the options --journal, --token, --cafile and --tables too."""
+    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_CAFILE(_TABLES(_given(command)))))))
     return extended
 
 
@@ -115,6 +125,7 @@ def _given(command: Any) -> Any:
         state: Path | None,
         journal: str | None = None,
         token: str | None = None,
+        cafile: str | None = None,
         tables: str | None = None,
         **rest: Any,
     ) -> Any:
@@ -122,7 +133,8 @@ def _given(command: Any) -> Any:
         found = (state or home / ".pipelines").absolute()
         if journal and not uris.is_address(journal):
             journal = str(uris.journal(journal))
-        places = Places(home, found, journal or str(home / ".journal"), token, state is not None, tables)
+        cafile = cafile and str(Path(cafile).absolute())
+        places = Places(home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile)
         return command(*args, places=places, **rest)
 
     return call

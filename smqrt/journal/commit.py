@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, progress, uris
-from smqrt.journal.link import Address, Link, checked
+from smqrt.journal.link import MOVED, Address, Link, Unreachable, checked, trusted
 
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
@@ -47,20 +47,21 @@ class HubAddress:
     given: Address | None = None
 
     @classmethod
-    def of(cls, place: Path | str, token: str | None = None) -> HubAddress:
+    def of(cls, place: Path | str, token: str | None = None, cafile: str | None = None) -> HubAddress:
         """Returns the address of a journal's hub; the hub may be away.
 
         Args:
             place: the journal's folder, or its address on the hub.
             token: for an address.
+            cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
 
         Raises:
-            JournalError: the address is none, or has no token.
+            JournalError: the address is none, or has no token; the file has no certificate.
             ArgumentError: it is a URI of another kind.
         """
         if not uris.is_address(place):
             return cls(folder=uris.journal(place))
-        return cls(given=Address(checked(str(place)), with_token(str(place), token)))
+        return cls(given=Address(checked(str(place)), with_token(str(place), token), trusted(cafile)))
 
     def find(self) -> Address:
         """Returns the address as it is now.
@@ -229,6 +230,8 @@ def last_batch(hub: HubAddress, query: str) -> int:
     if hub.folder is not None:
         try:
             return committed.last_batches(hub.folder).get(query, -1)
+        except FileNotFoundError:
+            raise Unreachable(f"{hub.folder} {MOVED}") from None
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
     answer = connection(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, index, manifest, record
+from smqrt.journal.files import there
 
 log = logging.getLogger("smqrt.journal")
 
@@ -85,11 +86,12 @@ def last_batches(journal: Path) -> dict[str, int]:
 
     Raises:
         JournalError: a snapshot or a batch is damaged.
-        OSError: a file can't be read.
+        OSError: a file can't be read, or the folder isn't there.
     """
     found: dict[str, int] = {}
-    for folder in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
-        merge(found, _of_node(folder))
+    with there(journal):
+        for folder in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
+            merge(found, _of_node(folder))
     return found
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 import gevent
-from gevent import get_hub
 from gevent.event import AsyncResult, Event
 
 from smqrt.errors import JournalError
 from smqrt.journal import standing
+from smqrt.net.threads import in_thread
 
 OTHERS_S = 0.2
 """So old may be what is known of other hubs' nodes, seconds."""
@@ -69,7 +69,7 @@ class Ends:
         if self._looking is None:
             looking = self._looking = AsyncResult()
             try:
-                self._others = get_hub().threadpool.apply(_looked, (self._journal.path, dict(own)))
+                self._others = in_thread(_looked, self._journal.path, dict(own))
                 self._looked_s = time.monotonic()
                 looking.set()
             except BaseException as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -18,6 +21,22 @@ def make_folder(path: Path) -> None:
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
     path.mkdir(exist_ok=True)  # raises when it is a file
+
+
+@contextmanager
+def there(folder: Path) -> Iterator[None]:
+    """Makes sure that a folder is there before and after something in it is looked at: what is listed while it is being
+    moved looks as if there were nothing.
+
+    Raises:
+        FileNotFoundError: it isn't.
+        OSError: it can't be looked at.
+    """
+    before = folder.stat()
+    yield
+    after = folder.stat()
+    if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+        raise FileNotFoundError(errno.ENOENT, "another folder is in its place", str(folder))
 
 
 def touch(path: Path) -> None:

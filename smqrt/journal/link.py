@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,14 +17,18 @@ TIMEOUT_S = 30.0
 ANSWER_BYTES = 256 << 20
 """More than any piece of a journal that is asked for."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_BEGIN = "-----BEGIN"
+MOVED = "was moved, removed or unmounted; bring it back."
+"""What is told of a journal's folder that isn't there any more."""
 _AWAY = (429, 502, 503, 504)
 
 
 class Address(NamedTuple):
-    """Where a journal is served, and the token for it."""
+    """Where a journal is served, the token for it, and whom to trust there: PEM text; None for the system's."""
 
     url: str
     token: str
+    trusted: str | None = None
 
 
 class Answer(NamedTuple):
@@ -70,6 +76,25 @@ def checked(url: str) -> str:
             f"{url} is no address of a journal; it's like http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
         )
     return url.rstrip("/")
+
+
+def trusted(cafile: str | None) -> str | None:
+    """Returns certificates to trust, as text, so that others need no such file.
+
+    Args:
+        cafile: a PEM file, or what it holds.
+
+    Raises:
+        JournalError: it can't be read, or holds none.
+    """
+    if cafile is None:
+        return None
+    try:
+        text = cafile if cafile.startswith(_BEGIN) else Path(cafile).read_text("ascii")
+        ssl.create_default_context(cadata=text or "nothing")  # "" stands for the system's
+    except (OSError, ValueError) as error:
+        raise JournalError(f"cafile {cafile[:200]} is no PEM file with certificates: {error}.") from None
+    return text
 
 
 class Link:
@@ -160,9 +185,14 @@ class Link:
             address = self._find()
         except JournalError as error:
             raise _Away(str(error).rstrip(".")) from error
-        connection = _connection(urlsplit(address.url))
+        connection = _connection(urlsplit(address.url), address.trusted)
         try:
             connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise JournalError(
+                f"{address.url}: its certificate can't be trusted ({error.verify_message}); name the file with the "
+                "certificate of its authority: --cafile, or cafile= in Python and as an option."
+            ) from None
         except OSError as error:
             raise _Away(f"{address.url}: {error}") from error
         self._open = address, connection
@@ -204,6 +234,8 @@ def _judged(answer: Answer, url: str) -> Answer:
     return answer
 
 
-def _connection(parts: SplitResult) -> http.client.HTTPConnection:
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+def _connection(parts: SplitResult, trusted: str | None) -> http.client.HTTPConnection:
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    context = ssl.create_default_context(cadata=trusted)
+    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=context)

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, manifest, merge, planning, summary, tables
 from smqrt.journal import index as indexes
+from smqrt.journal.files import there
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
+from smqrt.journal.link import MOVED, Unreachable
 from smqrt.journal.pages import DataFile
 from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Snapshot, Times, segment_file
 from smqrt.journal.record import Row
@@ -342,6 +344,13 @@ class Journal:
         return str(self.path / file)
 
     def _snapshot(self) -> Snapshot:
+        try:
+            with there(self.path):
+                return self._listed_here()
+        except FileNotFoundError:
+            raise Unreachable(f"{self.path} {MOVED}") from None
+
+    def _listed_here(self) -> Snapshot:
         try:
             nodes = sorted(entry.name for entry in os.scandir(self.path / "wal") if entry.is_dir())
         except FileNotFoundError:

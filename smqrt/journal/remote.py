@@ -17,7 +17,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import manifest, pages, uris
 from smqrt.journal.commit import with_token
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
-from smqrt.journal.link import Address, Link, Refused, checked
+from smqrt.journal.link import Address, Link, Refused, checked, trusted
 from smqrt.journal.pages import DataFile, Page
 from smqrt.journal.planning import Chunk, Index, Offsets, Snapshot, Times, segment_file
 from smqrt.journal.reader import Journal
@@ -38,12 +38,15 @@ class _Sealed(NamedTuple):
     ts_max_us: int
 
 
-def open_journal(place: Path | str, token: str | None = None, *, retry_s: float = RETRY_S) -> Journal | RemoteJournal:
+def open_journal(
+    place: Path | str, token: str | None = None, *, cafile: str | None = None, retry_s: float = RETRY_S
+) -> Journal | RemoteJournal:
     """Opens a journal for reading.
 
     Args:
         place: its folder, or its address on a hub.
         token: what the file `token` in its folder holds; for an address.
+        cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
         retry_s: how long to wait for a hub that is away, seconds.
 
     Raises:
@@ -51,7 +54,7 @@ def open_journal(place: Path | str, token: str | None = None, *, retry_s: float 
         ArgumentError: it is a URI of another kind.
     """
     if uris.is_address(place):
-        return RemoteJournal(str(place), token, retry_s=retry_s)
+        return RemoteJournal(str(place), token, cafile=cafile, retry_s=retry_s)
     return Journal(uris.journal(place))
 
 
@@ -61,6 +64,7 @@ class RemoteJournal(Journal):
     Args:
         url: its address, such as "http://hub:9357/rtl/journal/name".
         token: what the file `token` in its folder holds.
+        cafile: as for `open_journal`.
         retry_s: how long every request waits for a hub that is away, seconds.
         verify: as for `Journal`.
 
@@ -68,8 +72,16 @@ class RemoteJournal(Journal):
         JournalError: the address or the token is none.
     """
 
-    def __init__(self, url: str, token: str | None, *, retry_s: float = RETRY_S, verify: bool = True) -> None:
-        address = Address(checked(url), with_token(url, token))
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        cafile: str | None = None,
+        retry_s: float = RETRY_S,
+        verify: bool = True,
+    ) -> None:
+        address = Address(checked(url), with_token(url, token), trusted(cafile))
         self.url, self.verify = address.url, verify
         self._address = address
         self._link = Link(lambda: address, retry_s)
@@ -234,5 +246,5 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def _opened(url: str, token: str, retry_s: float, verify: bool) -> RemoteJournal:
-    return RemoteJournal(url, token, retry_s=retry_s, verify=verify)
+def _opened(url: str, token: str, trusted: str | None, retry_s: float, verify: bool) -> RemoteJournal:
+    return RemoteJournal(url, token, cafile=trusted, retry_s=retry_s, verify=verify)

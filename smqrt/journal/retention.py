@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import held, index, manifest, readers, summary
+from smqrt.journal.files import there
 from smqrt.journal.index import DATA, INDEXED
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
@@ -51,7 +52,8 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         JournalError: the manifest or what a pipeline has said can't be read.
     """
     try:
-        return _oldest(journal, settings, now_us)
+        with there(journal):
+            return _oldest(journal, settings, now_us)
     except OSError as error:
         raise JournalError(f"{journal} can't be looked through: {error}.") from None
 

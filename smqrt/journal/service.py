@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, Protocol
 from urllib.parse import parse_qsl
 
-from gevent import get_hub
-
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.message import Request
 from smqrt.http.private import NothingPrivate
@@ -48,6 +46,7 @@ from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
 from smqrt.journal.standing import Listing
 from smqrt.journal.tokens import FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
+from smqrt.net.threads import in_thread
 from smqrt.net.turn import Turn
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
@@ -185,7 +184,7 @@ class JournalService(Directory):
         if tokens is None or of is not journal:
             _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
         if tokens.is_due:
-            _elsewhere(tokens.look)
+            in_thread(tokens.look)
             if told := tokens.news():  # for the operator, not for who has shown nothing yet
                 log.error("%s", told)
         return tokens.grant(_shown(request))
@@ -197,7 +196,7 @@ class JournalService(Directory):
     # ---- reading
 
     def _manifest(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        _send(request, *_elsewhere(self._of(journal).listing.text))
+        _send(request, *in_thread(self._of(journal).listing.text))
 
     def _end(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         ends = self._of(journal).ends
@@ -222,7 +221,7 @@ class JournalService(Directory):
         if not _FILE.fullmatch(rest) or ".." in rest:
             raise Refused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
         try:
-            file = _elsewhere(_opened, journal.path, rest)
+            file = in_thread(_opened, journal.path, rest)
         except IoError:
             raise Refused(404, f"{rest} is not there any more: compacted or retired; read the manifest anew.") from None
         with file:
@@ -245,24 +244,24 @@ class JournalService(Directory):
         rows: list[Record] = []
         stored = journal.committed(name) < batch
         if stored:
-            rows = self._decoded([_elsewhere(staged.read, query, batch, checked_part(values["part"]))], grant)
+            rows = self._decoded([in_thread(staged.read, query, batch, checked_part(values["part"]))], grant)
             stored = journal.commit(name, batch, rows)
         if name == query:  # the last one
-            _elsewhere(staged.forget, query, batch)
+            in_thread(staged.forget, query, batch)
         _stored(request, stored, rows)
 
     def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, values = _batch(request)
         query, part, pieces = grant.own(query), checked_part(values.get("part")), list[bytes]()
         rows = self._rows(request, grant, pieces)
-        _elsewhere(self._of(journal).staged.put, query, batch, part, b"".join(pieces))
+        in_thread(self._of(journal).staged.put, query, batch, part, b"".join(pieces))
         _give(request, {"rows": len(rows)})
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch(request)
         query, parts = grant.own(query), _parts(request.body(_SEAL_BYTES))
         known = journal.committed(query) >= batch
-        _give(request, {"parts": [] if known else _elsewhere(self._of(journal).staged.seal, query, batch, parts)})
+        _give(request, {"parts": [] if known else in_thread(self._of(journal).staged.seal, query, batch, parts)})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = progress.checked_query(dict(parse_qsl(request.query)).get("query"))
@@ -275,7 +274,7 @@ class JournalService(Directory):
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         report = progress.checked(request.body(_PROGRESS_BYTES))
-        _elsewhere(progress.save, journal.path, report | {"query": grant.own(report["query"])})
+        in_thread(progress.save, journal.path, report | {"query": grant.own(report["query"])})
         _give(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> list[Record]:
@@ -343,11 +342,6 @@ def _queries(journal: OpenJournal) -> Iterator[str]:
     """Names of queries that have committed or reported; looks at the disk."""
     yield from journal.queries()
     yield from progress.queries(journal.path)
-
-
-def _elsewhere(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function that waits for the disk returns; the loop goes on meanwhile."""
-    return get_hub().threadpool.apply(function, args)
 
 
 def _shown(request: Request) -> str:
@@ -456,7 +450,7 @@ def _send_file(request: Request, fd: int) -> None:
 def _copy(request: Request, fd: int, span: Span) -> None:
     at = span.first
     while at < span.end:
-        piece = _elsewhere(os.pread, fd, min(span.end - at, _PIECE), at)
+        piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
         if not piece:
             return  # it was cut: the connection ends, since the announced length is not reached
         request.response.write(piece)

@@ -12,8 +12,11 @@ from collections.abc import Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
+from smqrt.errors import JournalError
 from smqrt.journal import index, manifest, summary
+from smqrt.journal.files import there
 from smqrt.journal.index import DATA
+from smqrt.journal.link import MOVED
 from smqrt.journal.reader import Journal
 
 _SETTLED_S = 0.1
@@ -63,8 +66,12 @@ def listing(journal: Path) -> bytes:
     Raises:
         JournalError: it can't be read.
     """
-    wal = segments(journal)  # before the manifest: what is compacted meanwhile is then in both, never in neither
-    compacted = manifest.text(journal)  # as it is: it may be long
+    try:
+        with there(journal):
+            wal = segments(journal)  # before the manifest: what is compacted meanwhile is in both, never in neither
+            compacted = manifest.text(journal)  # as it is: it may be long
+    except FileNotFoundError:
+        raise JournalError(f"{journal} {MOVED}") from None
     rest = json.dumps({"version": manifest.VERSION, "wal": wal}, separators=(",", ":")).encode()
     return b'%b,"manifest":%b}' % (rest[:-1], compacted)
 

@@ -33,6 +33,7 @@ from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.net.broker import Broker
+from smqrt.net.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")
 
@@ -268,7 +269,7 @@ class JournalWriter:
             JournalError: a file of theirs is damaged or can't be read.
         """
         try:
-            self._txns.learn(get_hub().threadpool.apply(self._others.news))
+            self._txns.learn(in_thread(self._others.news))
         except OSError as error:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
 

@@ -71,7 +71,7 @@ class _Task:
         self, catalog: Catalog, declaration: Declaration, options: RunOptions, stopping: threading.Event
     ) -> None:
         self._catalog, self._declaration, self._options, self._stopping = catalog, declaration, options, stopping
-        journal = open_journal(options.journal, options.token)
+        journal = open_journal(options.journal, options.token, cafile=options.cafile)
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._folder = options.state / declaration.name
@@ -80,7 +80,7 @@ class _Task:
 
     def run(self, spark: SparkSession) -> int:
         declaration = self._declaration
-        rows = Journal(self._options.journal, self._options.token)
+        rows = Journal(self._options.journal, self._options.token, self._options.cafile)
         graph = Graph(
             self._catalog,
             lambda source: rows.batch(spark, source, self._start, self._end),
@@ -117,7 +117,10 @@ class _Task:
         table_ranges.add(self._folder, path, self._start, self._end)
 
     def _publish(self, frame: DataFrame) -> None:
-        hub = sinks.Hub(self._options.journal, self._options.token, self._options.hub_retry_s, self._stopping)
+        options = self._options
+        hub = sinks.Hub(
+            options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile
+        )
         many = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
         name = f"backfill.{self._declaration.name}.{self._key()}"
         new = sinks.publish(messages(frame, self._declaration), hub, name, 0, many)

@@ -63,6 +63,7 @@ class Place:
         state: folder of the state of queries.
         journal: path or URL of the journal.
         token: what the hub wants to see; None takes the one in the journal's folder.
+        cafile: as for `open_journal`.
         spark: also start Spark, and let it plan every query.
     """
 
@@ -70,6 +71,7 @@ class Place:
     state: Path
     journal: str
     token: str | None = None
+    cafile: str | None = None
     spark: bool = True
 
 
@@ -178,7 +180,7 @@ def _guarded(name: str, check: Callable[[Place], Check], place: Place) -> Check:
 def _journal(place: Place) -> Check:
     from smqrt.journal.remote import open_journal
 
-    journal = open_journal(place.journal, place.token, retry_s=0)
+    journal = open_journal(place.journal, place.token, cafile=place.cafile, retry_s=0)
     rows = {node: end - journal.begin().get(node, 0) for node, end in journal.end().items()}
     if not rows:
         remedy = "give the hub journal=True, and publish something"
@@ -190,8 +192,8 @@ def _hub(place: Place) -> Check:
     from smqrt.journal.commit import HubAddress
     from smqrt.journal.remote import RemoteJournal
 
-    address = HubAddress.of(place.journal, place.token)
-    RemoteJournal(address.url, address.token, retry_s=0).end()
+    address = HubAddress.of(place.journal, place.token, place.cafile).find()
+    RemoteJournal(address.url, address.token, cafile=address.trusted, retry_s=0).end()
     return Check("hub", True, f"{address.url} answers")
 
 
@@ -234,7 +236,7 @@ def planned(place: Place, session: Any) -> Iterator[Check]:
     from smqrt.pipeline.graph import Graph
     from smqrt.pipeline.plans import plans
 
-    catalog, rows, start = load(place.app / "pipelines"), Journal(place.journal, place.token), Start({}, None)
+    catalog, rows, start = load(place.app / "pipelines"), Journal(place.journal, place.token, place.cafile), Start({}, None)
     graph = Graph(  # one for all queries: what they share is made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),

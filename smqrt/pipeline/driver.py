@@ -59,6 +59,7 @@ def _run(given: argparse.Namespace, app: Path) -> int:
         once=given.once,
         republish=given.republish,
         token=_token(),
+        cafile=str(app / given.cafile) if given.cafile else None,
         tables=given.tables,
     )
     return run(load(app / "pipelines"), given.names, options)
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--app")
     parser.add_argument("--journal", required=True)
     parser.add_argument("--state", required=True)
+    parser.add_argument("--cafile")
     parser.add_argument("--tables")
     parser.add_argument("--from", dest="start", default="latest")
     parser.add_argument("--once", action="store_true")

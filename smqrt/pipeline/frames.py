@@ -31,11 +31,12 @@ class Journal:
 
     Attributes:
         place: path or URL.
-        token: what the hub asks for, with a URL.
+        token: what the hub asks for, with a URL; cafile: as for `open_journal`.
     """
 
     place: str
     token: str | None = None
+    cafile: str | None = None
 
     def stream(self, spark: SparkSession, source: Declaration, start: Start, reports_as: str) -> DataFrame:
         """Returns the rows of a source as a stream.
@@ -79,7 +80,8 @@ class Journal:
         options |= {name: str(source.options[key]) for name, key in _PARTITIONS.items() if source.options[key]}
         if source.options["exclude"]:
             options["exclude"] = json.dumps(source.options["exclude"])
-        return options | ({"token": self.token} if self.token else {})
+        given = {"token": self.token, "cafile": self.cafile}
+        return options | {name: value for name, value in given.items() if value}
 
 
 def _loaded(reader: Any, options: Mapping[str, str]) -> DataFrame:

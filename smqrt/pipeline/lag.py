@@ -10,17 +10,17 @@ from smqrt.journal.remote import open_journal
 from smqrt.pipeline.status import Age
 
 
-def age(place: str, token: str | None = None) -> Age:
+def age(place: str, token: str | None = None, cafile: str | None = None) -> Age:
     """Returns what tells a `Board` how far a query is behind, in seconds.
 
     Args:
         place: path or URL of the journal, of which for each question the next row of each node is read.
-        token: what its hub wants to see.
+        token: what its hub wants to see; cafile: as for `open_journal`.
 
     Raises:
         JournalError: there is no such journal.
     """
-    journal = open_journal(place, token, retry_s=0)
+    journal = open_journal(place, token, cafile=cafile, retry_s=0)
 
     def seconds(name: str, ends: dict[str, int]) -> float | None:
         try:

@@ -58,6 +58,7 @@ class RunOptions:
         republish: also publish results of what was in the journal before a query's first start.
         trigger: the shortest time between micro-batches, instead of what the pipelines say.
         token: what the hub asks for; None takes the one in the journal's folder.
+        cafile: PEM file with certificates to trust instead of the system's, for an address of TLS.
         tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
         settings: settings of Spark that win over all others.
         hub_retry_s: seconds that a micro-batch waits for a hub that is away.
@@ -74,6 +75,7 @@ class RunOptions:
     republish: bool = False
     trigger: str | None = None
     token: str | None = None
+    cafile: str | None = None
     tables: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     hub_retry_s: float = sinks.RETRY_S
@@ -118,20 +120,22 @@ class Context:
     def __init__(self, catalog: Catalog, options: RunOptions) -> None:
         self.catalog, self.options, self.report = catalog, options, options.report
         self.pid = os.getpid()
-        self.journal = open_journal(options.journal, options.token)
-        self.board = Board(options.state, lag.age(options.journal, options.token))
-        self._rows = Journal(options.journal, options.token)
+        self._address = options.journal, options.token, options.cafile
+        self.journal = open_journal(*self._address[:2], cafile=options.cafile)
+        self.board = Board(options.state, lag.age(*self._address))
+        self._rows = Journal(*self._address)
         tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
         self.watch = references.Watch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
     def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.Hub:
         """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
-        return sinks.Hub(self.options.journal, self.options.token, self.options.hub_retry_s, stopping, away)
+        options = self.options
+        return sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
 
     def watchdog(self) -> stuck.Watchdog:
         """Returns what notices that a query makes no progress."""
-        journal = open_journal(self.options.journal, self.options.token, retry_s=0)
+        journal = open_journal(*self._address[:2], cafile=self.options.cafile, retry_s=0)
         return stuck.Watchdog(self.board, self.options.state, journal.end)
 
     def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
@@ -142,7 +146,7 @@ class Context:
     def mark(self, plan: Plan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
-            address = commit.HubAddress.of(self.options.journal, self.options.token)
+            address = commit.HubAddress.of(*self._address)
             for name in plan.marks.values():
                 commit.report_progress(address, name, name, offset, retry_s=retry_s)
         except JournalError as error:

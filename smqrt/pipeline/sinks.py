@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
+from smqrt.journal.commit import HubAddress
 from smqrt.journal.link import Unreachable
 from smqrt.pipeline import faults
 from smqrt.pipeline.api import Declaration
@@ -50,6 +51,7 @@ class Hub:
         retry_s: seconds to wait for it when it is away.
         stopping: set when nobody shall wait any longer.
         away: is told why, while the hub is waited for.
+        cafile: as for `HubAddress.of`.
     """
 
     journal: str
@@ -57,6 +59,7 @@ class Hub:
     retry_s: float
     stopping: threading.Event
     away: Callable[[str], None] = lambda why: None
+    cafile: str | None = None
 
     def commit(self, query: str, batch: int, rows: Sequence[Message]) -> int:
         """Publishes the results of a micro-batch once, however often it is called.
@@ -88,13 +91,16 @@ class Hub:
             Unreachable: the hub is away.
             JournalError: its list of commits can't be read.
         """
-        return commit.last_batch(commit.HubAddress.of(self.journal, self.token), query) >= batch
+        return commit.last_batch(self._address, query) >= batch
+
+    @property
+    def _address(self) -> HubAddress:
+        return HubAddress.of(self.journal, self.token, self.cafile)
 
     def _once(self, query: str, batch: int, rows: Sequence[Message], deadline: float) -> bool | None:
         try:
             # The address each time: a hub that comes back may have another port.
-            address = commit.HubAddress.of(self.journal, self.token)
-            return commit.commit(address, query, batch, rows, retry_s=0)
+            return commit.commit(self._address, query, batch, rows, retry_s=0)
         except Unreachable as error:
             if time.monotonic() > deadline:
                 raise Unreachable(f"{error} What is to be published waits in the journal.") from error
@@ -188,7 +194,8 @@ def _by_task(frame: DataFrame, hub: Hub, query: str, batch: int) -> int:
     ordered = whole.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
     writer = ordered.observe(counted, F.count(F.lit(1)).alias("rows")).write.format("smq").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
-    (writer.option("token", hub.token) if hub.token else writer).save(hub.journal)
+    given = {"token": hub.token, "cafile": hub.cafile}
+    writer.options(**{name: value for name, value in given.items() if value}).save(hub.journal)
     return int(counted.get["rows"])
 
 

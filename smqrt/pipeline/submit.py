@@ -27,7 +27,10 @@ TOKEN_CONF = "spark.smqrt.token"
 _CLUSTERS = ("spark://", "k8s://", "yarn", "local")
 _OURS = ("smqrt", "pyspark_smq")
 _SHIPPED = (".py", ".properties")
-_PIPELINES = "smqrt_app/pipelines"
+_APP = "smqrt_app"
+_PIPELINES = f"{_APP}/pipelines"
+CAFILE = "cafile.pem"
+"""In the application's folder of a driver in the cluster."""
 _DRIVER = "from smqrt.pipeline.driver import main\n\nmain()\n"
 
 
@@ -44,6 +47,7 @@ class Submission:
         tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
         deploy_mode: "client", the driver runs here, or "cluster", somewhere in the cluster.
         token: what the hub wants to see; None takes the one in the journal's folder.
+        cafile: PEM file with certificates to trust instead of the system's; it travels in the archive.
         python: of the workers; None takes the path of the one that runs here, in a cluster what the image has.
         start, once, republish: as for `smqrt pipeline run`.
         extra: further arguments for spark-submit.
@@ -57,6 +61,7 @@ class Submission:
     tables: str | None = None
     deploy_mode: str = "client"
     token: str | None = None
+    cafile: str | None = None
     python: str | None = None
     start: str = "latest"
     once: bool = False
@@ -98,7 +103,7 @@ def prepare(submission: Submission) -> Command:
     folder = submission.app / ".pipelines" / "submit"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        package = pack(folder / "smqrt.zip", submission.app / "pipelines")
+        package = pack(folder / "smqrt.zip", submission.app / "pipelines", submission.cafile)
         (folder / "driver.py").write_text(_DRIVER, "utf-8")
         words = [*_spark_words(submission, package), *submission.extra, str(folder / "driver.py")]
         return Command([*words, *_driver_words(submission)], _environment(submission))
@@ -106,12 +111,13 @@ def prepare(submission: Submission) -> Command:
         raise PipelineError(f"{error.filename or folder} can't be written: {error.strerror}.") from None
 
 
-def pack(path: Path, pipelines: Path) -> Path:
+def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
     """Writes the archive for --py-files, in place of an older one.
 
     Args:
         path: where to.
         pipelines: the folder of pipeline files; what lies in its folder `tests` stays here.
+        cafile: of `Submission`.
 
     Returns:
         `path`.
@@ -120,6 +126,8 @@ def pack(path: Path, pipelines: Path) -> Path:
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in [*_own_files(), *_application_files(pipelines)]:
             archive.write(file, name)
+        if cafile:
+            archive.write(cafile, f"{_APP}/{CAFILE}")
     fresh.rename(path)
     return path
 
@@ -185,6 +193,8 @@ def _driver_words(submission: Submission) -> list[str]:
     if submission.deploy_mode == "client":
         words += ["--app", str(submission.app.resolve())]
     words += ["--tables", submission.tables] if submission.tables else []
+    if submission.cafile:
+        words += ["--cafile", submission.cafile if submission.deploy_mode == "client" else CAFILE]
     words += ["--once"] if submission.once else []
     words += ["--republish"] if submission.republish else []
     return [*words, *submission.names]

@@ -136,6 +136,17 @@ def test_no_list_of_processes_shows_the_token(submission: Submission) -> None:
     assert path.read_text() == "spark.smqrt.token another token, longer\n"
 
 
+def test_certificates_travel_to_a_driver_in_the_cluster(submission: Submission, tmp_path: Path) -> None:
+    cafile = tmp_path / "authority.pem"
+    cafile.write_text("PEM")
+    here = replace(submission, journal="https://hub/rtl/journal/app", cafile=str(cafile))
+    assert option(words(here), "--cafile") == str(cafile)
+    there = replace(here, deploy_mode="cluster", master="yarn", tables="s3a://x")
+    assert option(words(there), "--cafile") == "cafile.pem"
+    app = unpack([str(submission.app / ".pipelines" / "submit" / "smqrt.zip")], tmp_path / "unpacked")
+    assert (app / "cafile.pem").read_text() == "PEM"
+
+
 def test_what_is_printed_can_be_typed(submission: Submission) -> None:
     command = prepare(replace(submission, names=("it's", "hot")))
     java_home, python, *given = shlex.split(str(command))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import uris
+from smqrt.journal import link, uris
 from smqrt.journal.filters import Filter
 from smqrt.journal.settings import parse_duration, parse_size
 
@@ -131,6 +131,11 @@ def text(name: str, value: str) -> str:
     return value
 
 
+def certificates(name: str, value: str) -> str | None:
+    """Returns what a PEM file of the driver's machine holds, for workers that have no such file."""
+    return link.trusted(text(name, value))
+
+
 def app_id(name: str, value: str) -> str:
     """Returns an id under which a hub keeps commits; it puts the numbers of parts behind it."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
@@ -140,7 +145,7 @@ def app_id(name: str, value: str) -> str:
 
 Reader = Callable[[str, str], Any]
 
-PLACE: dict[str, Reader] = {"path": text, "url": text, "token": text, "retry": duration_s}
+PLACE: dict[str, Reader] = {"path": text, "url": text, "token": text, "cafile": certificates, "retry": duration_s}
 READ: dict[str, Reader] = PLACE | {
     "topics": names,
     "exclude": names,
@@ -233,6 +238,7 @@ class ReadOptions:
     Attributes:
         journal: absolute path of the folder, or the http(s) address.
         token: what the hub asks for; None takes it from the journal's folder.
+        cafile: certificates to trust instead of the system's, PEM text.
         topics, exclude: MQTT filters; no topics means every row, those addressed to an ETID too.
         starting, ending: "earliest", "latest" or offsets; None is the default of the kind of read.
         starting_us, ending_us: times instead of offsets, microseconds since 1970, UTC.
@@ -251,6 +257,7 @@ class ReadOptions:
 
     journal: str
     token: str | None = None
+    cafile: str | None = None
     topics: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     starting: str | Offsets | None = None
@@ -322,6 +329,7 @@ class WriteOptions:
     Attributes:
         journal: absolute path of the folder, or the http(s) address.
         token: what the hub asks for; None takes it from the journal's folder.
+        cafile: as for `ReadOptions`.
         retry_s: so long a write waits for a hub that is away.
         app_id, version: a write with the same two is done once, however often it is repeated; as Delta calls them.
     """
@@ -331,6 +339,7 @@ class WriteOptions:
     retry_s: float = RETRY_S
     app_id: str | None = None
     version: int = 0
+    cafile: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -349,4 +358,4 @@ class WriteOptions:
         if ("txnAppId" in values) != ("txnVersion" in values):
             raise ArgumentError("smq options txnAppId and txnVersion go together: who writes, and which write of its.")
         where, retry_s = location(values), values.get("retry", RETRY_S)
-        return cls(where, values.get("token"), retry_s, values.get("txnAppId"), values.get("txnVersion", 0))
+        return cls(where, values.get("token"), retry_s, values.get("txnAppId"), values.get("txnVersion", 0), values.get("cafile"))

@@ -22,7 +22,8 @@ class Progress:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self._hub, self._query = commit.HubAddress.of(options.journal, options.token), options.query or ""
+        self._hub = commit.HubAddress.of(options.journal, options.token, options.cafile)
+        self._query = options.query or ""
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S
 

@@ -36,14 +36,16 @@ class Part(InputPartition):
 
 
 @lru_cache(maxsize=4)
-def opened(place: str, token: str | None, retry_s: float, verify: bool = True) -> Journal | RemoteJournal:
+def opened(
+    place: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
+) -> Journal | RemoteJournal:
     """Returns the journal: one object for each process, so that connections are used again.
 
     Args:
-        place, token, retry_s: as for `open_journal`.
+        place, token, cafile, retry_s: as for `open_journal`.
         verify: compare checksums; they are over all columns, so that this reads what a query may not need.
     """
-    journal = open_journal(place, token, retry_s=retry_s)
+    journal = open_journal(place, token, cafile=cafile, retry_s=retry_s)
     journal.verify = verify
     return journal
 
@@ -67,7 +69,7 @@ class Scan:
     @property
     def journal(self) -> Journal | RemoteJournal:
         options, verify = self.options, not {"payload", typed.COLUMN}.isdisjoint(self.schema.fieldNames())
-        return opened(options.journal, options.token, options.retry_s, verify)
+        return opened(options.journal, options.token, options.cafile, options.retry_s, verify)
 
     @property
     def filter(self) -> Filter | None:

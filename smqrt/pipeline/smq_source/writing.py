@@ -103,6 +103,10 @@ def _few(rows: Iterator[Record]) -> Iterator[Record]:
         yield row
 
 
+def _target(options: WriteOptions) -> commit.HubAddress:
+    return commit.HubAddress.of(options.journal, options.token, options.cafile)
+
+
 def _property(name: str) -> str:
     context = TaskContext.get()
     found = context.getLocalProperty(name) if context else None
@@ -153,7 +157,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @property
     def _target(self) -> commit.HubAddress:
-        return commit.HubAddress.of(self.options.journal, self.options.token)
+        return _target(self.options)
 
     @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -200,7 +204,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @told
     def write(self, iterator: Iterator[Any]) -> Written:
-        target = commit.HubAddress.of(self.options.journal, self.options.token)
+        target = _target(self.options)
         if self.options.app_id:
             self._commit(self.options.app_id, target, records(iterator))
             return Written()

@@ -1,0 +1,83 @@
+"""A journal's folder that is moved while somebody looks into it: it does not look empty, and the log stays short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smqrt.errors import JournalError
+from smqrt.journal import commit, manifest, readers, retention, standing, writer
+from smqrt.journal.link import Unreachable
+from smqrt.journal.manifest import Manifest
+from smqrt.journal.reader import Journal
+from smqrt.journal.settings import JournalSettings
+from tests.http.http_bench import Bench
+from tests.journal.made import readings, write
+from tests.journal.test_service import Shelf
+
+MOVED = "was moved, removed or unmounted; bring it back"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write(tmp_path / "journal", readings(10))
+    return tmp_path / "journal"
+
+
+def test_it_does_not_look_empty_to_readers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline was told that retention had removed what it had yet to read."""
+    away, load = path.with_name("away"), manifest.load
+
+    def moved(journal: Path) -> Manifest:
+        path.rename(away)
+        return load(journal)
+
+    journal = Journal(path)
+    for question in (journal.begin, journal.end, lambda: standing.listing(path)):
+        with monkeypatch.context() as moving:
+            moving.setattr(manifest, "load", moved)
+            with pytest.raises(JournalError, match=MOVED):
+                question()
+        away.rename(path)
+    assert journal.end() == {"n1": 10}
+
+
+def test_it_is_not_one_without_commits(tmp_path: Path) -> None:
+    """A micro-batch would be published again."""
+    with pytest.raises(Unreachable, match=MOVED):
+        commit.last_batch(commit.HubAddress.of(tmp_path / "journal"), "q")
+
+
+def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows would be removed that a pipeline has yet to read."""
+    away, load = path.with_name("away"), readers.load
+    path.rename(away)
+
+    def back(journal: Path) -> list[readers.Reader]:
+        found = load(journal)
+        away.rename(path)
+        return found
+
+    monkeypatch.setattr(readers, "load", back)
+    with pytest.raises(JournalError, match="can't be looked through"):
+        retention.expired(path, JournalSettings(path, retain_s=0.001), 1 << 60)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    bench = Bench()
+    yield Shelf(bench, tmp_path)
+    bench.close()
+    writer.close_all()
+
+
+def test_what_is_missing_fills_no_log(shelf: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
+    shelf.refused(404, f"main/wal/n2/{9:020d}.arrows")
+    away = shelf.writer.path.with_name("away")
+    shelf.writer.path.rename(away)
+    assert "bring it back" in shelf.refused(503, "main/manifest")
+    assert "can't be written" in shelf.refused(503, "main/progress", "POST", data='{"query": "q", "offset": {"n1": 0}}')
+    away.rename(shelf.writer.path)
+    assert "Traceback" not in capfd.readouterr().err
