@@ -297,7 +297,13 @@ def _done(done: Done, options: Options) -> str:
 @token_option
 @cafile_option
 def export(
-    path: str, file: Path, topics: tuple[str, ...], start: str | None, end: str | None, token: str | None, cafile: str | None
+    path: str,
+    file: Path,
+    topics: tuple[str, ...],
+    start: str | None,
+    end: str | None,
+    token: str | None,
+    cafile: str | None,
 ) -> None:
     """Write messages to one file for other tools: its ending .parquet, .arrow, .csv or .jsonl says which format.
 

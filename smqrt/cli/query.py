@@ -13,6 +13,7 @@ import click
 from smqrt.cli import query_output
 from smqrt.cli.journal_places import (
     JournalCommand,
+    cafile_option,
     chosen_range,
     folder,
     from_option,
@@ -55,6 +56,7 @@ class _Engine(Protocol):
 @from_option
 @until_option
 @token_option
+@cafile_option
 def query(
     sql: str,
     path: str,
@@ -65,6 +67,7 @@ def query(
     start: str | None,
     end: str | None,
     token: str | None,
+    cafile: str | None,
 ) -> None:
     """Answer SQL about the messages of a journal. PATH is its folder, or that of an application that has one.
 
@@ -78,10 +81,11 @@ def query(
     kind = query_output.format_of(chosen, file)
     if file is not None:
         file = uris.folder(file, "--to", "write a file here, and copy it there")
-    opened = opened_journal(path, token)
+    opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     chosen_topics = topics or None
-    make = _spark(path, token, first, last, chosen_topics) if on_spark else _duckdb(opened, first, last, chosen_topics)
+    given = {"token": token, "cafile": cafile}
+    make = _spark(path, given, first, last, chosen_topics) if on_spark else _duckdb(opened, first, last, chosen_topics)
     _answer(make, sql, kind, file)
 
 
@@ -91,11 +95,13 @@ def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, .
     return partial(DuckDB, opened, first, last, topics)
 
 
-def _spark(path: str, token: str | None, first: Offsets, last: Offsets, topics: tuple[str, ...] | None) -> Any:
+def _spark(
+    path: str, given: dict[str, str | None], first: Offsets, last: Offsets, topics: tuple[str, ...] | None
+) -> Any:
     from smqrt.pipeline.spark_views import Spark
 
     place = path if uris.is_address(path) else str(folder(Path(path)).absolute())
-    return partial(Spark, place, token, first, last, topics)
+    return partial(Spark, place, given, first, last, topics)
 
 
 def _answer(make: Any, sql: str, kind: str, file: Path | None) -> None:

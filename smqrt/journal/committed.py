@@ -71,8 +71,8 @@ class Batches:
             del self._last[next(iter(self._last))]
             if not self.forgotten:
                 log.warning(
-                    "the journal knows commits of %d queries, and forgets those that have committed nothing for longest: "
-                    "a micro-batch of theirs that is repeated now is published twice",
+                    "the journal knows commits of %d queries, and forgets those that have committed nothing for "
+                    "longest: a micro-batch of theirs that is repeated now is published twice",
                     MOST_QUERIES,
                 )
             self.forgotten += 1

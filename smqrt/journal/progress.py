@@ -88,8 +88,8 @@ def save(journal: Path, values: dict[str, Any]) -> None:
     path = folder / f"{values['query']}.json"
     if not path.exists() and len(queries(journal)) >= MOST_QUERIES:
         raise ArgumentError(
-            f"query: {MOST_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off those "
-            "that are gone."
+            f"query: {MOST_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off "
+            "those that are gone."
         )
     beside = folder / f".{path.name}.{secrets.token_hex(4)}"
     try:

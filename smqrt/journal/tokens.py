@@ -66,8 +66,8 @@ class Grant:
             return query
         if query not in self.queries and len(self.queries) >= MOST_QUERIES:
             raise ArgumentError(
-                f"query: the token {self.name!r} has brought in {MOST_QUERIES} names of queries already; go on with one "
-                "of them, or take a line with another name."
+                f"query: the token {self.name!r} has brought in {MOST_QUERIES} names of queries already; go on with "
+                "one of them, or take a line with another name."
             )
         self.queries.add(query)
         return f"{query}@{self.name}"

@@ -118,9 +118,7 @@ class _Task:
 
     def _publish(self, frame: DataFrame) -> None:
         options = self._options
-        hub = sinks.Hub(
-            options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile
-        )
+        hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile)
         many = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
         name = f"backfill.{self._declaration.name}.{self._key()}"
         new = sinks.publish(messages(frame, self._declaration), hub, name, 0, many)

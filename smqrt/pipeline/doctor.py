@@ -236,7 +236,8 @@ def planned(place: Place, session: Any) -> Iterator[Check]:
     from smqrt.pipeline.graph import Graph
     from smqrt.pipeline.plans import plans
 
-    catalog, rows, start = load(place.app / "pipelines"), Journal(place.journal, place.token, place.cafile), Start({}, None)
+    catalog, start = load(place.app / "pipelines"), Start({}, None)
+    rows = Journal(place.journal, place.token, place.cafile)
     graph = Graph(  # one for all queries: what they share is made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),

@@ -74,6 +74,7 @@ def read_journal(
     include_pipeline: bool = True,
     fail_on_data_loss: bool = True,
     token: str | None = None,
+    cafile: str | None = None,
 ) -> DataFrame:
     """Returns the rows of a journal as a DataFrame, the same as `format("smq")` gives, as fast as Spark reads Parquet.
 
@@ -96,13 +97,15 @@ def read_journal(
         include_pipeline: with what pipelines have published.
         fail_on_data_loss: rows of the range that are gone are an error; else they are passed over.
         token: with an address, what the file `token` in the journal's folder holds.
+        cafile: with an address of https, PEM file with certificates to trust instead of the system's.
 
     Raises:
         JournalError: there is no such journal, rows are gone, or a file is damaged.
         PipelineError: `start` or `end` is none of these.
         ArgumentError: a filter, a column or the DDL is wrong.
     """
-    options = _options(path, topics, exclude, include_pipeline, fail_on_data_loss, token)
+    options = _options(path, topics, exclude, include_pipeline, fail_on_data_loss)
+    options |= {name: value for name, value in (("token", token), ("cafile", cafile)) if value}
     journal = _opened(ReadOptions.parse(options))
     begin, behind = checkpoint.offsets(journal, start), checkpoint.offsets(journal, end, end=True)
     if json is not None:
@@ -116,9 +119,8 @@ def _options(
     exclude: str | Sequence[str],
     include_pipeline: bool,
     fail_on_data_loss: bool,
-    token: str | None,
 ) -> dict[str, str]:
-    found = {"url" if uris.is_address(path) else "path": str(path), "token": token or ""}
+    found = {"url" if uris.is_address(path) else "path": str(path)}
     for name, value in (("topics", topics), ("exclude", exclude)):
         found[name] = json.dumps([value] if isinstance(value, str) else list(value)) if value else ""
     found["includePipeline"] = str(include_pipeline).lower()
@@ -135,7 +137,7 @@ def _known(columns: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _opened(options: ReadOptions) -> Journal | RemoteJournal:
-    return open_journal(options.journal, options.token, retry_s=options.retry_s)
+    return open_journal(options.journal, options.token, cafile=options.cafile, retry_s=options.retry_s)
 
 
 def frame(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ class Spark:
 
     Args:
         journal: its folder or address.
-        token: for an address.
+        given: `token` and `cafile`, for an address.
         start, end: from where to where (exclusive), by node.
         topics: patterns of the topics that the view has; None for all, also messages to one client.
         spark: one to use, which goes on; None starts one, which takes seconds.
@@ -39,7 +39,7 @@ class Spark:
     def __init__(
         self,
         journal: str,
-        token: str | None,
+        given: Mapping[str, str | None],
         start: Offsets,
         end: Offsets,
         topics: Sequence[str] | None = None,
@@ -52,7 +52,7 @@ class Spark:
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
         options = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
         options |= {"topics": json.dumps(topics)} if topics else {}
-        options |= {"token": token} if token else {}
+        options |= {name: value for name, value in given.items() if value}
         rows = self._spark.read.format("smq").options(**options).load(journal)
         shown = rows.selectExpr("*", f"{_TEXT} as text", f"try_parse_json({_TEXT}) as json")
         shown.createOrReplaceTempView("messages")

@@ -24,7 +24,7 @@ def asked(spark: Any, tmp_path: Path) -> Iterator[Spark]:
     write(tmp_path, [row(ROWS, NOON_US, None, b"\xff", flags=1)])
     compact.compact(tmp_path, compact.Options(grace_s=0))
     journal = Journal(tmp_path)
-    with Spark(str(tmp_path), None, journal.begin(), journal.end(), spark=spark) as asked:
+    with Spark(str(tmp_path), {}, journal.begin(), journal.end(), spark=spark) as asked:
         yield asked
 
 

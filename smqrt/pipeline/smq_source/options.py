@@ -358,4 +358,5 @@ class WriteOptions:
         if ("txnAppId" in values) != ("txnVersion" in values):
             raise ArgumentError("smq options txnAppId and txnVersion go together: who writes, and which write of its.")
         where, retry_s = location(values), values.get("retry", RETRY_S)
-        return cls(where, values.get("token"), retry_s, values.get("txnAppId"), values.get("txnVersion", 0), values.get("cafile"))
+        by = values.get("txnAppId"), values.get("txnVersion", 0)
+        return cls(where, values.get("token"), retry_s, *by, values.get("cafile"))
