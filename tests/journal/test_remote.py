@@ -44,6 +44,12 @@ class Served:
     def end(self) -> dict[str, int]:
         return {}
 
+    def committed(self, query: str) -> int:
+        return -1
+
+    def queries(self) -> list[str]:
+        return []
+
 
 class Hub:
     """A server with a journal."""
