@@ -55,11 +55,11 @@ GIVE_WAY = {
     "read": """<?lsp local sock, bytes = assert(ba.socket.connect("127.0.0.1", tonumber(request:data().port))), 0
         local clock = os.clock()
         repeat bytes = bytes + #assert(sock:read()) until os.clock() - clock > 1.2
-        print(bytes) ?>""",
+        sock:close() print(bytes) ?>""",
     "write": """<?lsp local sock, bytes = assert(ba.socket.connect("127.0.0.1", tonumber(request:data().port))), 0
         local clock = os.clock()
         repeat assert(sock:write(("x"):rep(9000))) bytes = bytes + 9000 until os.clock() - clock > 1.2
-        print(bytes) ?>""",
+        sock:close() print(bytes) ?>""",
     "publish": """<?lsp local smq, messages, clock = require "smq.hub".create(), 0, os.clock()
         repeat smq:publish("x", "topic") messages = messages + 1 until os.clock() - clock > 60
         print(messages) ?>""",

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -165,25 +165,12 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     hub.stop()
 
 
-def interrupt(terminal: Terminal) -> None:
-    terminal.send(signal.SIGINT)
-
-
-def terminate(terminal: Terminal) -> None:
-    """Twice, as a service manager and `smqrt serve` do."""
-    assert terminal.process
-    terminal.process.terminate()
-    eventually(lambda: "once more" in terminal.printed, "it has taken note", STOP_S)
-    terminal.process.terminate()
-
-
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stop", [interrupt, terminate])
-def test_the_micro_batch_is_finished(terminal: Terminal, stop: Callable[[Terminal], None]) -> None:
+def test_the_micro_batch_is_finished(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
-    stop(terminal)
+    terminal.send(signal.SIGINT)
     eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
@@ -195,14 +182,17 @@ def test_the_micro_batch_is_finished(terminal: Terminal, stop: Callable[[Termina
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stop", [interrupt, terminate])
-def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal, stop: Callable[[Terminal], None]) -> None:
-    """The process that was started is spark-submit's; the driver is its child."""
+def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None:
+    """The process that was started is spark-submit's; the driver is its child. It is told twice, as a service manager
+    and `smqrt serve` do.
+    """
     terminal.start("submit", "--master", "local[2]", "--from", "earliest", "--republish")
     terminal.wait_inside()
     everybody = terminal.everybody()
-    stop(terminal)
-    eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+    for _ in range(2):
+        assert terminal.process
+        terminal.process.terminate()
+        eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
@@ -298,8 +288,9 @@ OTHERS = {
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("command", OTHERS)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("command", "number", "code"), [("backfill", signal.SIGINT, 130), ("test", signal.SIGTERM, 143)]
+)
 def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str, number: int, code: int) -> None:
     words = [word.format(app=terminal.app) for word in OTHERS[command]]
     terminal.write(KEPT)
