@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import session
+from smqrt.pipeline import java, session, warm
 
 HERE = Path(__file__).parent
 JVM = (
@@ -43,7 +43,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("spark")
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=HELPERS_PATH)
     builder = SparkSession.builder.master("local[2]").appName("smqrt tests")
-    for name, value in CONF.items():
+    java_options = f"{JVM} {' '.join(warm.options(java.find()))}"
+    for name, value in (CONF | {"spark.driver.extraJavaOptions": java_options}).items():
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     started = builder.config("spark.local.dir", str(folder)).getOrCreate()

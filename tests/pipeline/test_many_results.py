@@ -175,7 +175,7 @@ def test_a_backlog_larger_than_the_driver_is_published_once_also_after_a_kill_be
 def test_java_without_memory_ends_with_what_helps_and_that_helps(tmp_path: Path) -> None:
     folder = tmp_path / "app"
     body = b"x" * 60_000
-    Recorded(folder / ".journal").add((message(seq, payload=body) for seq in range(6000)), batch=64).seal()
+    Recorded(folder / ".journal").add((message(seq, payload=body) for seq in range(4000)), batch=64).seal()
     (folder / "pipelines").mkdir()
     (folder / "pipelines" / "p.py").write_text(PIPELINE.replace('"site1/#"', '"site1/#", max_bytes="1GB"'))
     hub, log = JournalingHub(folder), tmp_path / "log"
@@ -184,6 +184,6 @@ def test_java_without_memory_ends_with_what_helps_and_that_helps(tmp_path: Path)
         assert "Java ran out of memory: run it with --driver-memory 4g" in log.read_text()
         (folder / "pipelines" / "p.py").write_text(PIPELINE.replace('"site1/#"', '"site1/#", max_bytes="16MB"'))
         assert run(folder) == 0
-        assert len(hub.rows("out/#")) == 6000
+        assert len(hub.rows("out/#")) == 4000
     finally:
         hub.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -85,13 +84,13 @@ def test_java_that_fails_is_told(spark_home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
-def test_java_starts_spark_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = warm.build()
+def test_java_starts_spark_from_the_archive() -> None:
+    """scripts/test has made it, for all tests that start Spark."""
     found = java.find()
-    assert said.path == warm.archive(found)
-    assert said.path.stat().st_size == said.size_bytes > 50 << 20
-    assert warm.options(found)[0] == f"-XX:SharedArchiveFile={said.path}"
+    path = warm.archive(found)
+    if not path.exists():
+        assert warm.build().path == path
+    assert path.stat().st_size > 50 << 20
+    assert warm.options(found)[0] == f"-XX:SharedArchiveFile={path}"
     # With this option Java doesn't start when the archive doesn't fit.
     assert warm._train(found, [warm.options(found)[0], "-Xshare:on"]) > 0
-    print(json.dumps({"before_s": said.before_s, "after_s": said.after_s}))
