@@ -365,7 +365,6 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
 @click.option("--prefix", default="", help="Put this before every topic.")
 @click.option("--pipelines", is_flag=True, help="Also what pipelines had published.")
 @token_option
-@cafile_option
 @connection_options
 def replay(
     path: str,
@@ -377,7 +376,6 @@ def replay(
     prefix: str,
     pipelines: bool,
     token: str | None,
-    cafile: str | None,
     **connection: Any,
 ) -> None:
     """Publish recorded messages to HUB once more, at the distances in time they had.
@@ -393,7 +391,7 @@ def replay(
     from smqrt.journal.replay import parse_speed, play
 
     factor = parse_speed(speed)
-    opened = opened_journal(path, token, cafile)
+    opened = opened_journal(path, token, connection["cafile"])
     first, last = chosen_range(opened, start, end)
     with (
         position(in_order(opened, first, last, topics or None)) as rows,

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import checkpoint
+from smqrt.pipeline import checkpoint, garbage
 from smqrt.pipeline.status import Board, Status
 
 LEAST_S = 60.0
 TIMES = 10
 """A query is stuck when nothing is heard of it for so many times the usual micro-batch, `LEAST_S` at least."""
+MOST_GARBAGE = 0.5
+"""A Java that spends more of its time on it has too little memory."""
 _LOOK_S = 1.0
 _QUIET_S = 2.0
 
@@ -33,10 +35,19 @@ class Watchdog:
         state: folder with one folder for each query.
         end: of the journal.
         least_s: see `LEAST_S`.
+        java: what watches Spark's Java; found when it is not given.
     """
 
-    def __init__(self, board: Board, state: Path, end: End, least_s: float = LEAST_S) -> None:
+    def __init__(
+        self,
+        board: Board,
+        state: Path,
+        end: End,
+        least_s: float = LEAST_S,
+        java: garbage.Garbage | None = None,
+    ) -> None:
         self._board, self._state, self._end, self._least_s = board, state, end, least_s
+        self._java = java or garbage.find()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -55,12 +66,13 @@ class Watchdog:
 
     def look(self) -> None:
         """Brings the status of queries up to date of which nothing has been heard for a while."""
+        share = (self._java.share() if self._java else None) or 0.0
         for status, quiet_s in self._board.quiet(_QUIET_S):
             lag_rows = self._lag_rows(status)
             if lag_rows:
                 usual_s = status.batch_ms / 1000
                 late = quiet_s > max(self._least_s, TIMES * usual_s)
-                self._board.under_way(status.name, lag_rows, self._why(status, quiet_s, usual_s) if late else "")
+                self._board.under_way(status.name, lag_rows, self._why(status, quiet_s, usual_s, share) if late else "")
 
     def _lag_rows(self, status: Status) -> int:
         try:
@@ -71,11 +83,14 @@ class Watchdog:
             return status.lag_rows or 1
 
     @staticmethod
-    def _why(status: Status, quiet_s: float, usual_s: float) -> str:
+    def _why(status: Status, quiet_s: float, usual_s: float, garbage_share: float) -> str:
         if status.trouble:
             return status.trouble
         before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
+        why = "Its rows may be too many"
+        if garbage_share > MOST_GARBAGE:
+            why = f"The JVM collects garbage, {garbage_share:.0%} of the time: its memory is too small for these rows"
         return (
-            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. Its rows may be too "
-            "many: a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
+            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. {why}: "
+            "a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
         )

@@ -10,6 +10,7 @@ import pytest
 from smqrt.cli.pipeline_table import line
 from smqrt.errors import JournalError
 from smqrt.pipeline import status
+from smqrt.pipeline.garbage import Garbage
 from smqrt.pipeline.status import Board
 from smqrt.pipeline.stuck import Watchdog
 
@@ -51,6 +52,17 @@ def test_too_long_is_stuck_and_says_what_helps(board: Board, tmp_path: Path) -> 
     assert looked(board, tmp_path).stuck_since == since
     assert "q stuck" in line(now)
     assert "UTC: micro-batch 0" in line(now)
+
+
+def test_a_java_that_collects_garbage_is_why(board: Board, tmp_path: Path) -> None:
+    class Thrashing(Garbage):
+        def share(self, now_s: float | None = None) -> float:
+            return 0.87
+
+    Watchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).look()
+    now = status.read(tmp_path / NAME)
+    assert now
+    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: a sm" in now.trouble
 
 
 def test_slow_is_not_stuck(board: Board, tmp_path: Path) -> None:
