@@ -140,10 +140,11 @@ def test_who_stays_away_takes_nothing_and_answers_what_was_asked(run_in_trouble)
         ) == [[[False, "t", 0, "s", 0], [False, "u", 0], [False, "v", 0]], False]
 
 
-def test_what_waits_is_bounded_in_bytes(run):  # noqa: F811
+def test_what_waits_is_bounded_in_bytes(run_in_trouble):  # noqa: F811
+    """The broker may be gone before the browser has a connection."""
     with ScriptedBroker(lambda c: c.wait_closed()) as broker:
         assert (
-            run(
+            run_in_trouble(
                 """
             const client = SMQ.Client(argument), data = new Uint8Array(65000);
             let taken = 0;
