@@ -97,7 +97,11 @@ def _settings(conf: Sequence[str], driver_memory: str | None, packages: str | No
 
         memory_bytes(driver_memory)
         settings[MEMORY] = driver_memory
-    return settings | ({"spark.jars.packages": packages} if packages else {})
+    if packages:
+        from smqrt.pipeline import delta
+
+        settings = delta.settings(packages) | settings | {"spark.jars.packages": packages}
+    return settings
 
 
 @pipeline.command()

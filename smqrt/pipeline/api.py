@@ -25,6 +25,7 @@ Mode = Literal["append", "update", "complete"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
+TABLE_FORMATS = ("parquet", "delta")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
 
@@ -223,15 +224,17 @@ def table(
     path: str,
     *,
     partition_by: str | Sequence[str] = (),
+    format: str = "parquet",
     trigger: str = "10 seconds",
     **unknown: Any,
 ) -> Callable[[Function], Function]:
-    """Declares a query whose rows are kept as Parquet files, each exactly once.
+    """Declares a query whose rows are kept as a table, each exactly once.
 
     Args:
         path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
             is taken as it is.
         partition_by: columns that become folders.
+        format: "parquet", files with a log that Spark knows; or "delta", a table of Delta Lake.
         trigger: the shortest time between micro-batches: each makes at least one file.
 
     Raises:
@@ -242,6 +245,7 @@ def table(
     options = {
         "path": _text(where, "path", path),
         "partition_by": _texts(where, "partition_by", partition_by),
+        "format": _choice(where, "format", format, TABLE_FORMATS),
         "mode": "append",
         "trigger": _duration(where, "trigger", trigger),
     }

@@ -12,6 +12,7 @@ from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, references, session, sinks, table_ranges, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
+from smqrt.pipeline.delta import DeltaTable
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 from smqrt.pipeline.frames import Journal
@@ -99,6 +100,10 @@ class _Task:
         location = tables.location(self._declaration, self._options.app, self._options.tables)
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
+        if self._declaration.options["format"] == "delta":
+            self._append(frame, location, path)
+            return
+        table_ranges.add(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
         writer = sinks.partitioned(frame, self._declaration).write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(path)
@@ -114,7 +119,15 @@ class _Task:
         for other, (start, end) in table_ranges.written(self._folder).items():
             if other != path and _overlap(self._start, self._end, start, end):
                 raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
+
+    def _append(self, frame: DataFrame, location: str, path: str) -> None:
+        name = self._declaration.name
+        table = DeltaTable(location, self._declaration.options["partition_by"])
+        rows = sinks.partitioned(frame, self._declaration)
+        new = table.append(rows, f"backfill.{name}.{self._key()}:", 0, None)
         table_ranges.add(self._folder, path, self._start, self._end)
+        what = "written" if new else "nothing to write, or an earlier backfill has done it,"
+        self._options.report(f"{name}: {what} to {location}")
 
     def _publish(self, frame: DataFrame) -> None:
         options = self._options

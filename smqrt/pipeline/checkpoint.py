@@ -20,6 +20,8 @@ from smqrt.pipeline.api import Declaration
 
 Offsets = dict[str, int]
 
+_FORMER = {"format": "parquet"}
+"""What identities of tables don't say that were written before there were others."""
 _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
 
 
@@ -78,7 +80,7 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
     earlier = read_json(query / _IDENTITY)
     if earlier is None and folder(query).exists():
         raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} it has no {_IDENTITY}.")
-    for key, value in (earlier or {}).items():
+    for key, value in (_FORMER | earlier if earlier and "path" in earlier else earlier or {}).items():
         if now.get(key) != value:
             change = f"{key} was {_shown(value)} and is {_shown(now.get(key))}."
             raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} {change}")
@@ -259,7 +261,9 @@ def _ends(query: Path, batch: int) -> Iterator[Offsets]:
 def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
     options = declaration.options
     found = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
-    return found | ({"path": options["path"]} if declaration.kind == "table" else {})
+    if declaration.kind != "table":
+        return found
+    return found | {"path": options["path"], "format": options["format"]}
 
 
 def _not_ours(query: Path, declaration: Declaration) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import commit
-from smqrt.pipeline import checkpoint, intervals, process, resume, session, sinks, tables
+from smqrt.pipeline import checkpoint, delta, intervals, process, resume, session, sinks, tables
 from smqrt.pipeline.failures import (
     is_away,
     is_final,
@@ -55,7 +55,7 @@ class Query:
     stopping: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     failed: bool = False
-    _sink: sinks.PublishSink | None = None
+    _sink: sinks.PublishSink | sinks.TableSink | None = None
     _failures: int = 0
     _batch: int = -1
     _start_at_s: float = field(default=0.0)
@@ -64,6 +64,7 @@ class Query:
     _said: str = ""
     _references: list[int] = field(default_factory=list)
     _output: str = ""
+    _table: delta.DeltaTable | None = None
     _marked: int = -1
 
     @property
@@ -199,9 +200,18 @@ class Query:
     def _where_of_table(self) -> checkpoint.Start:
         context, declaration = self.context, self.plan.declaration
         location = tables.location(declaration, context.options.app, context.options.tables)
+        if declaration.options["format"] == "delta":
+            self._table = delta.DeltaTable(location, declaration.options["partition_by"])
+            end, told = resume.delta(self.folder, self._table, context.journal)
+            self._tell(told)
+            return self._start_of_table(end)
         self._output, end, told = resume.table(self.folder, location, context.spark, context.journal)
         self._tell(told)
-        return checkpoint.start(self.folder, context.journal, json.dumps(end) if end else context.options.start, False)
+        return self._start_of_table(end)
+
+    def _start_of_table(self, end: checkpoint.Offsets | None) -> checkpoint.Start:
+        start = json.dumps(end) if end else self.context.options.start
+        return checkpoint.start(self.folder, self.context.journal, start, False)
 
     def _tell(self, sentence: str) -> None:
         if sentence:
@@ -209,6 +219,9 @@ class Query:
 
     def _writer(self, frame: Any, start: checkpoint.Start) -> Any:
         declaration = self.plan.declaration
+        if self._table is not None:
+            self._sink = sinks.TableSink(self._table, self.folder)
+            return sinks.partitioned(frame, declaration).writeStream.foreachBatch(self._sink)
         if declaration.kind == "table":
             return sinks.table_writer(frame, declaration, self._output)
         gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping, self._troubled)

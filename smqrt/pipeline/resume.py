@@ -13,7 +13,13 @@ from smqrt.pipeline.checkpoint import Commit, Offsets, Start
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from smqrt.pipeline.delta import DeltaTable
     from smqrt.pipeline.sinks import Hub
+
+_REMOVED = " Rows behind it that retention has removed are missing."
+_REMEMBERED = (
+    " What windows and joins remembered is gone: smqrt pipeline reset {} and run --from earliest compute all anew."
+)
 
 
 def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tuple[str, Offsets | None, str]:
@@ -44,10 +50,36 @@ def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tupl
         table_ranges.keep_stream(query, folder)
         end = table_ranges.end(query)
         begin = _most(end, dict(journal.begin())) if end else None
-        missing = " Rows behind it that retention has removed are missing." if told and begin != end else ""
+        missing = _REMOVED if told and begin != end else ""
         return folder, begin, told + missing
     table_ranges.keep_stream(query, folder)
     return folder, None, ""
+
+
+def delta(query: Path, table: DeltaTable, journal: Any) -> tuple[Offsets | None, str]:
+    """Finds where the stream of a Delta table begins: a table's log says which rows it has.
+
+    Args:
+        query: `<state>/<name>`.
+        table: the table.
+        journal: the journal, opened.
+
+    Returns:
+        As `table`, without the folder.
+    """
+    if checkpoint.exists(query) or not table.exists():
+        return None, ""
+    end, lost = table.end(query.name), checkpoint.kept(query) is not None
+    checkpoint.begin_anew(query, None)
+    if end is None:
+        return None, (
+            f"adds to the table in {table.location}, whose log doesn't say which rows of the journal it has; rows that "
+            "it has come again where --from is before its end."
+        )
+    begin = _most(end, dict(journal.begin()))
+    told = f"goes on where its table in {table.location} ends, at {table_ranges.shown(end)}."
+    told = f"the checkpoint in {query} is gone. It {told}{_REMEMBERED.format(query.name)}" if lost else told
+    return begin, told + (_REMOVED if begin != end else "")
 
 
 def _left(query: Path, location: str, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Where results go: to topics, with one idempotent commit for each micro-batch, or to a table of Parquet files.
+"""Where results go: to topics, with one idempotent commit for each micro-batch, or to a table.
 
 The hub keeps (query, number of the micro-batch) in the same write as the rows. When a pipeline dies between that and
 Spark's own note of it, Spark does the micro-batch again, and the hub sees that it has it already.
@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
 from smqrt.journal.commit import HubAddress
 from smqrt.journal.link import Unreachable
-from smqrt.pipeline import faults
+from smqrt.pipeline import checkpoint, faults
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate
 from smqrt.pipeline.failures import is_too_large
@@ -27,6 +28,8 @@ from smqrt.pipeline.messages import Message, collected
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from smqrt.pipeline.delta import DeltaTable
 
 _QUERY_ID = "sql.streaming.queryId"
 _PAUSE_S = 0.5
@@ -197,6 +200,31 @@ def _by_task(frame: DataFrame, hub: Hub, query: str, batch: int) -> int:
     given = {"token": hub.token, "cafile": hub.cafile}
     writer.options(**{name: value for name, value in given.items() if value}).save(hub.journal)
     return int(counted.get["rows"])
+
+
+class TableSink:
+    """Appends micro-batches to a table that has commits: what `foreachBatch` calls.
+
+    Args:
+        table: what it is.
+        query: `<state>/<name>` of the query.
+
+    Attributes:
+        error: as of `PublishSink`.
+    """
+
+    def __init__(self, table: DeltaTable, query: Path) -> None:
+        self._table, self._query = table, query
+        self.error: Exception | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Appends one micro-batch, or does nothing when the table has it already."""
+        try:
+            key = f"{self._query.name}:{frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)}"
+            self._table.append(frame, key, batch, checkpoint.reached(self._query, batch))
+        except Exception as error:
+            self.error = error
+            raise RuntimeError(type(error).__name__) from None
 
 
 def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:

@@ -47,7 +47,13 @@ def add(query: Path, folder: str, start: Offsets, end: Offsets) -> None:
 
 def written(query: Path) -> Ranges:
     """Returns the ranges of the folders that are still there, as far as this machine can see them."""
-    return {name: both for name, both in load(query).items() if uris.is_elsewhere(name) or tables.is_whole(Path(name))}
+    return {name: both for name, both in load(query).items() if _is_there(name)}
+
+
+def _is_there(name: str) -> bool:
+    if uris.is_elsewhere(name) or tables.is_whole(Path(name)):
+        return True
+    return tables.is_delta(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
 
 
 def end(query: Path) -> Offsets | None:

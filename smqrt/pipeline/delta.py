@@ -1,0 +1,249 @@
+"""Delta tables of pipelines: each micro-batch is one commit, keyed by query and number, so that it comes once.
+
+Spark's tasks write the files, the driver commits their names with the library `deltalake`. Where Spark has Delta's own
+jar (`--packages`), that writes and commits, with the same keys.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import faults, lake_files, tables
+from smqrt.pipeline.checkpoint import Offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
+_KEY = "smqrt"
+"""Of what a commit says about the rows of the journal that it holds."""
+_JAR = "io.delta.sql.DeltaSparkSessionExtension"
+_HISTORY = 1000
+"""So many commits back somebody looks for one of ours: others are made by compaction and by vacuum."""
+
+
+class DeltaTable:
+    """A table in a folder or an object store.
+
+    Args:
+        location: folder, or a URI that deltalake knows, such as s3://bucket/x; keys and the like are in the
+            environment, under the names that deltalake knows (AWS_ACCESS_KEY_ID …).
+        partition_by: its columns that become folders.
+
+    Attributes:
+        location: as given.
+
+    Raises:
+        PipelineError: deltalake is missing, or there is something else in the folder.
+    """
+
+    def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
+        self.location, self._by = location, list(partition_by)
+        self._deltalake = _imported()
+        if tables.is_streamed_here(location):
+            raise PipelineError(
+                f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
+                "another path."
+            )
+        self._table: Any = self._deltalake.DeltaTable(location) if self.exists() else None
+
+    def exists(self) -> bool:
+        """Whether there is a Delta table."""
+        return bool(self._deltalake.DeltaTable.is_deltatable(self.location))
+
+    def has(self, query: str, batch: int) -> bool:
+        """Whether a micro-batch is in the table.
+
+        Args:
+            query: a key of the query, its name and a colon first.
+            batch: number of the micro-batch.
+        """
+        last = self._fresh().transaction_version(query) if self._table else None
+        return last is not None and last >= batch
+
+    def end(self, name: str) -> Offsets | None:
+        """Returns where the rows end that a query has read for it, the next of each node; None when its log doesn't
+        say it.
+        """
+        for entry in self._fresh().history(_HISTORY) if self._table else ():
+            said = entry.get(_KEY) or _user_metadata(entry)
+            if str(said.get("query")).startswith(f"{name}:") and said.get("end") is not None:
+                return dict(said["end"])
+        return None
+
+    def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
+        """Appends the rows of a micro-batch, once, however often it is called.
+
+        Args:
+            frame: the rows.
+            query, batch: as for `has`.
+            end: where the rows of the journal end of which it was made; None says nothing of it.
+
+        Returns:
+            How many files were written; 0 when the table has them already.
+
+        Raises:
+            PipelineError: its columns don't fit those of the table.
+        """
+        if self.has(query, batch):
+            return 0
+        said = {"query": query, "batch": batch, "end": end}
+        if _has_jar(frame.sparkSession):
+            return self._append_by_spark(frame, said)
+        schema = self._fitting(frame)
+        files = lake_files.written(frame, self.location, self._by)
+        faults.point("before_commit", batch)
+        if files:
+            self._commit(schema, files, said)
+        faults.point("after_commit", batch)
+        return len(files)
+
+    def _commit(self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any]) -> None:
+        from deltalake.transaction import AddAction
+
+        now_ms = _now_ms()
+        actions = [AddAction(one.path, one.bytes, one.values, now_ms, True, one.statistics()) for one in files]
+        key = self._deltalake.Transaction(said["query"], said["batch"])
+        properties = self._deltalake.CommitProperties(custom_metadata={_KEY: said}, app_transactions=[key])
+        self._table.create_write_transaction(
+            actions, "append", schema, partition_by=self._by, commit_properties=properties
+        )
+
+    def _append_by_spark(self, frame: DataFrame, said: dict[str, Any]) -> int:
+        writer: Any = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+        writer = writer.option("txnAppId", said["query"]).option("txnVersion", said["batch"])
+        writer = writer.option("userMetadata", json.dumps({_KEY: said}))
+        (writer.partitionBy(*self._by) if self._by else writer).save(self.location)
+        self._table = self._table or self._deltalake.DeltaTable(self.location)
+        return 1
+
+    def _fitting(self, frame: DataFrame) -> Any:
+        """Returns the schema of a frame; makes the table, or adds the columns that it doesn't have yet."""
+        schema = _schema(self._deltalake, frame)
+        if self._table is None:
+            self._table = self._deltalake.DeltaTable.create(self.location, schema, partition_by=self._by, mode="ignore")
+        known = {field.name: field for field in self._table.schema().fields}
+        for field in schema.fields:
+            if field.name in known and known[field.name].type != field.type:
+                raise PipelineError(
+                    f"The table in {self.location} has the column {field.name} as {known[field.name].type}, and the "
+                    f"result has it as {field.type}: give it another name, or the table another path."
+                )
+        if (by := list(self._table.metadata().partition_columns)) != self._by:
+            raise PipelineError(
+                f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}, and that can't "
+                "change: write partition_by as it was, or another path."
+            )
+        if fresh := [field for field in schema.fields if field.name not in known]:
+            self._table.alter.add_columns(fresh)
+        return schema
+
+    def optimize(self, target_bytes: int | None = None) -> dict[str, Any]:
+        """Joins small files to large ones; returns deltalake's figures. Rows stay as they are, older versions too."""
+        return dict(self._fresh().optimize.compact(target_size=target_bytes))
+
+    def vacuum(self, retain: timedelta) -> int:
+        """Removes files that no version within `retain` reads, also those that were never committed.
+
+        Returns:
+            How many.
+        """
+        hours = max(0, round(retain.total_seconds() / 3600))
+        table = self._fresh()
+        gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        return len(gone)
+
+    def delete(self, condition: str) -> int:
+        """Deletes the rows that meet a condition of SQL; returns how many."""
+        return int(self._fresh().delete(condition).get("num_deleted_rows") or 0)
+
+    def _fresh(self) -> Any:
+        if self._table is None:
+            raise PipelineError(f"There is no Delta table in {self.location}: run its query first.")
+        self._table.update_incremental()
+        return self._table
+
+
+def is_table(location: str) -> bool:
+    """Whether a place is a Delta table, as far as deltalake knows the place."""
+    with suppress(Exception):  # it isn't installed, or knows no such URI
+        return bool(_imported().DeltaTable.is_deltatable(location))
+    return False
+
+
+def frame(spark: SparkSession, location: str) -> DataFrame:
+    """Returns the rows of a table: by Delta's jar where Spark has it, else by Spark's own Parquet reader.
+
+    Raises:
+        PipelineError: deltalake is missing.
+    """
+    from pyspark.sql.types import StructType
+
+    if _has_jar(spark):
+        return spark.read.format("delta").load(location)
+    table = _imported().DeltaTable(location)
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    paths = table.file_uris()
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).option("basePath", location).parquet(*paths)
+
+
+def files(location: str) -> list[str]:
+    """Returns the paths or URIs of the Parquet files that a Delta table is made of.
+
+    Raises:
+        PipelineError: deltalake is missing.
+    """
+    return sorted(_imported().DeltaTable(location).file_uris())
+
+
+def settings(packages: str) -> dict[str, str]:
+    """Returns the settings that Delta's jar needs, when `packages`, coordinates of Maven between commas, has it."""
+    if ":delta-spark_" not in packages:
+        return {}
+    return {
+        "spark.sql.extensions": _JAR,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
+def _has_jar(spark: SparkSession) -> bool:
+    return _JAR in str(spark.conf.get("spark.sql.extensions", ""))
+
+
+def _schema(deltalake: Any, frame: DataFrame) -> Any:
+    """Delta writes schemas as Spark does. Every column may be null: what is published today may lack one tomorrow."""
+    fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
+    try:
+        return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    except Exception as error:
+        raise PipelineError(f"A Delta table can't have these columns: {error}.") from None
+
+
+def _user_metadata(entry: dict[str, Any]) -> dict[str, Any]:
+    """What a commit of Spark's own writer says."""
+    try:
+        return dict(json.loads(entry.get("userMetadata") or "{}").get(_KEY) or {})
+    except (ValueError, TypeError, AttributeError):  # somebody else's
+        return {}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _imported() -> Any:
+    try:
+        import deltalake
+    except ImportError:
+        raise PipelineError(NEEDS_DELTA) from None
+    return deltalake

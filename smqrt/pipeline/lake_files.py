@@ -1,0 +1,150 @@
+"""Parquet files of a micro-batch: written by Spark's tasks, of which the driver learns the names."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, timedelta
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from smqrt.journal import uris
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_OPEN_FILES = 64
+"""Of a task at a time: each holds a group of rows."""
+_LONGEST_STATISTIC = 64
+_KEYS = ("AWS_", "AZURE_", "GOOGLE_")
+"""Variables that say how an object store is reached: workers take those of the driver, as its log of commits does."""
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """A file of a table.
+
+    Attributes:
+        path: relative to the table.
+        bytes: its size.
+        rows: how many it has.
+        values: of the columns that the table is partitioned by, as texts.
+        least, greatest: of columns whose statistics say it, as JSON has them.
+        nulls: how many, by column.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+    values: dict[str, str | None]
+    least: dict[str, Any]
+    greatest: dict[str, Any]
+    nulls: dict[str, int]
+
+    def statistics(self) -> str:
+        """Returns what the log of a Delta table says of the rows."""
+        values = {"minValues": self.least, "maxValues": self.greatest, "nullCount": self.nulls}
+        return json.dumps({"numRecords": self.rows, **values})
+
+
+def written(frame: DataFrame, table: str, partition_by: Sequence[str]) -> list[LakeFile]:
+    """Writes the rows of a frame into files of a table, which nobody reads until they are committed.
+
+    A task that is done again writes other files; those of the first time are never committed, and vacuum removes them.
+
+    Args:
+        frame: the rows.
+        table: its folder, or a URI that pyarrow knows.
+        partition_by: columns that become folders.
+    """
+    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and uris.scheme(table)}
+    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
+    rows = frame.mapInArrow(write, "file string")
+    return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
+
+
+def filesystem(table: str) -> tuple[Any, str]:
+    """Returns the pyarrow.fs.FileSystem of a table, and its path there."""
+    from pyarrow import fs
+
+    if not uris.scheme(table):
+        return fs.LocalFileSystem(), table
+    system, path = fs.FileSystem.from_uri(f"s3{table[3:]}" if table.startswith("s3a:") else table)
+    return system, path
+
+
+def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys: Mapping[str, str]) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return
+    os.environ.update(keys)
+    system, root = filesystem(table)
+    by = dataset.partitioning(pa.schema([first.schema.field(name) for name in partition_by]), flavor="hive")
+    found: list[LakeFile] = []
+    dataset.write_dataset(
+        pa.RecordBatchReader.from_batches(first.schema, chain([first], rows)),
+        root,
+        filesystem=system,
+        format="parquet",
+        file_options=dataset.ParquetFileFormat().make_write_options(compression="zstd"),
+        partitioning=by,
+        basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
+        existing_data_behavior="overwrite_or_ignore",
+        max_open_files=_OPEN_FILES,
+        file_visitor=lambda file: found.append(_described(file, root)),
+    )
+    yield pa.RecordBatch.from_pydict({"file": [json.dumps(asdict(file)) for file in found]})
+
+
+def _described(file: Any, root: str) -> LakeFile:
+    path = file.path.removeprefix(root.rstrip("/") + "/")
+    pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
+    values = {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}
+    least, greatest, nulls = _measured(file.metadata)
+    return LakeFile(path, file.size, file.metadata.num_rows, values, least, greatest, nulls)
+
+
+def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """The statistics of the columns without parts, of all row groups together."""
+    least, greatest, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    for at in range(metadata.num_columns):
+        name = metadata.schema.column(at).path
+        found = [group.column(at).statistics for group in groups]
+        if "." in name or not all(found):
+            continue
+        if all(one.has_null_count for one in found):
+            nulls[name] = sum(one.null_count for one in found)
+        bounds = [(one.min, one.max) for one in found if one.has_min_max]
+        filled = [group for group, one in zip(groups, found, strict=True) if one.null_count != group.num_rows]
+        if len(bounds) == len(filled) and bounds:
+            low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+            if _is_told(low) and _is_told(high):
+                least[name], greatest[name] = _shown(low, up=False), _shown(high, up=True)
+    return least, greatest, nulls
+
+
+def _is_told(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_STATISTIC
+    return isinstance(value, int | date) or (isinstance(value, float) and value == value)
+
+
+def _shown(value: Any, up: bool) -> Any:
+    """As Delta has it: times in milliseconds, rounded away from the others."""
+    if isinstance(value, datetime):
+        whole = value.replace(microsecond=value.microsecond // 1000 * 1000)
+        value = whole + _MILLISECOND if up and whole != value else whole
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,237 @@
+"""Tables in Delta Lake's format: each row once, whatever happens, and readable by those who know the format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import duckdb
+import polars
+import pytest
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import delta, reset, tables
+from smqrt.pipeline.backfill import backfill
+from smqrt.pipeline.delta import DeltaTable
+from tests.pipeline.applications import Application
+from tests.pipeline.hubs import JournalingHub
+
+KEPT = (
+    "@source({source}, json='n int, k string')\ndef rows(df): return df\n"
+    "@table('kept', format='delta', partition_by=['date', 'k'])\n"
+    "def kept(rows): return rows.select('n', 'k', 'ts')\n"
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
+    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Application:
+    made = Application(tmp_path, hub, spark)
+    made.write(KEPT.format(source=made.source))
+    return made
+
+
+def place(app: Application) -> Path:
+    return app.folder / ".tables" / "kept"
+
+
+def state(app: Application) -> Path:
+    return app.folder / ".pipelines" / "kept"
+
+
+def send(app: Application, *numbers: int) -> None:
+    app.send(*({"n": n, "k": ["a b/c%", "ü", None][n % 3]} for n in numbers))
+
+
+def kept(app: Application) -> list[int]:
+    found = polars.read_delta(str(place(app)))["n"].sort().to_list()
+    assert sorted(row.n for row in tables.frame(app.spark, place(app)).collect()) == found
+    return found
+
+
+def test_who_reads_it(app: Application) -> None:
+    """polars and deltalake by name, DuckDB and Spark through the list of its files; filters use its statistics."""
+    send(app, *range(9))
+    assert app.run() == 0, app.told
+    assert kept(app) == list(range(9))
+    lazy = polars.scan_delta(str(place(app)))
+    assert lazy.filter(polars.col("n") > 6).select("n").collect()["n"].sort().to_list() == [7, 8]
+    assert lazy.filter(polars.col("k") == "a b/c%").select("n").collect()["n"].sort().to_list() == [0, 3, 6]
+    table = deltalake.DeltaTable(place(app))
+    dataset = table.to_pyarrow_dataset()
+    assert duckdb.sql("select sum(n) from dataset where k is null").fetchall() == [(15,)]
+    actions = table.get_add_actions(flatten=True).to_pydict() if hasattr(table.get_add_actions(), "to_pydict") else None
+    assert actions is None or sum(actions["num_records"]) == 9
+    frame = tables.frame(app.spark, place(app))
+    assert {field.name: field.dataType.simpleString() for field in frame.schema}["date"] == "date"
+    assert len(tables.files(place(app))) == len(table.file_uris())
+
+
+def test_a_batch_that_is_done_again_comes_once(app: Application, spark: Any) -> None:
+    """Its number is in the table, though Spark's checkpoint doesn't say that it was done."""
+    send(app, 1, 2)
+    assert app.run() == 0, app.told
+    (state(app) / "checkpoint" / "commits" / "0").unlink()
+    for crc in (state(app) / "checkpoint" / "commits").glob(".0*"):
+        crc.unlink()
+    version = deltalake.DeltaTable(place(app)).version()
+    assert app.run() == 0, app.told
+    assert deltalake.DeltaTable(place(app)).version() == version
+    send(app, 3)
+    assert app.run() == 0, app.told
+    assert kept(app) == [1, 2, 3]
+
+
+def test_a_lost_checkpoint_and_a_reset(app: Application) -> None:
+    """The table's log says where to go on."""
+    send(app, 1)
+    assert app.run() == 0, app.told
+    shutil.rmtree(state(app) / "checkpoint")
+    send(app, 2)
+    assert app.run(start="latest") == 0, app.told
+    assert f"the checkpoint in {state(app)} is gone. It goes on where its table in {place(app)} ends" in app.told[-1]
+    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, None))
+    send(app, 3)
+    assert app.run(start="latest") == 0, app.told
+    assert kept(app) == [1, 2, 3]
+    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, str(place(app))))
+    assert not place(app).exists()
+    assert app.run() == 0, app.told
+    assert kept(app) == [1, 2, 3]
+
+
+def test_a_backfill_comes_once(app: Application) -> None:
+    send(app, 1, 2)
+    middle = app.end
+    send(app, 3)
+    assert app.run(start=str(middle)) == 0, app.told
+    first = middle - 2
+    for _ in range(2):
+        assert backfill(app.catalog, "kept", app.options(start=str(first), until=str(middle)), app.spark) == 0
+    assert kept(app) == [1, 2, 3]
+    with pytest.raises(PipelineError, match="holds rows of that range already"):
+        backfill(app.catalog, "kept", app.options(start=str(first + 1), until=str(middle)), app.spark)
+
+
+def test_a_column_more_and_one_of_another_type(app: Application) -> None:
+    send(app, 1)
+    assert app.run() == 0, app.told
+    app.write(KEPT.format(source=app.source).replace("select('n', 'k', 'ts')", "select('n', 'k', 'ts', 'topic')"))
+    send(app, 2)
+    assert app.run() == 0, app.told
+    frame = polars.read_delta(str(place(app))).sort("n")
+    assert frame["topic"].to_list() == [None, f"{app.topic}/in/x"]
+    app.write(KEPT.format(source=app.source).replace("select('n'", "select(F.col('n').cast('string').alias('n')"))
+    send(app, 3)
+    assert app.run() == 1
+    assert "has the column n as" in app.told[-1]
+    app.write(KEPT.format(source=app.source).replace("['date', 'k']", "['date']"))
+    assert app.run() == 1
+    assert "is partitioned by date, k, and that can't change" in app.told[-1]
+
+
+def test_parquet_and_delta_are_not_mixed(app: Application) -> None:
+    send(app, 1)
+    app.write(KEPT.format(source=app.source).replace("format='delta', ", ""))
+    assert app.run() == 0, app.told
+    app.write(KEPT.format(source=app.source))
+    assert app.run() == 1
+    assert "format was parquet and is delta" in app.told[-1]
+    with pytest.raises(PipelineError, match="plain Parquet files"):
+        DeltaTable(str(place(app)))
+
+
+def test_small_files_are_joined_and_old_ones_removed(app: Application) -> None:
+    for number in range(3):
+        send(app, 3 * number)
+        assert app.run() == 0, app.told
+    orphan = place(app) / "date=2026-01-01" / "part-killed.parquet"
+    orphan.parent.mkdir()
+    shutil.copy(tables.files(place(app))[0], orphan)
+    before = {*place(app).rglob("*.parquet")} - {*(place(app) / "_delta_log").rglob("*")}
+    table = DeltaTable(str(place(app)), ["date", "k"])
+    assert table.optimize()["numFilesAdded"] == 1
+    assert len(tables.files(place(app))) == 1
+    assert table.vacuum(timedelta(days=7)) == 0
+    assert table.vacuum(timedelta(0)) == 4
+    assert before.isdisjoint(tables.files(place(app)))
+    assert not orphan.exists()
+    assert kept(app) == [0, 3, 6]
+    assert table.delete("n < 4") == 2
+    assert kept(app) == [6]
+    send(app, 9)
+    assert app.run() == 0, app.told
+    assert kept(app) == [6, 9]
+
+
+def test_without_deltalake(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    send(app, 1)
+    assert app.run() == 1
+    assert app.told[-1].endswith(delta.NEEDS_DELTA)
+
+
+def test_the_settings_of_the_jar() -> None:
+    assert delta.settings("org.x:y:1") == {}
+    assert set(delta.settings("a:b:1,io.delta:delta-spark_2.13:4.1.0")) == {
+        "spark.sql.extensions",
+        "spark.sql.catalog.spark_catalog",
+    }
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_kill_between_the_files_and_the_checkpoint(app: Application, point: str) -> None:
+    """kill -9 of driver and workers, with the files written, and with the table's commit but not Spark's."""
+    send(app, *range(6))
+    command = [sys.executable, "-m", "smqrt", "pipeline", "run", "--once", "--from", "earliest"]
+    command += ["--app", str(app.folder), "--journal", app.journal]
+    killed = subprocess.run(
+        command,
+        env=os.environ | {"SMQRT_FAULT": f"{point}:0"},
+        start_new_session=True,
+        capture_output=True,
+        timeout=200,
+    )
+    assert killed.returncode == -9
+    there = deltalake.DeltaTable(place(app)).transaction_version if place(app).exists() else None
+    assert there
+    assert list(place(app).rglob("part-*.parquet"))
+    assert app.run() == 0, app.told
+    assert kept(app) == list(range(6))
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of a real server of S3 in this process."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3", endpoint_url=settings["AWS_ENDPOINT_URL"], region_name="us-east-1").create_bucket(Bucket="lake")
+    yield "s3://lake"
+    server.stop()
