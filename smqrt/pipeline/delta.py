@@ -14,13 +14,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
+from smqrt.journal.deltalog import imported
 from smqrt.pipeline import faults, lake_files, tables
 from smqrt.pipeline.checkpoint import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
 _KEY = "smqrt"
 """Of what a commit says about the rows of the journal that it holds."""
 _JAR = "io.delta.sql.DeltaSparkSessionExtension"
@@ -45,7 +45,7 @@ class DeltaTable:
 
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
         self.location, self._by = location, list(partition_by)
-        self._deltalake = _imported()
+        self._deltalake = imported()
         if tables.is_streamed_here(location):
             raise PipelineError(
                 f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
@@ -175,7 +175,7 @@ class DeltaTable:
 def is_table(location: str) -> bool:
     """Whether a place is a Delta table, as far as deltalake knows the place."""
     with suppress(Exception):  # it isn't installed, or knows no such URI
-        return bool(_imported().DeltaTable.is_deltatable(location))
+        return bool(imported().DeltaTable.is_deltatable(location))
     return False
 
 
@@ -189,7 +189,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
     if _has_jar(spark):
         return spark.read.format("delta").load(location)
-    table = _imported().DeltaTable(location)
+    table = imported().DeltaTable(location)
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     paths = table.file_uris()
     if not paths:
@@ -203,7 +203,7 @@ def files(location: str) -> list[str]:
     Raises:
         PipelineError: deltalake is missing.
     """
-    return sorted(_imported().DeltaTable(location).file_uris())
+    return sorted(imported().DeltaTable(location).file_uris())
 
 
 def settings(packages: str) -> dict[str, str]:
@@ -239,11 +239,3 @@ def _user_metadata(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _imported() -> Any:
-    try:
-        import deltalake
-    except ImportError:
-        raise PipelineError(NEEDS_DELTA) from None
-    return deltalake

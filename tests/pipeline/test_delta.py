@@ -17,6 +17,7 @@ import polars
 import pytest
 
 from smqrt.errors import PipelineError
+from smqrt.journal.deltalog import NEEDS_DELTA
 from smqrt.pipeline import delta, reset, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable
@@ -180,7 +181,7 @@ def test_without_deltalake(app: Application, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "deltalake", None)
     send(app, 1)
     assert app.run() == 1
-    assert app.told[-1].endswith(delta.NEEDS_DELTA)
+    assert app.told[-1].endswith(NEEDS_DELTA)
 
 
 def test_the_settings_of_the_jar() -> None:
