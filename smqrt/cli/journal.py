@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,6 +199,7 @@ def verify(path: Path, repair: bool) -> None:
 @click.option(
     "--merge", metavar="SIZE", default="128MB", show_default=True, help="Join small files up to this; 0: not."
 )
+@click.option("--delta", is_flag=True, help="Then bring the Delta table up to date, see smqrt journal delta.")
 @click.option("--all", "everything", is_flag=True, help="Also the newest segment; no hub may write.")
 @click.option("--watch", metavar="TIME", help="Do it again and again, so often, such as 60s.")
 def compact(
@@ -207,6 +209,7 @@ def compact(
     schemas: tuple[str, ...],
     variant: str | None,
     merge: str,
+    delta: bool,
     everything: bool,
     watch: str | None,
 ) -> None:
@@ -226,8 +229,8 @@ def compact(
     seconds = parse_duration(watch) if watch else None
     durations = (parse_duration(after), parse_duration(grace))
     options = Options(*durations, everything, pairs, merge_bytes=parse_size(merge))
-    place = folder(path)
-    _compact(place, options, variant is not None, seconds)
+    run = partial(_compact_once, folder(path), options, variant is not None, delta)
+    _compact(run, options, seconds)
 
 
 def _schema_pair(text: str) -> tuple[str, str]:
@@ -237,12 +240,12 @@ def _schema_pair(text: str) -> tuple[str, str]:
     return pattern, ddl
 
 
-def _compact(place: Path, options: Options, variant: bool, seconds: float | None) -> None:
+def _compact(run: Callable[[], Done], options: Options, seconds: float | None) -> None:
     if seconds is None:
-        click.echo(_done(_compact_once(place, options, variant), options))
+        click.echo(_done(run(), options))
     while seconds is not None:
         try:
-            done = _compact_once(place, options, variant)
+            done = run()
             if done.segments or done.removed or done.merged:
                 click.echo(_done(done, options))
         except SmqrtError as error:
@@ -250,7 +253,16 @@ def _compact(place: Path, options: Options, variant: bool, seconds: float | None
         time.sleep(seconds)
 
 
-def _compact_once(place: Path, options: Options, variant: bool) -> Done:
+def _compact_once(place: Path, options: Options, variant: bool, delta: bool) -> Done:
+    done = _compacted(place, options, variant)
+    if delta:
+        from smqrt.journal import deltalog
+
+        deltalog.update(place)
+    return done
+
+
+def _compacted(place: Path, options: Options, variant: bool) -> Done:
     from smqrt.journal.compact import compact as run
     from smqrt.journal.compact import rows_to_compact
 
@@ -283,6 +295,19 @@ def _done(done: Done, options: Options) -> str:
     if done.waiting:
         text += f"; {many(done.waiting, 'old segment')} for a later run to remove (--grace {options.grace_s:g}s)"
     return text
+
+
+@journal.command()
+@journal_folder
+def delta(path: Path) -> None:
+    """Make a Delta table of the compacted files, or bring it up to date; nothing is copied.
+
+    Its name for others is the folder that is printed. Do it after each compaction, or let compact --delta do it.
+    """
+    from smqrt.journal import deltalog
+
+    done = deltalog.update(folder(path))
+    click.echo(f"{done.table}: {many(done.files, 'file')}, {done.added:,} added, {done.removed:,} removed")
 
 
 # ---- export and schema

@@ -102,6 +102,7 @@ def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
         existing_data_behavior="overwrite_or_ignore",
         max_open_files=_OPEN_FILES,
+        create_dir=not uris.is_elsewhere(table),  # in an object store that would leave files without a byte
         file_visitor=lambda file: found.append(_described(file, root)),
     )
     yield pa.RecordBatch.from_pydict({"file": [json.dumps(asdict(file)) for file in found]})

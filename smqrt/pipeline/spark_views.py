@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import PipelineError
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import failures, session
+from smqrt.pipeline.history import read_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,10 +51,8 @@ class Spark:
         started = spark or session.spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
         self._spark = started.newSession()
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
-        options = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
-        options |= {"topics": json.dumps(topics)} if topics else {}
-        options |= {name: value for name, value in given.items() if value}
-        rows = self._spark.read.format("smq").options(**options).load(journal)
+        begin, behind = json.dumps(start), json.dumps(end)
+        rows = read_journal(self._spark, journal, topics=topics or (), start=begin, end=behind, **given)
         shown = rows.selectExpr("*", f"{_TEXT} as text", f"try_parse_json({_TEXT}) as json")
         shown.createOrReplaceTempView("messages")
 

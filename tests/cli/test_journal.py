@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 from click.testing import CliRunner, Result
 from gevent import get_hub
@@ -446,3 +447,13 @@ def test_replay_shows_how_far_it_is(tmp_path: Path, broker: LocalBroker) -> None
     address = f"smq://127.0.0.1:{broker.port}/smq.lsp"
     shown = get_hub().threadpool.apply(on_a_terminal, ("replay", tmp_path, address, "--speed", "max"))
     assert re.search(r"replay.*/2002", shown)
+
+
+# ---- delta
+
+
+def test_delta(app: Path) -> None:
+    place = app / ".journal" / "data"
+    assert done("compact", app, "--delta").startswith("2 segments with 2,000 messages: ")
+    assert done("delta", app) == f"{place}: 1 file, 0 added, 0 removed\n"
+    assert polars.read_delta(str(place))["seq"].len() == 2000

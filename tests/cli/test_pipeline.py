@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import deltalake
+import pyarrow
 import pytest
 from click.testing import CliRunner, Result
 
@@ -594,3 +596,21 @@ def test_every_command_and_option_is_documented() -> None:
     ]
     assert missing == []
     assert not [name for name in text if f"smqrt pipeline {name}" not in text[name]]
+
+
+def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
+    """Joins, deletes and vacuums Delta tables; says what else there is none of."""
+    refused = smqrt("optimize")
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        "Error: None of these is a Delta table: that is a query with @table(…, format='delta').\n",
+    )
+    text = PIPELINES.replace('@table("silver/readings")', '@table("silver/readings", format="delta")')
+    (app / "pipelines" / "plant.py").write_text(text)
+    assert "There is no Delta table in" in smqrt("optimize").stderr
+    for number in range(3):
+        rows = pyarrow.table({"temp": [float(number)]})
+        deltalake.write_deltalake(app / ".tables" / "silver" / "readings", rows, mode="append")
+    assert smqrt("optimize", "--vacuum", "5m").stderr.startswith("Error: --vacuum 5m: give 1h or more")
+    done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
+    assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output

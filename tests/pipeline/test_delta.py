@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ from smqrt.journal.deltalog import NEEDS_DELTA
 from smqrt.pipeline import delta, reset, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable
+from tests.conftest import free_port
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub
+from tests.pipeline.hubs import JournalingHub, eventually
 
 KEPT = (
     "@source({source}, json='n int, k string')\ndef rows(df): return df\n"
@@ -210,25 +212,32 @@ def test_kill_between_the_files_and_the_checkpoint(app: Application, point: str)
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of a real server of S3 in this process."""
+    """A bucket of a server of S3, a process of its own: deltalake keeps Python's lock while it asks."""
     import boto3
-    from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=-3)
     settings = {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ALLOW_HTTP": "true",
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=settings["AWS_ENDPOINT_URL"], region_name="us-east-1").create_bucket(Bucket="lake")
-    yield "s3://lake"
-    server.stop()
+    try:
+        eventually(lambda: answers(port), "the server of S3 answers")
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="lake")
+        yield "s3://lake"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_an_object_store(app: Application, bucket: str) -> None:
