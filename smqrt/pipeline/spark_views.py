@@ -52,7 +52,8 @@ class Spark:
         self._spark = started.newSession()
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
         begin, behind = json.dumps(start), json.dumps(end)
-        rows = read_journal(self._spark, journal, topics=topics or (), start=begin, end=behind, **given)
+        options: dict[str, Any] = {**given, "topics": topics or (), "start": begin, "end": behind}
+        rows = read_journal(self._spark, journal, **options)
         shown = rows.selectExpr("*", f"{_TEXT} as text", f"try_parse_json({_TEXT}) as json")
         shown.createOrReplaceTempView("messages")
 
