@@ -64,6 +64,7 @@ MEASURES: dict[str, Callable[[Bench], list[Measure]]] = {
     "encoder": lambda bench: encoder(bench.rounds),
     "tuples": query(pipeline_queries.tuples),
     "native": query(pipeline_queries.native),
+    "history": query(pipeline_queries.history),
     "duckdb": query(pipeline_queries.ducks),
     "stream": query(pipeline_queries.streams),
     "compaction": query(pipeline_queries.compaction),

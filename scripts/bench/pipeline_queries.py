@@ -15,8 +15,11 @@ from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.reader import Journal
+from smqrt.pipeline import fields, frames, read_journal
+from smqrt.pipeline.api import Declaration
 
 FRAGMENT_ROWS = 200
+RAW = "ts timestamp, payload binary"
 PRUNED = "seq bigint, ts timestamp, topic string"
 MINUTE = "time_bucket(INTERVAL 1 minute, ts::TIMESTAMP)"
 TEMP = "(decode(payload)->>'$.temp')::DOUBLE"
@@ -140,6 +143,47 @@ def native(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         return compared(title, took["parquet"], took[rows], 0.8, detail)
 
     return [beside(rows) for rows in flushes]
+
+
+def history(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
+    """Compacted history: `read_journal` beside Spark on the same files, and fields of JSON beside the source smq."""
+
+    def typed() -> Any:
+        return averaged(read_journal(spark, shelf.typed, json="temp double"), F.col("json.temp"))
+
+    def sourced(read: Any) -> Any:
+        return averaged(fields.parse(read, "bench", {"json": "temp double", "prefix": ""}, "bench")[0], F.col("temp"))
+
+    def declared() -> Any:
+        options: dict[str, Any] = dict.fromkeys(("exclude", *frames.PARTITIONS.values()))
+        options |= {"topics": ["#"], "json": "temp double", "include_pipeline": True, "fail_on_data_loss": True}
+        source, journal = Declaration("bench", "source", noop, options=options), Journal(shelf.typed)
+        return frames.Journal(str(shelf.typed)).batch(spark, source, journal.begin(), journal.end())
+
+    took = interleaved(
+        {
+            "parquet": lambda: noop(counted(parquet(spark, shelf.plain))),
+            "read_journal": lambda: noop(counted(read_journal(spark, shelf.plain))),
+            "all parquet": lambda: noop(parquet(spark, shelf.plain)),
+            "all read_journal": lambda: noop(read_journal(spark, shelf.plain)),
+            "smq raw": lambda: noop(averaged(smq(spark, shelf, RAW, journal=shelf.typed), raw_temp())),
+            "typed": lambda: noop(typed()),
+            "smq declared": lambda: noop(sourced(smq(spark, shelf, journal=shelf.typed))),
+            "declared": lambda: noop(sourced(declared())),
+        },
+        rounds,
+    )
+
+    def beside(title: str, slow: str, fast: str, bar: float) -> Measure:
+        detail = f"{per_second(shelf.rows, took[fast])} and {per_second(shelf.rows, took[slow])}"
+        return compared(title, took[slow], took[fast], bar, detail)
+
+    return [
+        beside("count by minute and topic: Parquet / read_journal", "parquet", "read_journal", 0.95),
+        beside("all columns: Parquet / read_journal", "all parquet", "all read_journal", 0.95),
+        beside("mean of a field: smq / read_journal, typed", "smq raw", "typed", 3),
+        beside("mean of a field of @source: smq / a backfill, typed", "smq declared", "declared", 3),
+    ]
 
 
 def ducks(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:

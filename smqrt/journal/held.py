@@ -15,7 +15,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,26 +109,31 @@ def _end(made: _Hold) -> None:
         shutil.rmtree(made.folder, ignore_errors=True)
 
 
-def release(journal: Path, now_s: float, everything: bool = False) -> int:
+def release(journal: Path, now_s: float, is_full: bool = False) -> None:
     """Removes the links of processes that have ended, and those whose time is over.
 
     Args:
         journal: its folder.
         now_s: the time, seconds since 1970.
-        everything: also those of readers that may be reading: the disk is full.
-
-    Returns:
-        How many folders have gone.
+        is_full: the disk is: those links go too that alone keep what has expired, though somebody may be reading it.
     """
-    over = [path for path in _folders(journal) if everything or _is_over(path, now_s)]
-    for path in over:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(over)
+    for folder in _folders(journal):
+        if _is_over(folder, now_s):
+            shutil.rmtree(folder, ignore_errors=True)
+    if is_full:
+        links = [path for folder in _folders(journal) for path in folder.glob("*.parquet")]
+        count = Counter(path.name for path in links)
+        for path in links:
+            with suppress(FileNotFoundError):
+                if path.stat().st_nlink <= count[path.name]:
+                    path.unlink()
+                    count[path.name] -= 1
 
 
-def _folders(journal: Path) -> Iterator[Path]:
+def _folders(journal: Path) -> list[Path]:
     with suppress(FileNotFoundError), os.scandir(journal / FOLDER) as found:
-        yield from (Path(one.path) for one in found if one.is_dir(follow_symlinks=False))
+        return [Path(one.path) for one in found if one.is_dir(follow_symlinks=False)]
+    return []
 
 
 def _is_over(folder: Path, now_s: float) -> bool:

@@ -79,17 +79,13 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     return found
 
 
-def release_held(journal: Path, settings: JournalSettings) -> int:
-    """Removes the links of readers that have ended, see `held`; when less than `min_free_bytes` are free, all of them.
-
-    Returns:
-        Of how many readers.
+def release_held(journal: Path, settings: JournalSettings) -> None:
+    """Removes links of readers that are no longer needed, see `held`, or that a full disk has no room for.
 
     Raises:
         OSError: the journal's folder can't be read.
     """
-    short = shutil.disk_usage(journal).free < settings.min_free_bytes
-    return held.release(journal, time.time(), everything=short)
+    held.release(journal, time.time(), is_full=shutil.disk_usage(journal).free < settings.min_free_bytes)
 
 
 def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:

@@ -82,9 +82,11 @@ class _Task:
     def run(self, spark: SparkSession) -> int:
         declaration = self._declaration
         rows = Journal(self._options.journal, self._options.token, self._options.cafile)
+        # Few messages are published in the order of the rows that they were made of.
+        ordered = declaration.kind != "table" and not self._are_many
         graph = Graph(
             self._catalog,
-            lambda source: rows.batch(spark, source, self._start, self._end),
+            lambda source: rows.batch(spark, source, self._start, self._end, ordered),
             lambda reference: references.table(spark, reference, self._catalog.folder),
         )
         try:
@@ -132,11 +134,14 @@ class _Task:
     def _publish(self, frame: DataFrame) -> None:
         options = self._options
         hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile)
-        many = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
         name = f"backfill.{self._declaration.name}.{self._key()}"
-        new = sinks.publish(messages(frame, self._declaration), hub, name, 0, many)
+        new = sinks.publish(messages(frame, self._declaration), hub, name, 0, self._are_many)
         again = "" if new else " now: there are no results, or an earlier backfill has published them"
         self._options.report(f"{self._declaration.name}: {new} published{again}")
+
+    @property
+    def _are_many(self) -> bool:
+        return sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
 
     def _key(self) -> str:
         text = json.dumps([self._start, self._end], sort_keys=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smqrt.journal import typed, uris
 from smqrt.pipeline import fields, session
@@ -15,7 +14,7 @@ from smqrt.pipeline.checkpoint import Offsets, Start
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PARTITIONS = {
+PARTITIONS = {
     "minPartitions": "min_partitions",
     "rowsPerPartition": "rows_per_partition",
     "bytesPerPartition": "bytes_per_partition",
@@ -55,15 +54,25 @@ class Journal:
         }
         if start.split:
             options["splitAt"] = json.dumps(start.split)
-        return _loaded(spark.readStream, options)
+        frame: DataFrame = spark.readStream.format("smq").options(**options).load()
+        return frame
 
-    def batch(self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets) -> DataFrame:
-        """Returns the rows of a source between two offsets; the arguments are those of `stream`.
+    def batch(
+        self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets, ordered: bool = False
+    ) -> DataFrame:
+        """Returns the rows of a source between two offsets.
 
         With the column `fields.TYPED`, where files may have fields of the payload that the source asks for.
+
+        Args:
+            spark, source: as for `stream`.
+            start, end: the next seq of each node.
+            ordered: in the order of their numbers, which Spark's own reader does not keep.
         """
         from smqrt.pipeline import history
 
+        if ordered:
+            return history.sourced(spark, self._options(spark, source), start, end)
         ddl = source.options["json"]
         wanted = history.Wanted(json=fields.readable(ddl), computes=False, variant=ddl == fields.VARIANT)
         frame = history.frame(spark, self._options(spark, source), start, end, wanted)
@@ -77,13 +86,8 @@ class Journal:
             "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),
             "parallelism": str(spark.sparkContext.defaultParallelism),
         }
-        options |= {name: str(source.options[key]) for name, key in _PARTITIONS.items() if source.options[key]}
+        options |= {name: str(source.options[key]) for name, key in PARTITIONS.items() if source.options[key]}
         if source.options["exclude"]:
             options["exclude"] = json.dumps(source.options["exclude"])
         given = {"token": self.token, "cafile": self.cafile}
         return options | {name: value for name, value in given.items() if value}
-
-
-def _loaded(reader: Any, options: Mapping[str, str]) -> DataFrame:
-    frame: DataFrame = reader.format("smq").options(**options).load()
-    return frame

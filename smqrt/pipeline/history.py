@@ -30,8 +30,13 @@ from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_CHECKED = {"parquet.page.verify-checksum.enabled": "true"}
-"""Spark's reader compares the checksums of pages only when told to."""
+_CHECKED = {
+    # Spark's reader compares the checksums of pages only when told to.
+    "parquet.page.verify-checksum.enabled": "true",
+    # A session may be told to pass over what can't be read: rows would be missing without a word.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _ATTEMPTS = 3
 _MOST_GAPS = 2
@@ -156,14 +161,14 @@ def frame(
     """
     read = ReadOptions.parse(options)
     if uris.is_address(read.journal):
-        return _sourced(spark, options, start, end, wanted)
+        return sourced(spark, options, start, end, wanted)
     plan, paths = _planned(read, start, end, wanted)
     made = list(_native(spark, read, plan, paths, wanted))
     for gap in plan.gaps if made or plan.gaps else [{}]:
         # A node that isn't named would be read from its first row to its end.
         ranges = {node: gap.get(node, (first, first)) for node, (first, _) in plan.ranges.items()}
         first, behind = ({node: range_[at] for node, range_ in ranges.items()} for at in (0, 1))
-        made.append(_sourced(spark, options, first, behind, wanted))
+        made.append(sourced(spark, options, first, behind, wanted))
     return reduce(lambda one, more: one.unionByName(more), made)
 
 
@@ -372,9 +377,14 @@ def _matches(pattern: str) -> Column:
 # ---- the source
 
 
-def _sourced(
-    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted
+def sourced(
+    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted = Wanted()
 ) -> DataFrame:
+    """Returns the rows between two offsets, all by the source: of each node in the order of their numbers.
+
+    Args:
+        spark, options, start, end, wanted: as for `frame`.
+    """
     from pyspark.sql import functions as F
 
     has_json = wanted.json is not None and wanted.computes

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +26,7 @@ from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import read_journal
 from smqrt.pipeline.variant import Shredder
 from tests.journal.made import NOON_US, row, write
+from tests.pipeline.hubs import JournalingHub
 
 HOUR_US = 3_600_000_000
 NAMES = [column.name for column in COLUMNS]
@@ -224,6 +228,28 @@ def test_a_file_uri_is_a_folder_and_a_wrong_column_is_named(spark: Any, journal:
         read_journal(spark, journal, json="temp decimal")
 
 
+def test_a_journal_of_the_first_version(spark: Any, tmp_path: Path) -> None:
+    with ZipFile(Path(__file__).parent.parent / "journal" / "journal_of_version_1.zip") as archive:
+        archive.extractall(tmp_path)
+    path = next(tmp_path.rglob("manifest.json")).parent
+    frame = read_journal(spark, path)
+    assert "FileScan parquet" in plan_of(frame)
+    assert rows(frame) == rows(source(spark, path)) != []
+
+
+def test_a_journal_on_a_hub_is_read_by_the_source(spark: Any, tmp_path: Path) -> None:
+    hub = JournalingHub(tmp_path / "app")
+    try:
+        sent = [("site1/a", '{"temp": 1.5}'), ("site2/a", "{}")]
+        messages = spark.createDataFrame(sent, "topic string, payload string")
+        messages.write.format("smq").mode("append").save(str(hub.journal))
+        url, token = hub.announced["url"], hub.announced["token"]
+        frame = read_journal(spark, url, token=token, topics="site1/#", json="temp double", variant=True)
+        assert frame.selectExpr("json.temp", "variant_get(variant, '$.temp', 'double')").collect() == [(1.5, 1.5)]
+    finally:
+        hub.stop()
+
+
 # ---- holding
 
 
@@ -251,16 +277,32 @@ def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
     assert links(tmp_path) == 0
 
 
-def test_links_go_when_the_disk_is_full_and_when_their_time_is_over(tmp_path: Path) -> None:
+def test_links_go_when_their_time_is_over_and_when_the_disk_is_full(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
     files = list(manifest.load(tmp_path).all_files())
-    first = held.hold(tmp_path, files)
+    first, full = held.hold(tmp_path, files), JournalSettings(tmp_path, min_free_bytes=1 << 60)
     assert held.hold(tmp_path, files) == first
-    assert retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0)) == 0
-    assert retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=1 << 60)) == 1
-    assert held.hold(tmp_path, files) != first
-    assert held.release(tmp_path, time.time() + held.HOLD_S + 1) == 1
-    assert links(tmp_path) == 0
+    other = tmp_path / "held/99990101T000000Z-1-other" / first[0].name
+    other.parent.mkdir()
+    other.hardlink_to(first[0])
+    with held_lock(other.parent):
+        retention.release_held(tmp_path, full)
+        assert links(tmp_path) == 2, "they take no room"
+        retention.remove(tmp_path, [tmp_path / files[0].path])
+        retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0))
+        assert links(tmp_path) == 2, "there is room"
+        retention.release_held(tmp_path, full)
+        assert links(tmp_path) == 0
+    held.release(tmp_path, time.time() + held.HOLD_S + 1)
+    assert not first[0].parent.exists()
+
+
+@contextmanager
+def held_lock(folder: Path) -> Iterator[None]:
+    """Holds a folder as another process would."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def test_a_journal_that_may_not_be_written_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.typed import TypedColumn
-from smqrt.pipeline import fields, history
+from smqrt.pipeline import fields, frames, history, source
+from smqrt.pipeline.api import Declaration, declaration_of
 from smqrt.pipeline.backfill import backfill
+from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
@@ -132,3 +134,44 @@ def test_a_backfill_reads_compacted_files_and_gives_the_same(
         assert found[0] == found[1]
         assert len(found[0]) > 80
     assert natively == [0, 1, 0, 1]
+
+
+def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_path: Path) -> None:
+    for first in (0, 50):
+        write(tmp_path, [row(seq, topic=f"site1/{seq % 7}") for seq in range(first, first + 50)])
+        compact(tmp_path, Options(everything=True, merge_bytes=0, grace_s=0))
+    assert compact(tmp_path, Options(everything=True, grace_s=0)).merged == 2
+    options = declared()
+    rows = frames.Journal(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100}, ordered=True)
+    write(tmp_path, [row(0), row(1)], node="later")
+    assert [one.seq for one in rows.collect()] == list(range(100))
+    native = frames.Journal(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100})
+    assert sorted(one.seq for one in native.collect()) == list(range(100))
+
+
+def declared(**options: Any) -> Declaration:
+    """Returns what `@source(…)` leaves on a function."""
+
+    @source("#", **options)
+    def rows(frame: Any) -> Any:
+        return frame
+
+    found = declaration_of(rows)
+    assert found is not None
+    return found
+
+
+def test_a_variant_of_a_stream(spark: Any, tmp_path: Path) -> None:
+    journal, payloads = tmp_path / "journal", (b'{"temp": 21.5}', b"no JSON", b"[1]")
+    write(journal, [row(seq, payload=payload) for seq, payload in enumerate(payloads)])
+    rows = frames.Journal(str(journal)).stream(spark, declared(json="variant"), Start({"n1": 0}, None), "reader")
+    good, bad = fields.parse(rows, "rows", {"json": "variant"}, "here")
+    assert streamed(good.selectExpr("to_json(variant) AS text"), tmp_path / "good") == ['{"temp":21.5}', "[1]"]
+    assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is no JSON"]
+
+
+def streamed(frame: Any, checkpoint: Path) -> list[str]:
+    found: list[str] = []
+    writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(one.text for one in batch.collect()))
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return found
