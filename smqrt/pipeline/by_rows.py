@@ -116,7 +116,7 @@ class ByRows(InOrder):
 class _Clock(StatefulProcessorHandle):
     """Spark's handle for one key at a time, with timers that go by the rows.
 
-    A time to live is left out: it goes by the clock on the wall, which stands still here.
+    A time to live is left out: it goes by the clock of the computer, which stands still here.
     """
 
     def __init__(self, handle: StatefulProcessorHandle, is_stream: bool) -> None:

@@ -38,6 +38,10 @@ _MEANINGS = {
         "a Python helper of Spark died, perhaps ended by the system for want of memory: give the @source a smaller "
         "max_bytes or bytes_per_partition, or run fewer at a time with --master local[2]."
     ),
+    "driver worker exited unexpectedly": (
+        "a Python helper of Spark that looks at the processor of its @stateful or @alert died; .spark/spark.log in the "
+        "folder of state may say why."
+    ),
     "sources in the checkpoint offsets": (
         "its checkpoint belongs to a version of this query with other sources; smqrt pipeline reset {name} forgets it, "
         "and run --from earliest computes it again."

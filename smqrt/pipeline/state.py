@@ -77,7 +77,7 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
     begins = f"{declaration.where}: @stateful {declaration.name}"
     _check_columns(frame, state, begins)
     schema = _schema(state, begins)
-    made = state.processor() if isinstance(state.processor, type) else state.processor
+    made = _made(state, begins)
     frame = frame.dropna(subset=list(state.key))
     if state.time == "event":
         return _by_rows(frame, state, made, schema, *_event_clock(frame, watermarks, begins))
@@ -96,6 +96,20 @@ def endless(declaration: Declaration) -> bool:
     """Whether a stream of it has micro-batches without rows, for its timers: see `alerts.endless`."""
     state = declaration.state
     return state is not None and state.time == "processing" and not state.recorded
+
+
+def _made(state: State, begins: str) -> StatefulProcessor:
+    """The processor, after its `init` was tried: of an error in it Spark only tells that a helper crashed."""
+    from smqrt.pipeline.init_check import states_with_ttl
+
+    made = state.processor() if isinstance(state.processor, type) else state.processor
+    forgotten = states_with_ttl(made)
+    if forgotten and state.time != "processing":
+        raise PipelineError(
+            f"{begins}: the state {forgotten[0]!r} has a time to live, which goes by the clock of the computer: say "
+            "time='processing', or clear it when a timer is due."
+        )
+    return cast("StatefulProcessor", made)
 
 
 def _sparks(frame: DataFrame, state: State, made: StatefulProcessor, schema: StructType) -> DataFrame:

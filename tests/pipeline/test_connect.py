@@ -27,6 +27,16 @@ PAGE = (REPOSITORY / "smqrt/help/declarative-pipelines.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 START_S, RUN_S = 200, 280
+ASKS = """
+from smqrt.errors import PipelineError
+from smqrt.pipeline import tables
+
+try:
+    tables.frame(spark, "s3a://bucket/readings")
+except PipelineError as error:
+    print(error)
+spark.stop()
+"""
 
 
 @dataclass
@@ -112,7 +122,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_a_program_of_spark_connect_reads_and_publishes(place: Place) -> None:
     place.write()
     place.send({"device": "d1", "temp": 20}, {"device": "d2", "temp": 30})
-    assert "2 readings" in place.run(sys.executable, "connect.py")
+    program = place.folder / "connect.py"
+    program.write_text(program.read_text().replace("spark.stop()", ASKS))
+    told = place.run(sys.executable, "connect.py")
+    assert "2 readings" in told
+    assert "this session is one of Spark Connect: make one with" in told
     copies = [("copy/site1/d1", b'{"device": "d1", "temp": 20}'), ("copy/site1/d2", b'{"device": "d2", "temp": 30}')]
     eventually(lambda: place.published("copy/#") == copies, "the stream's rows are published", 30)
     eventually(lambda: place.published("site2/#") == [("site2/d9", b"hello")], "the batch is published", 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import backfill, by_rows, state
+from smqrt.pipeline import backfill, by_rows, state, testing
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
@@ -349,6 +350,10 @@ def test_what_cannot_be_planned_is_one_sentence(app: Application) -> None:
         (text.replace(', watermark="2 seconds"', ""), r"visits has time='event', whose clock is the watermark: give"),
         (text.replace('key="k"', 'key="kk"'), r"visits needs the column 'kk', which its function must return; it has"),
         (text.replace("k string, n int, last bigint", "k string, n itn"), r"visits: schema='.*n itn' can't be read: "),
+        (
+            text.replace('"n int, last bigint")', '"n int, last bigint", 1000)'),
+            r"visits: the state 'count' has a",
+        ),
         (text.replace('"event")', '"processing")'), r"visits needs the column 'ts', which its function must return"),
     ):
         app.told.clear()
@@ -356,6 +361,26 @@ def test_what_cannot_be_planned_is_one_sentence(app: Application) -> None:
         assert app.run() == 1
         [sentence] = app.told
         assert re.search(r"p\.py:\d+: @stateful " + said, sentence), sentence
+
+
+def test_a_test_has_the_clock_of_the_messages(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    code = SILENCE.replace("SOURCE", "'in/#'").replace("OUT/", "")
+    (tmp_path / "p.py").write_text(HEAD + code)
+    seconds = [("a", 0), ("a", 1.4), ("b", 2), ("a", 5)]
+    rows = ({"topic": "in/x", "ts": 1_795_262_400 + second, "payload": {"k": k}} for k, second in seconds)
+    (tmp_path / "tests" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said: list[str] = []
+    assert testing.run(tmp_path, update=True, spark=spark, say=said.append) == 0, said
+    found = [row["payload"] for row in json.loads((tmp_path / "tests" / "silent.json").read_text())]
+    assert sorted((row["k"], row["said"]) for row in found) == [
+        ("a", "here 1"),
+        ("a", "here 1"),
+        ("a", "here 1"),
+        ("a", "silent 1"),
+        ("b", "here 1"),
+        ("b", "silent 1"),
+    ]
 
 
 def test_an_error_of_a_processor_names_its_line(app: Application) -> None:
@@ -366,6 +391,16 @@ def test_an_error_of_a_processor_names_its_line(app: Application) -> None:
     app.send({"k": "a"})
     assert app.run(start=str(first)) == 1
     [sentence] = app.told
+    assert f"{line_of(app, '+ None')}: silent: TypeError: unsupported operand" in sentence
+
+
+def test_an_error_of_its_init_names_its_line(app: Application) -> None:
+    app.write("from smqrt.pipeline import stateful\n" + TICKS.replace("SOURCE", app.source).replace('"count"', "cuont"))
+    assert app.run() == 1
+    [sentence] = app.told
+    assert f"{line_of(app, 'cuont')}: visits: NameError: name 'cuont' is not defined" in sentence
+
+
+def line_of(app: Application, part: str) -> str:
     lines = (app.folder / "pipelines" / "p.py").read_text().splitlines()
-    line = next(number for number, text in enumerate(lines, 1) if "+ None" in text)
-    assert f"p.py:{line}: silent: TypeError: unsupported operand" in sentence
+    return f"p.py:{next(number for number, text in enumerate(lines, 1) if part in text)}"
