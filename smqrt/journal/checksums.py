@@ -1,15 +1,20 @@
-"""Checksums of Parquet files: the pages in them have their own, what says where they are has none.
+"""Checksums: CRC-32, as zlib has it.
 
-So the manifest keeps the CRC-32 of the whole file, for `journal verify`, and of its footer, for every reader.
+The pages of Parquet files have their own; what says where they are has none. So the manifest keeps the CRC-32 of the
+whole file, for `journal verify`, and of its footer, for every reader.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import IO
+
+try:
+    from zlib_ng.zlib_ng import crc32 as crc32  # 13 times as fast: zlib's was an eighth of what recording cost the hub
+except ImportError:  # on a cluster that was sent smqrt's own files only
+    from zlib import crc32 as crc32
 
 MAGIC = b"PAR1"
 _END = struct.Struct("<I4s")
@@ -26,14 +31,14 @@ def of_file(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
     return crc
 
 
 def of_footer(path: Path) -> int:
     """Returns the CRC-32 of a Parquet file's footer, with what stands behind it. Raises as `footer`."""
     with path.open("rb") as file:
-        return zlib.crc32(footer(file))
+        return crc32(footer(file))
 
 
 def footer(file: IO[bytes]) -> bytes:
@@ -54,13 +59,13 @@ def footer(file: IO[bytes]) -> bytes:
     return file.read(length + _END.size)
 
 
-def check_footer(file: IO[bytes], crc32: int | None) -> None:
+def check_footer(file: IO[bytes], known: int | None) -> None:
     """Compares the footer of a Parquet file with its checksum, where that is known.
 
     Raises:
         ValueError: it's damaged.
         OSError: it can't be read.
     """
-    if crc32 is not None and zlib.crc32(footer(file)) != crc32:
+    if known is not None and crc32(footer(file)) != known:
         raise ValueError("the checksum of its footer is wrong")
     file.seek(0)

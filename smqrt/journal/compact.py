@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, held, index, manifest, merge, recovery, segment, summary
+from smqrt.journal import checksums, committed, held, index, manifest, merge, recovery, segment, summary
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
@@ -396,7 +395,7 @@ def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
     broker = schema.metadata[b"broker"].decode()
     for entry in entries:
         piece = whole[entry.offset : entry.end]
-        if len(piece) != entry.length or zlib.crc32(piece) != entry.crc32:
+        if len(piece) != entry.length or checksums.crc32(piece) != entry.crc32:
             raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
         yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
 

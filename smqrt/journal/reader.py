@@ -6,13 +6,12 @@ import mmap
 import os
 import struct
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, manifest, merge, planning, summary, tables
+from smqrt.journal import arrow, checksums, manifest, merge, planning, summary, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.files import there
 from smqrt.journal.filters import Filter
@@ -332,7 +331,7 @@ class Journal:
     def _check(self, file: str, entry: Entry, batch: memoryview) -> None:
         if len(batch) < entry.length:
             raise self._damaged(file, entry.offset, f"the batch has {len(batch)} of its {entry.length} bytes")
-        if self.verify and zlib.crc32(batch) != entry.crc32:
+        if self.verify and checksums.crc32(batch) != entry.crc32:
             raise self._damaged(file, entry.offset, "the batch's checksum is wrong")
 
     def _damaged(self, file: str, offset: int, what: str) -> JournalError:

@@ -5,14 +5,13 @@ damaged.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index
+from smqrt.journal import arrow, checksums, index
 from smqrt.journal.index import HAS_TXN, Entry
 
 
@@ -123,7 +122,7 @@ class _Gaps:
         except ValueError:
             return recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
         batch = header + self._file.read(said.body_bytes)
-        entry = Entry(seq, said.rows, offset, len(batch), 0, 0, zlib.crc32(batch), 0)
+        entry = Entry(seq, said.rows, offset, len(batch), 0, 0, checksums.crc32(batch), 0)
         if said.rows <= 0 or not _has_rows(entry, batch):
             return recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
         if entry.crc32 not in self._checksums:
@@ -132,7 +131,7 @@ class _Gaps:
 
     def _unreadable(self, before: Entry, after: Entry) -> Entry:
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
-        crc = zlib.crc32(_at(self._file, before.end, size)) ^ _WRONG
+        crc = checksums.crc32(_at(self._file, before.end, size)) ^ _WRONG
         times = before.ts_min_us or after.ts_min_us, max(before.ts_max_us, after.ts_max_us)
         return Entry(before.next_seq, rows, before.end, size, *times, crc, 0)
 
@@ -145,7 +144,7 @@ def _rebuilt(file: IO[bytes], start: int, next_seq: int) -> Iterator[Entry]:
         except ValueError:
             return
         batch = _at(file, start, arrow.HEADER_BYTES + said.body_bytes)
-        yield Entry(next_seq, said.rows, start, len(batch), 0, 0, zlib.crc32(batch), 0)
+        yield Entry(next_seq, said.rows, start, len(batch), 0, 0, checksums.crc32(batch), 0)
         start, next_seq = start + len(batch), next_seq + said.rows
 
 
@@ -172,7 +171,7 @@ def _whole(file: IO[bytes], entry: Entry) -> bytes | None:
     if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
         return None
     batch = _at(file, entry.offset, entry.length)
-    return batch if zlib.crc32(batch) == entry.crc32 and _has_rows(entry, batch) else None
+    return batch if checksums.crc32(batch) == entry.crc32 and _has_rows(entry, batch) else None
 
 
 def _has_rows(entry: Entry, batch: bytes) -> bool:

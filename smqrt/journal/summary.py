@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from smqrt.journal import index
+from smqrt.journal import checksums, index
 from smqrt.journal.files import touch
 from smqrt.journal.index import INDEX, INDEXED
 
@@ -85,7 +84,7 @@ def remove(path: Path) -> None:
 @lru_cache(maxsize=_KEPT)
 def _parsed(data: bytes) -> Summary | None:
     size = _VALUES.size
-    if len(data) != size + _CRC.size or _CRC.unpack_from(data, size)[0] != zlib.crc32(data[:size]):
+    if len(data) != size + _CRC.size or _CRC.unpack_from(data, size)[0] != checksums.crc32(data[:size]):
         return None
     return Summary._make(_VALUES.unpack_from(data))
 
@@ -111,5 +110,5 @@ def _index_bytes(path: Path) -> int:
 def _write(path: Path, found: Summary) -> None:
     values, beside = _VALUES.pack(*found), path.with_name(f".{path.name}.{os.getpid()}")
     touch(beside)
-    beside.write_bytes(values + _CRC.pack(zlib.crc32(values)))
+    beside.write_bytes(values + _CRC.pack(checksums.crc32(values)))
     os.replace(beside, path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -218,7 +217,11 @@ class _Segment:
 
     def _is_whole(self, entry: Entry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
-        return len(batch) == entry.length > 0 and zlib.crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
+        return (
+            len(batch) == entry.length > 0
+            and checksums.crc32(batch) == entry.crc32
+            and not _contradiction(entry, batch)
+        )
 
     def _damaged(self, entry: Entry, data: bytes) -> Fault:
         batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
@@ -226,7 +229,7 @@ class _Segment:
             what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
         elif len(batch) != entry.length:
             what = f"{len(batch)} of its {entry.length} bytes are there"
-        elif zlib.crc32(batch) != entry.crc32:
+        elif checksums.crc32(batch) != entry.crc32:
             what = "its checksum is wrong"
         else:
             what = _contradiction(entry, batch) or "it doesn't stand where the one before it ends"

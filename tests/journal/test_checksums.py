@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,7 +13,7 @@ from click.testing import CliRunner
 
 from smqrt.cli.journal import journal as commands
 from smqrt.errors import JournalError
-from smqrt.journal import compact, manifest
+from smqrt.journal import checksums, compact, manifest
 from smqrt.journal.compact import Options
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
@@ -86,3 +89,21 @@ def test_files_of_an_older_version_have_none_and_that_is_said(tmp_path: Path) ->
     result = CliRunner().invoke(commands, ["verify", str(tmp_path)])
     assert "1 compacted file of an older version without checksums" in result.output
     assert result.exit_code == 0
+
+
+# ---- CRC-32
+
+DATA = bytes(range(256)) * 999
+
+
+def test_they_are_those_of_zlib() -> None:
+    begun = checksums.crc32(memoryview(DATA)[:1000])
+    assert checksums.crc32(DATA[1000:], begun) == checksums.crc32(bytearray(DATA)) == zlib.crc32(DATA)
+
+
+@pytest.mark.parametrize("missing", ["", "zlib_ng"])
+def test_a_fast_package_is_used_where_it_is_installed(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from smqrt.journal import checksums"
+    code += "; print(checksums.crc32.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("zlib" if missing else "zlib_ng.zlib_ng")
