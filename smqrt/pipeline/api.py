@@ -25,7 +25,7 @@ Mode = Literal["append", "update", "complete"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
-TABLE_FORMATS = ("parquet", "delta")
+TABLE_FORMATS = ("parquet", "delta", "iceberg")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
 
@@ -234,7 +234,8 @@ def table(
         path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
             is taken as it is.
         partition_by: columns that become folders.
-        format: "parquet", files with a log that Spark knows; or "delta", a table of Delta Lake.
+        format: "parquet", files with a log that Spark knows; "delta", a table of Delta Lake; or
+            "iceberg", one of Iceberg.
         trigger: the shortest time between micro-batches: each makes at least one file.
 
     Raises:

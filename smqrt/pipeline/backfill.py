@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, references, session, sinks, table_ranges, tables
+from smqrt.pipeline import checkpoint, lake_tables, references, session, sinks, table_ranges, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
-from smqrt.pipeline.delta import DeltaTable
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 from smqrt.pipeline.frames import Journal
 from smqrt.pipeline.graph import Graph
+from smqrt.pipeline.lake_tables import LakeTable
 from smqrt.pipeline.messages import messages
 from smqrt.pipeline.runner import RunOptions
 
@@ -102,8 +102,8 @@ class _Task:
         location = tables.location(self._declaration, self._options.app, self._options.tables)
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
-        if self._declaration.options["format"] == "delta":
-            self._append(frame, location, path)
+        if table := lake_tables.opened(self._declaration, location):
+            self._append(frame, table, path)
             return
         table_ranges.add(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
@@ -122,14 +122,13 @@ class _Task:
             if other != path and _overlap(self._start, self._end, start, end):
                 raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
 
-    def _append(self, frame: DataFrame, location: str, path: str) -> None:
+    def _append(self, frame: DataFrame, table: LakeTable, path: str) -> None:
         name = self._declaration.name
-        table = DeltaTable(location, self._declaration.options["partition_by"])
         rows = sinks.partitioned(frame, self._declaration)
         new = table.append(rows, f"backfill.{name}.{self._key()}:", 0, None)
         table_ranges.add(self._folder, path, self._start, self._end)
         what = "written" if new else "nothing to write, or an earlier backfill has done it,"
-        self._options.report(f"{name}: {what} to {location}")
+        self._options.report(f"{name}: {what} to {table.location}")
 
     def _publish(self, frame: DataFrame) -> None:
         options = self._options

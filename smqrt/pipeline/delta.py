@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.journal.deltalog import imported
-from smqrt.pipeline import faults, lake_files, tables
+from smqrt.pipeline import faults, lake_files
 from smqrt.pipeline.checkpoint import Offsets
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class DeltaTable:
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
         self.location, self._by = location, list(partition_by)
         self._deltalake = imported()
-        if tables.is_streamed_here(location):
+        if not uris.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
             raise PipelineError(
                 f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
                 "another path."

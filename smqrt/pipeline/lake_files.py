@@ -18,6 +18,8 @@ from smqrt.journal import uris
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_TWIN = "_"
+"""Before the name of a column that only gives a folder its name: those that name folders are not in the files."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _OPEN_FILES = 64
 """Of a task at a time: each holds a group of rows."""
@@ -54,7 +56,7 @@ class LakeFile:
         return json.dumps({"numRecords": self.rows, **values})
 
 
-def written(frame: DataFrame, table: str, partition_by: Sequence[str]) -> list[LakeFile]:
+def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool = False) -> list[LakeFile]:
     """Writes the rows of a frame into files of a table, which nobody reads until they are committed.
 
     A task that is done again writes other files; those of the first time are never committed, and vacuum removes them.
@@ -63,7 +65,14 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str]) -> list[L
         frame: the rows.
         table: its folder, or a URI that pyarrow knows.
         partition_by: columns that become folders.
+        keep: have these columns in the files too.
     """
+    from pyspark.sql import functions as F
+
+    if keep:
+        names = [f"{_TWIN}{name}" for name in partition_by]
+        frame = frame.withColumns(dict(zip(names, map(F.col, partition_by), strict=True))) if names else frame
+        partition_by = names
     keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and uris.scheme(table)}
     write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
     rows = frame.mapInArrow(write, "file string")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import commit
-from smqrt.pipeline import checkpoint, delta, intervals, process, resume, session, sinks, tables
+from smqrt.pipeline import checkpoint, intervals, lake_tables, process, resume, session, sinks, tables
 from smqrt.pipeline.failures import (
     is_away,
     is_final,
@@ -64,7 +64,7 @@ class Query:
     _said: str = ""
     _references: list[int] = field(default_factory=list)
     _output: str = ""
-    _table: delta.DeltaTable | None = None
+    _table: lake_tables.LakeTable | None = None
     _marked: int = -1
 
     @property
@@ -200,9 +200,9 @@ class Query:
     def _where_of_table(self) -> checkpoint.Start:
         context, declaration = self.context, self.plan.declaration
         location = tables.location(declaration, context.options.app, context.options.tables)
-        if declaration.options["format"] == "delta":
-            self._table = delta.DeltaTable(location, declaration.options["partition_by"])
-            end, told = resume.delta(self.folder, self._table, context.journal)
+        self._table = lake_tables.opened(declaration, location)
+        if self._table is not None:
+            end, told = resume.lake_table(self.folder, self._table, context.journal)
             self._tell(told)
             return self._start_of_table(end)
         self._output, end, told = resume.table(self.folder, location, context.spark, context.journal)

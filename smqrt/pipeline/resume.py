@@ -13,7 +13,7 @@ from smqrt.pipeline.checkpoint import Commit, Offsets, Start
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.delta import DeltaTable
+    from smqrt.pipeline.lake_tables import LakeTable
     from smqrt.pipeline.sinks import Hub
 
 _REMOVED = " Rows behind it that retention has removed are missing."
@@ -56,8 +56,8 @@ def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tupl
     return folder, None, ""
 
 
-def delta(query: Path, table: DeltaTable, journal: Any) -> tuple[Offsets | None, str]:
-    """Finds where the stream of a Delta table begins: a table's log says which rows it has.
+def lake_table(query: Path, table: LakeTable, journal: Any) -> tuple[Offsets | None, str]:
+    """Finds where the stream of a table with commits begins: they say which rows it has.
 
     Args:
         query: `<state>/<name>`.
@@ -73,8 +73,8 @@ def delta(query: Path, table: DeltaTable, journal: Any) -> tuple[Offsets | None,
     checkpoint.begin_anew(query, None)
     if end is None:
         return None, (
-            f"adds to the table in {table.location}, whose log doesn't say which rows of the journal it has; rows that "
-            "it has come again where --from is before its end."
+            f"adds to the table in {table.location}, whose commits don't say which rows of the journal it has; "
+            "rows that it has come again where --from is before its end."
         )
     begin = _most(end, dict(journal.begin()))
     told = f"goes on where its table in {table.location} ends, at {table_ranges.shown(end)}."

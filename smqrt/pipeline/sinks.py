@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from smqrt.pipeline.delta import DeltaTable
+    from smqrt.pipeline.lake_tables import LakeTable
 
 _QUERY_ID = "sql.streaming.queryId"
 _PAUSE_S = 0.5
@@ -213,7 +213,7 @@ class TableSink:
         error: as of `PublishSink`.
     """
 
-    def __init__(self, table: DeltaTable, query: Path) -> None:
+    def __init__(self, table: LakeTable, query: Path) -> None:
         self._table, self._query = table, query
         self.error: Exception | None = None
 

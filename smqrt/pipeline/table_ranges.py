@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from smqrt.journal import uris
-from smqrt.pipeline import tables
+from smqrt.pipeline import lake_tables, tables
 from smqrt.pipeline.checkpoint import Offsets, read_json, write_json
 
 _STREAM, _RANGES = "table.json", "backfills.json"
@@ -53,7 +53,7 @@ def written(query: Path) -> Ranges:
 def _is_there(name: str) -> bool:
     if uris.is_elsewhere(name) or tables.is_whole(Path(name)):
         return True
-    return tables.is_delta(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
+    return lake_tables.is_there(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
 
 
 def end(query: Path) -> Offsets | None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
-from smqrt.pipeline import jvm
+from smqrt.pipeline import jvm, lake_tables
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
     Raises:
         PipelineError: nothing has been written.
     """
-    if is_delta(path):
-        from smqrt.pipeline import delta
-
-        return delta.frame(spark, str(path))
+    if lake_tables.is_there(path):
+        return lake_tables.frame(spark, str(path))
     frames = [spark.read.parquet(folder) for folder in _readable(spark, path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
@@ -95,22 +93,8 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
         location: folder or URI.
     """
     if not uris.is_elsewhere(location):
-        return is_streamed_here(location)
+        return (Path(location) / _LOG).is_dir()
     return bool(jvm.glob(spark, f"{location}/{_LOG}"))
-
-
-def is_streamed_here(location: str) -> bool:
-    """The same, of folders of this machine only."""
-    return not uris.is_elsewhere(location) and (Path(location) / _LOG).is_dir()
-
-
-def is_delta(location: Path | str) -> bool:
-    """Whether a folder or URI is a Delta table."""
-    if not uris.is_elsewhere(location):
-        return (Path(location) / "_delta_log").is_dir()
-    from smqrt.pipeline import delta
-
-    return delta.is_table(str(location))
 
 
 def last_batch(location: str) -> int:
@@ -134,10 +118,8 @@ def files(path: Path | str) -> list[Path]:
     Raises:
         ArgumentError: it is a URI of something that only Spark sees.
     """
-    if is_delta(_local(path)):
-        from smqrt.pipeline import delta
-
-        return [Path(file) for file in delta.files(str(_local(path)))]
+    if lake_tables.is_there(_local(path)):
+        return [Path(file) for file in lake_tables.files(str(_local(path)))]
     return sorted(file for folder in _read(path) for file in _files(folder))
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.journal.deltalog import NEEDS_DELTA
-from smqrt.pipeline import delta, reset, tables
+from smqrt.pipeline import api, checkpoint, delta, reset, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable
 from tests.conftest import free_port
@@ -254,3 +254,15 @@ def test_an_object_store(app: Application, bucket: str) -> None:
     assert app.run(tables=bucket, start="latest") == 0, app.told
     assert polars.read_delta(f"{bucket}/kept")["n"].sort().to_list() == [1, 2, 3, 4]
     assert not place(app).exists()
+
+
+def test_a_state_of_an_older_version(tmp_path: Path) -> None:
+    """It doesn't say in which format its table is: there was one."""
+    plain = api.Declaration(
+        "kept", "table", lambda rows: rows, options={"mode": "append", "path": "p", "format": "parquet"}
+    )
+    checkpoint.write_json(tmp_path / "query.json", {"kind": "table", "sources": ["s"], "mode": "append", "path": "p"})
+    checkpoint.claim(tmp_path, plain, ["s"])
+    plain.options["format"] = "delta"
+    with pytest.raises(PipelineError, match="format was parquet and is delta"):
+        checkpoint.claim(tmp_path, plain, ["s"])

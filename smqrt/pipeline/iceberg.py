@@ -1,0 +1,174 @@
+"""Iceberg tables of pipelines: each micro-batch is one snapshot, keyed by query and number, so that it comes once.
+
+Spark's tasks write the files, the driver adds their names with the library `pyiceberg`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.journal import uris
+from smqrt.pipeline import faults, lake_files
+from smqrt.pipeline.checkpoint import Offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NEEDS_ICEBERG = "Iceberg tables need pyiceberg, which is not installed: pip install 'smqrt[iceberg]' brings it."
+CATALOG = "smqrt"
+"""Of pyiceberg's configuration; without it tables on this machine have a catalog in a file."""
+FILE = "iceberg.db"
+"""Beside the folder of a table."""
+NAMESPACE = "tables"
+_QUERY, _BATCH, _END = "smqrt.query", "smqrt.batch", "smqrt.end"
+
+
+class IcebergTable:
+    """A table of a catalog: `tables.NAME`, where NAME is the last part of its path.
+
+    Args:
+        location: folder, or a URI that pyiceberg and pyarrow know.
+        partition_by: columns whose values have files of their own.
+
+    Attributes:
+        location: as given.
+
+    Raises:
+        PipelineError: pyiceberg is missing, or there is no catalog.
+    """
+
+    def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
+        self.location, self._by = location, list(partition_by)
+        self._name = f"{NAMESPACE}.{location.rstrip('/').rpartition('/')[2]}"
+        self._catalog = _catalog(location)
+        self._table: Any = None
+        self._fits = False
+
+    def exists(self) -> bool:
+        """Whether the catalog has the table; one whose folder has gone is taken off."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with suppress(NoSuchTableError):
+            try:
+                self._table = self._catalog.load_table(self._name)
+            except FileNotFoundError:
+                self._catalog.drop_table(self._name)
+                self._table = None
+        return self._table is not None
+
+    def has(self, query: str, batch: int) -> bool:
+        """Whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
+        return any(said[_QUERY] == query and int(said[_BATCH]) >= batch for said in self._said())
+
+    def end(self, name: str) -> Offsets | None:
+        """As `DeltaTable.end`."""
+        for said in self._said():
+            if said[_QUERY].startswith(f"{name}:") and (end := json.loads(said[_END])) is not None:
+                return dict(end)
+        return None
+
+    def _said(self) -> list[Any]:
+        """What our snapshots say, the newest first."""
+        if self._table is None and not self.exists():
+            return []
+        found = [one.summary.additional_properties for one in self._table.refresh().snapshots() if one.summary]
+        return [said for said in reversed(found) if _QUERY in said]
+
+    def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
+        """As `DeltaTable.append`."""
+        if self.has(query, batch):
+            return 0
+        self._make_fit(frame)
+        files = lake_files.written(frame, f"{self.location}/data", self._by, keep=True)
+        faults.point("before_commit", batch)
+        if files:
+            said = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
+            paths = [f"{self._table.location()}/data/{one.path}" for one in files]
+            with self._table.transaction() as commit:
+                commit.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
+        faults.point("after_commit", batch)
+        return len(files)
+
+    def _make_fit(self, frame: DataFrame) -> None:
+        """Makes the table, or adds the columns that it doesn't have yet; once is enough for a query."""
+        if self._fits:
+            return
+        import pyarrow
+
+        schema = pyarrow.schema([field.with_nullable(True) for field in frame.limit(0).toArrow().schema])
+        if self._table is None:
+            self._catalog.create_namespace_if_not_exists(NAMESPACE)
+            where = self.location if uris.scheme(self.location) else f"file://{self.location}"
+            self._table = self._catalog.create_table(self._name, schema, location=where)
+        if not self._table.snapshots() and not self._table.spec().fields:
+            with self._table.update_spec() as spec:
+                for name in self._by:
+                    spec.add_identity(name)
+        if (by := [field.name for field in self._table.spec().fields]) != self._by:
+            raise PipelineError(
+                f"The table in {self.location} is partitioned by {', '.join(by) or 'nothing'}: write partition_by so, "
+                "or give another path."
+            )
+        try:
+            with self._table.update_schema() as changes:
+                changes.union_by_name(schema)
+        except Exception as error:
+            raise PipelineError(
+                f"The table in {self.location} has a column of another type than the result: {error}; give it another "
+                "name, or the table another path."
+            ) from None
+        self._fits = True
+
+
+def is_table(location: Path | str) -> bool:
+    """Whether a folder of this machine is an Iceberg table."""
+    return not uris.is_elsewhere(location) and any((Path(location) / "metadata").glob("*.metadata.json"))
+
+
+def files(location: str) -> list[str]:
+    """Returns the paths of the Parquet files that a table is made of.
+
+    Raises:
+        PipelineError: pyiceberg is missing, or other programs have deleted rows in a way that the files don't show.
+    """
+    found = IcebergTable(location)
+    tasks = list(found._table.scan().plan_files()) if found.exists() else []
+    if any(task.delete_files for task in tasks):
+        raise PipelineError(f"{location} has deleted rows: read it by pyiceberg, or by Spark with Iceberg's jar.")
+    return sorted(task.file.file_path.removeprefix("file://") for task in tasks)
+
+
+def frame(spark: SparkSession, location: str) -> DataFrame:
+    """Returns the rows of a table, by Spark's own Parquet reader.
+
+    Raises:
+        PipelineError: as `files`, or nothing has been written.
+    """
+    paths = files(location)
+    if not paths:
+        raise PipelineError(f"There are no rows in {location}: run its query first.")
+    return spark.read.option("mergeSchema", "true").parquet(*paths)
+
+
+def _catalog(location: str) -> Any:
+    try:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog.sql import SqlCatalog
+        from pyiceberg.utils.config import Config
+    except ImportError:
+        raise PipelineError(NEEDS_ICEBERG) from None
+    if Config().get_catalog_config(CATALOG):
+        return load_catalog(CATALOG)
+    if uris.is_elsewhere(location):
+        raise PipelineError(
+            f"An Iceberg table in {location} needs a catalog that others see: configure {CATALOG!r} for pyiceberg, for "
+            "instance with the variable PYICEBERG_CATALOG__SMQRT__URI."
+        )
+    root = Path(location).parent
+    root.mkdir(parents=True, exist_ok=True)
+    return SqlCatalog(CATALOG, uri=f"sqlite:///{root / FILE}", warehouse=root.as_uri())
