@@ -148,7 +148,8 @@ def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
 def _is_told(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= _LONGEST_STATISTIC
-    return isinstance(value, int | date) or (isinstance(value, float) and value == value)
+    # Statistics of Parquet leave out NaN, which is the greatest of all for those who filter.
+    return isinstance(value, int | date) and not isinstance(value, bool)
 
 
 def _shown(value: Any, up: bool) -> Any:
