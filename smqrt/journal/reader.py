@@ -276,8 +276,13 @@ class Journal:
                 raise
             raise self._damaged(chunk.file, chunk.offset, str(error)) from error
 
-    def _read(self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]]) -> Iterator[tuple[int, T]]:
-        """Yields what `read(chunk)` does; goes on in other files when the chunk's has gone, from where it was."""
+    def _read(
+        self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], again: bool = True
+    ) -> Iterator[tuple[int, T]]:
+        """Yields what `read(chunk)` does; goes on in other files when the chunk's has gone, from where it was.
+
+        The same file counts as another one if it is `again` there: the journal's folder was away.
+        """
         seq = chunk.start
         try:
             for seq, found in read(chunk):
@@ -287,13 +292,14 @@ class Journal:
             return
         except FileNotFoundError:
             others = [other for part in self.plan({chunk.node: seq}, {chunk.node: chunk.end}) for other in part]
-        if chunk.file in (other.file for other in others) or sum(other.rows for other in others) < chunk.end - seq:
+        same = chunk.file in (other.file for other in others)
+        if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
                 f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are gone from {self._place(chunk.file)}: they "
                 "have expired; keep more (journal.retain, journal.max_bytes), or read from `journal.begin()` on."
             )
         for other in others:
-            yield from self._read(other, read)
+            yield from self._read(other, read, again and not same)
 
     # ---- batches of segments
 

@@ -40,6 +40,7 @@ from smqrt.journal import progress
 from smqrt.journal.commit import MOST_ROWS
 from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal.link import MOVED
 from smqrt.journal.merge import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
@@ -328,6 +329,15 @@ def _stored(request: Request, stored: bool, rows: list[Record]) -> None:
 
 
 def _opened(folder: Path, name: str) -> IO[bytes]:
+    try:
+        return _published(folder, name)
+    except IoError:
+        if not folder.is_dir():
+            raise JournalError(f"{folder} {MOVED}") from None
+        raise
+
+
+def _published(folder: Path, name: str) -> IO[bytes]:
     io = DiskIo(folder)
     io.private = NothingPrivate()
     try:

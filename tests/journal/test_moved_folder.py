@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,20 @@ def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPat
         retention.expired(path, JournalSettings(path, retain_s=0.001), 1 << 60)
 
 
+def test_what_was_planned_is_there_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline was told that its rows had expired."""
+    journal, away = Journal(path), path.with_name("away")
+    [[chunk]], plan = journal.plan({}, {"n1": 10}), journal.plan
+    path.rename(away)
+
+    def back(*args: Any, **options: Any) -> Any:
+        away.rename(path)
+        return plan(*args, **options)
+
+    monkeypatch.setattr(journal, "plan", back)
+    assert [row.seq for row in journal.rows_of(chunk)] == list(range(10))
+
+
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     bench = Bench()
@@ -77,7 +92,8 @@ def test_what_is_missing_fills_no_log(shelf: Shelf, capfd: pytest.CaptureFixture
     shelf.refused(404, f"main/wal/n2/{9:020d}.arrows")
     away = shelf.writer.path.with_name("away")
     shelf.writer.path.rename(away)
-    assert "bring it back" in shelf.refused(503, "main/manifest")
+    for what in ("manifest", f"wal/n2/{0:020d}.arrows"):
+        assert "bring it back" in shelf.refused(503, f"main/{what}")
     assert "can't be written" in shelf.refused(503, "main/progress", "POST", data='{"query": "q", "offset": {"n1": 0}}')
     away.rename(shelf.writer.path)
     assert "Traceback" not in capfd.readouterr().err
