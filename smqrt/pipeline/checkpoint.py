@@ -1,7 +1,7 @@
 """What a query remembers beside Spark's own checkpoint: which query it is, and where in the journal it began.
 
 <state>/<query>/query.json     what the checkpoint belongs to; another query with this name doesn't get it
-<state>/<query>/start.json     {"starting": {node: seq}, "split": {node: seq} or null}
+<state>/<query>/start.json     {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
 <state>/<query>/commit.json    the last commit that was begun: what the hub's own list of commits is compared with
 <state>/<query>/checkpoint     Spark's
 """
@@ -32,10 +32,13 @@ class Start:
     Attributes:
         starting: the first seq of each node.
         split: results of rows before these aren't published; None publishes all.
+        pending: windows that rows from these on to `split` have closed are to be published nevertheless: Spark gives
+            the windows that a micro-batch closes with the next one, and the checkpoint was lost in between.
     """
 
     starting: Offsets
     split: Offsets | None
+    pending: Offsets | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Commit:
         query_id, batch: Spark's id of the query, and the number of the micro-batch: the key of the commit.
         start, end: the next seq of each node before and after it.
         stateful: whether the query remembers something from one micro-batch to the next.
+        before: as `start`, of the micro-batch before this one; None when there was none.
     """
 
     query_id: str
@@ -53,6 +57,7 @@ class Commit:
     start: Offsets
     end: Offsets
     stateful: bool
+    before: Offsets | None = None
 
 
 def folder(query: Path) -> Path:
@@ -111,11 +116,11 @@ def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
 def kept(query: Path) -> Start | None:
     """Returns where a query began, as it was decided; None when it never ran."""
     found = read_json(query / _START)
-    return None if found is None else Start(found["starting"], found["split"])
+    return None if found is None else Start(found["starting"], found["split"], found.get("pending"))
 
 
 def _keep(query: Path, start: Start) -> None:
-    write_json(query / _START, {"starting": start.starting, "split": start.split})
+    write_json(query / _START, {"starting": start.starting, "split": start.split, "pending": start.pending})
 
 
 def began(query: Path) -> Offsets | None:
@@ -160,12 +165,17 @@ def last_batch(query: Path) -> int:
 
 def note_commit(query: Path, query_id: str, batch: int) -> None:
     """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
-    start = reached(query, batch - 1) if batch else began(query)
+    start, before = (_starts(query, number) for number in (batch, batch - 1))
     stateful = (folder(query) / "state").exists()
     values = {"query_id": query_id, "batch": batch, "start": start, "end": reached(query, batch), "stateful": stateful}
+    values["before"] = before
     write_json(
         query / _COMMIT, values, lasting=False
     )  # after a power failure it's only needed if the checkpoint is lost
+
+
+def _starts(query: Path, batch: int) -> Offsets | None:
+    return reached(query, batch - 1) if batch > 0 else began(query) if batch == 0 else None
 
 
 def last_commit(query: Path) -> Commit | None:
@@ -215,14 +225,15 @@ class Gate:
 
     Args:
         query: `<state>/<name>`.
-        split: as in `Start`; None lets everything pass.
+        split, pending: as in `Start`; without a split everything passes.
 
     The source never gives a micro-batch rows from both sides, so a batch is old or new as a whole, each time that it
     is replayed too.
     """
 
-    def __init__(self, query: Path, split: Offsets | None) -> None:
+    def __init__(self, query: Path, split: Offsets | None, pending: Offsets | None = None) -> None:
         self._query, self._split = query, split
+        self._closes_more = pending is not None and pending != split
 
     def note_commit(self, query_id: str, batch: int) -> None:
         """Notes that the results of micro-batch number `batch` are about to be published."""
@@ -232,10 +243,11 @@ class Gate:
         """Whether the results of micro-batch number `batch` stay unpublished."""
         if self._split is None:
             return False
-        if any(self._is_beyond(end) for end in _ends(self._query, batch)):
+        ends = list(_ends(self._query, batch))
+        if any(map(self._is_beyond, ends)):
             self._split = None
             return False
-        return True
+        return not (self._closes_more and all(map(self._is_at, ends)) and self.rows(batch) == 0)
 
     def rows(self, batch: int) -> int:
         """Returns how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
@@ -244,6 +256,9 @@ class Gate:
         starts = before if len(before) == len(ends) else [{} for _ in ends]
         pairs = zip(starts, ends, strict=True)
         return sum(seq - start.get(node, 0) for start, end in pairs for node, seq in end.items())
+
+    def _is_at(self, end: Mapping[str, int]) -> bool:
+        return all(end.get(node, 0) >= seq for node, seq in (self._split or {}).items())
 
     def _is_beyond(self, end: Mapping[str, int]) -> bool:
         split = self._split or {}

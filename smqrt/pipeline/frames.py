@@ -52,7 +52,11 @@ class Journal:
             "maxBytesPerTrigger": str(source.options["max_bytes"] or session.driver_bytes(spark) // _PART_OF_DRIVER),
             "queryName": reports_as,
         }
-        if start.split:
+        if start.split and source.options["watermark"]:
+            # Spark gives the windows that a micro-batch closes with the next one: those of old rows shall not come
+            # with new ones.
+            options["splitAt"] = json.dumps([*([start.pending] if start.pending else []), start.split])
+        elif start.split:
             options["splitAt"] = json.dumps(start.split)
         frame: DataFrame = spark.readStream.format("smq").options(**options).load()
         return frame

@@ -193,8 +193,7 @@ class Query:
         options = self.context.options
         if self.plan.declaration.kind == "table":
             return self._where_of_table()
-        hub = self.context.hub(self.stopping, self._troubled)
-        self._tell(resume.published(self.folder, self.context.journal, hub))
+        self._tell(resume.published(self.folder, self.context.journal, self._hub()))
         return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
 
     def _where_of_table(self) -> checkpoint.Start:
@@ -224,11 +223,14 @@ class Query:
             return sinks.partitioned(frame, declaration).writeStream.foreachBatch(self._sink)
         if declaration.kind == "table":
             return sinks.table_writer(frame, declaration, self._output)
-        gate, hub = checkpoint.Gate(self.folder, start.split), self.context.hub(self.stopping, self._troubled)
+        gate, hub = checkpoint.Gate(self.folder, start.split, start.pending), self._hub()
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
         outgoing = messages(frame, declaration)
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
+
+    def _hub(self) -> sinks.Hub:
+        return self.context.hub(self.stopping, self._troubled)
 
     def _troubled(self, why: str) -> None:
         self.context.board.troubled(self.plan.name, why)

@@ -152,9 +152,12 @@ def published(query: Path, journal: Any, hub: Hub) -> str:
         last = status.read(query)
         unknown = last is not None and last.batch >= 0 and before.split is None
         return f"the checkpoint in {query} is gone; it begins anew, and results may come again." if unknown else ""
-    done = _most(before.split or {}, commit.end if hub.has(commit.query_id, commit.batch) else commit.start)
+    is_there = hub.has(commit.query_id, commit.batch)
+    begun, ended = (commit.start, commit.end) if is_there else (commit.before, commit.start)
+    done = _most(before.split or {}, ended)
     starting = _most(before.starting, dict(journal.begin())) if commit.stateful else done
-    checkpoint.begin_anew(query, Start(starting, None if starting == done else done))
+    pending = _most(before.split or {}, begun) if commit.stateful and begun else None
+    checkpoint.begin_anew(query, Start(starting, None if starting == done else done, pending))
     return f"the checkpoint in {query} is gone. {_goes_on(commit, done)}"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from smqrt.journal import retention
 from smqrt.journal.settings import JournalSettings
-from smqrt.pipeline import reset, tables
+from smqrt.pipeline import query, reset, tables
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub, eventually
@@ -187,3 +187,58 @@ def test_what_a_query_remembered_is_computed_anew(app: Application) -> None:
     assert app.run() == 0
     assert app.results("a") == [{"k": "a", "n": 2}, {"k": "a", "n": 3}]
     assert app.results("b") == [{"k": "b", "n": 1}]
+
+
+WINDOWS = (
+    "@source({source}, json='t timestamp', event_time='t', watermark='1 second')\ndef rows(df): return df\n"
+    "@publish(to='OUT/windows')\n"
+    "def windows(rows):\n"
+    "    counts = rows.groupBy(F.window('t', '1 second')).count()\n"
+    "    return counts.select(F.second('window.start').alias('s'))\n"
+)
+
+
+def at(app: Application, *seconds: int) -> None:
+    app.send(*({"t": f"2026-01-01T00:00:{second:02}Z"} for second in seconds))
+
+
+def windows(app: Application) -> list[int]:
+    return [result["s"] for result in app.results()]
+
+
+@pytest.mark.parametrize("more", [(), (30,)])
+def test_windows_that_the_last_commit_has_closed_come_once(
+    app: Application, monkeypatch: pytest.MonkeyPatch, more: tuple[int, ...]
+) -> None:
+    """Spark gives them with the next micro-batch, with rows or without, which the checkpoint did not live to see."""
+    app.write(WINDOWS.format(source=app.source))
+    with monkeypatch.context() as stopped:  # before Spark has come to a micro-batch without rows
+        stopped.setattr(query, "_WITHOUT_DATA", "spark.smqrt.unused")
+        app.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        for seconds in ((1, 5), (20,)):
+            at(app, *seconds)
+            assert app.run(republish=True) == 0
+    assert windows(app) == [1]
+    shutil.rmtree(state(app, "windows") / "checkpoint")
+    at(app, *more)
+    assert app.run() == 0
+    assert windows(app) == ([1, 5, 20] if more else [1, 5])
+    at(app, 40)
+    assert app.run() == 0
+    assert windows(app) == ([1, 5, 20, 30] if more else [1, 5, 20])
+
+
+def test_windows_of_rows_before_the_first_start_are_not_published(app: Application) -> None:
+    app.write(WINDOWS.format(source=app.source))
+    at(app, 1, 5, 20)
+    runner = Runner(app.catalog, app.options(once=False), stopping := threading.Event(), app.spark)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runner.run, ["windows"])
+        try:
+            eventually(lambda: state(app, "windows").joinpath("start.json").exists(), "it has begun", 60)
+            at(app, 40)
+            eventually(lambda: 20 in windows(app), "the first window of now", 60)
+        finally:
+            stopping.set()
+        assert running.result(60) == 0
+    assert windows(app) == [20]

@@ -33,7 +33,7 @@ class BatchReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.max_rows or options.max_bytes or options.split_at or options.query:
+        if options.max_rows or options.max_bytes or options.split_at.at or options.query:
             raise ArgumentError(
                 "smq options maxRowsPerTrigger, maxBytesPerTrigger, splitAt and queryName are for readStream."
             )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from smqrt.errors import ArgumentError
 from smqrt.journal import link, uris
@@ -25,6 +25,18 @@ BATCH_ROWS = 8192
 MAX_BYTES = 128 << 20
 """Of a micro-batch: an eighth of the 1 GiB that Spark's driver has by default."""
 RETRY_S = 60.0
+
+
+class Splits(NamedTuple):
+    """Offsets that micro-batches end at.
+
+    Attributes:
+        at: in ascending order; no micro-batch has rows on both sides of one.
+        pauses: at each of them a trigger finds nothing new, so that Spark closes windows in a micro-batch without rows.
+    """
+
+    at: tuple[Offsets, ...] = ()
+    pauses: bool = False
 
 
 def wrong(name: str, value: object, rule: str) -> ArgumentError:
@@ -96,6 +108,17 @@ def seqs(name: str, value: str) -> Offsets:
     return found
 
 
+def splits(name: str, value: str) -> Splits:
+    """Returns where micro-batches end: offsets, or a JSON list of them."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        return Splits((seqs(name, value),), False)
+    return Splits(tuple(seqs(name, json.dumps(each)) for each in found), True)
+
+
 def place(name: str, value: str) -> str | Offsets:
     """Returns "earliest", "latest" or offsets."""
     return value.lower() if value.lower() in ("earliest", "latest") else seqs(name, value)
@@ -160,7 +183,7 @@ READ: dict[str, Reader] = PLACE | {
     "bytesPerPartition": size,
     "parallelism": positive,
     "batchRows": positive,
-    "splitAt": seqs,
+    "splitAt": splits,
     "failOnDataLoss": switch,
     "includePipeline": switch,
     "queryName": text,
@@ -248,7 +271,7 @@ class ReadOptions:
         rows_per_partition, bytes_per_partition: at most so much in a task.
         parallelism: how many tasks work at a time; a micro-batch that is worth it has so many.
         batch_rows: Arrow batches are merged until they have so many rows.
-        split_at: no micro-batch has rows on both sides of these offsets.
+        split_at: where micro-batches end in any case.
         fail_on_data_loss: rows that are gone are an error, otherwise they're passed over.
         include_pipeline: rows that a pipeline published are among the result.
         query: the name under which progress is reported to the journal; None reports nothing.
@@ -271,7 +294,7 @@ class ReadOptions:
     bytes_per_partition: int = BYTES_PER_PARTITION
     parallelism: int = field(default_factory=cores)
     batch_rows: int = BATCH_ROWS
-    split_at: Offsets = field(default_factory=dict)
+    split_at: Splits = Splits()
     fail_on_data_loss: bool = True
     include_pipeline: bool = True
     query: str | None = None

@@ -42,6 +42,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: Offsets | None = None
         self.planned: tuple[dict[str, tuple[int, int]], sizes.Chunks] | None = None
         self.progress = Progress(options)
+        self._paused: Offsets | None = None
+        self._moved = False
         self.follower: Follower | None = None
 
     @told
@@ -62,10 +64,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         last = self._end() if self.target is None else self.target
         start = self._known(start, last)
-        end = offsets.before_split(start, last, self.options.split_at)
+        if self._pauses(start):
+            return offsets.ordered(start)
+        end = last
+        for split in self.options.split_at.at:
+            end = offsets.before_split(start, end, split)
         if not isinstance(limit, ReadAllAvailable):
             end = self._limited(start, end)
+        self._moved |= offsets.distance(start, end) > 0
         return offsets.ordered(start | end)
+
+    def _pauses(self, start: Offsets) -> bool:
+        """Whether a trigger is to find nothing new: the first one at a split. With `availableNow` only if it was
+        reached just now, as nothing new may end the query.
+        """
+        splits = self.options.split_at
+        at = next((one for one in splits.at if all(start.get(node, 0) == seq for node, seq in one.items())), None)
+        first, self._paused = at != self._paused, at
+        return splits.pauses and at is not None and first and (self.target is None or self._moved)
 
     def _limited(self, start: Offsets, end: Offsets) -> Offsets:
         if self.options.max_rows:
