@@ -21,7 +21,7 @@ from tests.pipeline.recorded import START_US, STEP_US, Recorded
 
 
 def query(kind: Any = "publish", **options: Any) -> Declaration:
-    return Declaration("q", kind, print, ("readings",), {"mode": "append", "path": "t", **options}, [], "p.py", 3)
+    return Declaration("q", kind, print, ("readings",), {"mode": "append", "path": "t", "format": "parquet", **options}, [], "p.py", 3)
 
 
 def batch(folder: Path, number: int, *ends: Any) -> None:
