@@ -21,7 +21,8 @@ from tests.pipeline.recorded import START_US, STEP_US, Recorded
 
 
 def query(kind: Any = "publish", **options: Any) -> Declaration:
-    return Declaration("q", kind, print, ("readings",), {"mode": "append", "path": "t", "format": "parquet", **options}, [], "p.py", 3)
+    given = {"mode": "append", "path": "t", "format": "parquet", **options}
+    return Declaration("q", kind, print, ("readings",), given, [], "p.py", 3)
 
 
 def batch(folder: Path, number: int, *ends: Any) -> None:

@@ -142,7 +142,7 @@ def test_a_duration_is_that_long_ago() -> None:
 def test_what_spark_adds_for_a_sink_is_no_mistake() -> None:
     given = {"checkpointLocation": "/tmp/c", "queryName": "q", "url": "http://h:1/rtl/journal/n", "retry": "5s"}
     assert WriteOptions.parse(CaseInsensitiveDict(given)).retry_s == 5
-    with pytest.raises(ArgumentError, match='"topics" here. It has: cafile, path, retry, token, txnAppId, txnVersion, url'):
+    with pytest.raises(ArgumentError, match='"topics" here. It has: cafile, path, retry, token, txnAppId'):
         WriteOptions.parse(CaseInsensitiveDict(given | {"topics": "a"}))
 
 
