@@ -1,7 +1,7 @@
 """Compacted files that a reader holds: hard links of its own to what it has planned to read, for as long as it lives.
 
     held/20261123T150000Z-4711-9f3a/n1-….parquet    until when at most, the process, a name that nobody else has
-    held/20261123T150000Z-4711-9f3a/.lock           locked by that process
+    held/20261123T150000Z-4711-9f3a/.lock           locked by that process; it names the machine
 
 So files that are joined, or expire, between a plan and the read stay where they were planned. A link takes no room
 until the file itself has gone. Spark's own Parquet reader needs this: our readers find rows that have moved by number.
@@ -13,6 +13,7 @@ import atexit
 import fcntl
 import os
 import shutil
+import socket
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ HOLD_S = 24 * 3600.0
 """So long files are held at most. A process takes a new folder when half of that is over: a plan has twelve hours."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _LOCK = ".lock"
+_HERE = socket.gethostname().encode()
 _NEW = ".new-"
 _NEW_S = 60.0
 
@@ -97,6 +99,7 @@ def _made(journal: Path, until_s: float) -> _Hold:
     beside, folder = journal / FOLDER / f"{_NEW}{name}", journal / FOLDER / name
     make_folder(beside)
     lock = os.open(beside / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    os.write(lock, _HERE)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     beside.rename(folder)
     made = _Hold(folder, until_s, lock, os.getpid())
@@ -151,7 +154,7 @@ def _changed_s(folder: Path) -> float:
 
 
 def _is_left(lock: Path) -> bool:
-    """Whether the process that has made a lock has ended."""
+    """Whether the process that has made a lock has ended. Of another machine that is not known: it may lock otherwise."""
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -159,6 +162,8 @@ def _is_left(lock: Path) -> bool:
     except OSError:
         return False
     try:
+        if os.read(fd, len(_HERE) + 1) != _HERE:
+            return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

@@ -305,6 +305,18 @@ def held_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def test_links_of_other_machines_go_when_their_time_is_over(tmp_path: Path) -> None:
+    compacted(tmp_path, readings(0, 100))
+    held.hold(tmp_path, list(manifest.load(tmp_path).all_files()))
+    (folder,) = tmp_path.glob("held/*")
+    (folder / ".lock").write_text("another")
+    os.close(held._holds.pop(tmp_path).lock)
+    held.release(tmp_path, time.time())
+    assert links(tmp_path) == 1
+    held.release(tmp_path, time.time() + held.HOLD_S + 1)
+    assert links(tmp_path) == 0
+
+
 def test_a_journal_that_may_not_be_written_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compacted(tmp_path, readings(0, 100))
     files = list(manifest.load(tmp_path).all_files())

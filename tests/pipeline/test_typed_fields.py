@@ -170,6 +170,18 @@ def test_a_variant_of_a_stream(spark: Any, tmp_path: Path) -> None:
     assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is no JSON"]
 
 
+def test_the_source_gives_fields_in_streams_and_batches(spark: Any, tmp_path: Path) -> None:
+    journal, payloads = str(tmp_path / "journal"), (b'{"temp": 21.5, "device": "a"}', b"no JSON", b'{"temp": "hot"}')
+    write(Path(journal), [row(seq, payload=payload) for seq, payload in enumerate(payloads)])
+    schema, expected = "seq bigint, json struct<temp: double>", ['{"temp":21.5}', None, "{}"]
+    read = spark.readStream.format("smq").schema(schema).option("startingOffsets", "earliest").load(journal)
+    assert streamed(read.selectExpr("to_json(json) AS text"), tmp_path / "stream") == expected
+    batch = spark.read.format("smq").schema(schema).load(journal)
+    assert [one.text for one in batch.orderBy("seq").selectExpr("to_json(json) AS text").collect()] == expected
+    with pytest.raises(Exception, match=r"it's a struct such as json struct<temp: double>"):
+        spark.read.format("smq").schema("json string").load(journal).count()
+
+
 def streamed(frame: Any, checkpoint: Path) -> list[str]:
     found: list[str] = []
     writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(one.text for one in batch.collect()))
