@@ -154,7 +154,7 @@ def _changed_s(folder: Path) -> float:
 
 
 def _is_left(lock: Path) -> bool:
-    """Whether the process that has made a lock has ended. Of another machine that is not known: it may lock otherwise."""
+    """Whether the process that has made a lock has ended; not known of another machine, which may lock otherwise."""
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
