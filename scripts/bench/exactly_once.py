@@ -30,7 +30,7 @@ TROUBLES = (
     "compactor killed",
 )
 """What happens under living pipelines, each in turn."""
-FORGOTTEN = ("sums", "echo", "kept")
+FORGOTTEN = ("echo", "sums", "kept")
 """Queries whose checkpoint is removed, each in turn."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from smqrt.pipeline.messages import messages
 from smqrt.pipeline.plans import Plan
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from smqrt.pipeline.runner import Context
 
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -159,11 +162,11 @@ class Query:
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
-        # A query with a clock has something to do at any time: "what there is" would have no end.
-        context.spark.conf.set(_WITHOUT_DATA, str(not (context.options.once and self._is_endless())).lower())
         folder = str(checkpoint.folder(self.folder))
-        writer = writer.queryName(self.plan.name).option("checkpointLocation", folder)
-        self.spark_query = writer.trigger(**self._pace()).start()
+        writer = writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._pace())
+        # A query with a clock has something to do at any time: "what there is" would have no end.
+        with _setting(context.spark, _WITHOUT_DATA, not (context.options.once and self._is_endless())):
+            self.spark_query = writer.start()
 
     def _is_endless(self) -> bool:
         from smqrt.pipeline import alerts, state
@@ -302,3 +305,14 @@ class Query:
             self._marked = checkpoint.last_batch(self.folder)
             self.context.board.reached(self.plan.name, self._marked, offset)
             self.context.mark(self.plan, offset, 0.0)
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: bool) -> Iterator[None]:
+    """Of what starts inside; what is started later in the session doesn't have it."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))

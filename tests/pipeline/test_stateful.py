@@ -253,6 +253,7 @@ class Silence(StatefulProcessor):
     def init(self, handle):
         self.handle = handle
         self.told = handle.getValueState("told", "n int", 3_600_000)
+        self.short = handle.getValueState("short", "n int", 1)
 
     def handleInputRows(self, key, rows, timerValues):
         for due in list(self.handle.listTimers()):
@@ -263,7 +264,8 @@ class Silence(StatefulProcessor):
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         n = (self.told.get() or (0,))[0] + 1
         self.told.update((n,))
-        yield Row(k=key[0], said=f"silent {n}")
+        yield Row(k=key[0], said=f"silent {n}{', not forgotten' if self.short.exists() else ''}")
+        self.short.update((1,))
 
 @source(SOURCE, json="k string")
 def rows(df): return df
@@ -280,6 +282,7 @@ def test_the_clock_on_the_wall_fires_a_timer_without_any_row_and_after_a_restart
     app.send({"k": "a"})
     assert app.run(republish=True, start=str(first)) == 0, app.told
     assert [each["said"] for each in app.results()] == ["here 1"], "once ends, although there is a timer to come"
+    assert app.spark.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true", "for whom starts next"
     stopping = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(Runner(app.catalog, app.options(once=False), stopping, app.spark).run)
