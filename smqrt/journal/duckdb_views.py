@@ -113,7 +113,12 @@ class DuckDB:
         try:
             return work()
         except (self._duckdb.Error, OSError, ValueError) as error:  # the last two are pyarrow's
-            raise self._stream.error or JournalError(_sentence(error)) from None
+            raise self._stream.error or JournalError(self._sentence(error)) from None
+
+    def _sentence(self, error: Exception) -> str:
+        if not all(path.exists() for path in self._files):
+            return "Compacted files were joined to larger ones, or expired, while the question was answered: ask again."
+        return _sentence(error)
 
     # ---- views
 

@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.cli import cli
+from smqrt.errors import JournalError
 from smqrt.journal import compact, duckdb_views
 from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
+from tests.cli.test_pipeline import on_a_terminal
 from tests.journal.made import NOON_US, readings, row, write
 from tests.pipeline.hubs import JournalingHub
 
@@ -208,6 +210,22 @@ def test_an_interrupt_leaves_nothing(app: Path, tmp_path: Path, number: int, cod
     process.send_signal(number)
     assert (process.communicate(timeout=60), process.returncode) == (("", "Interrupted.\n"), code)
     assert list(target.iterdir()) == []
+
+
+def test_files_that_go_while_rows_come(app: Path) -> None:
+    journal = Journal(app / ".journal")
+    with DuckDB(journal, journal.begin(), journal.end()) as duckdb:
+        _, batches = duckdb.run("select a.seq from messages a, range(100000) where text is not null")
+        assert next(batches)
+        for path in duckdb._files:
+            path.unlink()
+        with pytest.raises(JournalError, match=r"were joined to larger ones, or expired, .* ask again"):
+            duckdb._tell(lambda: duckdb._connection.sql("select * from compacted"))
+
+
+def test_a_bar_on_a_terminal(app: Path) -> None:
+    printed = on_a_terminal([sys.executable, "-m", "smqrt", "query", SLOW, str(app)], lambda text: "%" in text)
+    assert "query" in printed
 
 
 def test_the_share_that_is_done(app: Path) -> None:
