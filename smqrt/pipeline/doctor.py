@@ -262,10 +262,15 @@ def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
 
 def _check_output(frame: Any, declaration: Declaration) -> None:
     """Whether the result has the columns that topics, or the folders of a table, are made of."""
+    from smqrt.pipeline import lake_tables
     from smqrt.pipeline.messages import messages
     from smqrt.pipeline.sinks import partitioned
 
-    partitioned(frame, declaration) if declaration.kind == "table" else messages(frame, declaration)
+    if declaration.kind == "table":
+        lake_tables.check_installed(declaration)
+        partitioned(frame, declaration)
+    else:
+        messages(frame, declaration)
 
 
 def _available_bytes(meminfo: Path) -> int:

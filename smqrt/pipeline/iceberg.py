@@ -155,13 +155,20 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     return spark.read.option("mergeSchema", "true").parquet(*paths)
 
 
-def _catalog(location: str) -> Any:
+def check_installed() -> None:
+    """Raises PipelineError when pyiceberg or what its catalogs in files need is missing."""
     try:
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.catalog.sql import SqlCatalog
-        from pyiceberg.utils.config import Config
+        import pyiceberg.catalog.sql  # noqa: F401
     except ImportError:
         raise PipelineError(NEEDS_ICEBERG) from None
+
+
+def _catalog(location: str) -> Any:
+    check_installed()
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.utils.config import Config
+
     if Config().get_catalog_config(CATALOG):
         return load_catalog(CATALOG)
     if uris.is_elsewhere(location):

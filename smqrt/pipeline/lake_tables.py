@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from smqrt.journal import uris
+from smqrt.journal.deltalog import imported
 from smqrt.pipeline import delta, iceberg
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
@@ -40,6 +41,14 @@ def opened(declaration: Declaration, location: str) -> LakeTable | None:
     }
     made = kinds.get(declaration.options["format"])
     return made(location, declaration.options["partition_by"]) if made else None
+
+
+def check_installed(declaration: Declaration) -> None:
+    """Raises PipelineError or JournalError when the library is missing that the table of a query needs."""
+    if declaration.options["format"] == "delta":
+        imported()
+    elif declaration.options["format"] == "iceberg":
+        iceberg.check_installed()
 
 
 def is_there(location: Path | str) -> bool:

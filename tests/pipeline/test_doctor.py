@@ -193,6 +193,10 @@ def no_such_topic(readings):
 def no_such_folder(readings):
     return readings
 
+@table("lake", format="delta")
+def no_library(readings):
+    return readings
+
 @publish(to="mean/{device}")
 def never_final(readings):
     return readings.groupBy("device").avg("temp")
@@ -203,7 +207,8 @@ def no_such_column(readings):
 """
 
 
-def test_spark_plans_each_query(place: Place, spark: Any) -> None:
+def test_spark_plans_each_query(place: Place, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
     (place.app / "pipelines").mkdir()
     (place.app / "pipelines" / "plant.py").write_text(GOOD_AND_BAD)
     checks = {check.name: check for check in doctor.planned(place, spark)}
@@ -211,5 +216,6 @@ def test_spark_plans_each_query(place: Place, spark: Any) -> None:
     said = {name: f"{check.detail}: {check.remedy}" for name, check in checks.items() if not check.ok}
     assert "has no column 'gadget'" in said["no_such_topic"]
     assert "partitioned by 'site'" in said["no_such_folder"]
+    assert "Delta tables need deltalake" in said["no_library"]
     assert "without a watermark" in said["never_final"]
     assert "`devise` cannot be resolved" in said["no_such_column"]

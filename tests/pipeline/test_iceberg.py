@@ -110,7 +110,7 @@ def test_a_backfill_and_other_columns(app: Application) -> None:
 def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineError, match="needs a catalog that others see"):
         IcebergTable("s3://bucket/kept")
-    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
     with pytest.raises(PipelineError, match=r"pip install 'smqrt\[iceberg\]'"):
         IcebergTable(str(tmp_path / "kept"))
     assert iceberg.NEEDS_ICEBERG.endswith("brings it.")
