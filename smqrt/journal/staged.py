@@ -69,7 +69,8 @@ class Staged:
             write_whole(folder / part, rows)
         except OSError as error:
             raise JournalError(f"{folder} can't be written: {error.strerror}; make room on the disk.") from None
-        self._waiting_bytes += max(len(rows), LEAST_BYTES)
+        if self._waiting_bytes >= 0:  # else another thread has forgotten something: it is counted anew
+            self._waiting_bytes += max(len(rows), LEAST_BYTES)
 
     def seal(self, query: str, batch: int, parts: Sequence[str]) -> list[str]:
         """Decides, for good, which parts are the results of a micro-batch.
