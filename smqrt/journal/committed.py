@@ -24,6 +24,7 @@ MOST_QUERIES = 50_000
 """Names under which a hub remembers commits; a micro-batch of many MiB has one for each part."""
 FILE = "txn.json"
 """In a node's folder. Once there was one for all nodes, in the journal's folder; it is still looked at."""
+_THROUGH = "@through"  # among the queries, none of which has such a name
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
 
 
@@ -111,20 +112,22 @@ def snapshot(folder: Path) -> dict[str, int]:
     """
     found = _read(folder.parent.parent / FILE)
     merge(found, _read(folder / FILE))
+    found.pop(_THROUGH, None)
     return found
 
 
-def save(folder: Path, batches: Mapping[str, int]) -> None:
+def save(folder: Path, batches: Mapping[str, int], through: int) -> None:
     """Writes the snapshot of a node.
 
     Args:
         folder: `<journal>/wal/<node>`.
         batches: the last batch of each query.
+        through: the commits of all rows below this number are among them.
 
     Raises:
         OSError: the disk is full or broken.
     """
-    manifest.write_json(folder / FILE, dict(batches))
+    manifest.write_json(folder / FILE, {**batches, _THROUGH: through})
 
 
 class Others:
@@ -219,7 +222,11 @@ def _of_node(folder: Path) -> dict[str, int]:
 
 def _unsaved(folder: Path) -> Iterable[Path]:
     """Returns the segments that may have commits which the node's snapshot lacks."""
-    try:
+    through = _read(folder / FILE).get(_THROUGH)
+    if through is not None:
+        paths = index.paths(folder)
+        return paths[max(0, bisect_right(paths, through, key=index.first_seq) - 1) :]
+    try:  # an older one, which doesn't tell: when it was saved says only about when it was made
         since = (folder / FILE).stat().st_mtime
     except FileNotFoundError:
         return index.paths(folder)

@@ -37,6 +37,8 @@ from smqrt.net.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")
 
+_Commit = tuple[str, int]
+"""The name of a query, and the number of its batch."""
 SEAL_S = 600.0
 """A segment is sealed after so long, however short it is: only sealed ones are compacted."""
 TIDY_S = 60.0
@@ -127,10 +129,14 @@ class JournalWriter:
             return False
         return True
 
-    def _append(self, rows: int, first_us: int, last_us: int, pieces: Sequence[Any], flags: int = 0) -> None:
+    def _append(
+        self, rows: int, first_us: int, last_us: int, pieces: Sequence[Any], commit: _Commit | None = None
+    ) -> None:
         if fault := self._durability.fault:
             raise fault
-        self._segment.append(pieces, self._seq, rows, first_us, last_us, flags)
+        self._segment.append(pieces, self._seq, rows, first_us, last_us, index.HAS_TXN if commit else 0)
+        if commit:  # before the segment is sealed: what is saved then has the commits of all its rows
+            self._txns.note(*commit)
         self._seq += rows
         self._counts["rows"] += rows
         self._counts["batches"] += 1
@@ -213,8 +219,7 @@ class JournalWriter:
         with self._alone():
             is_new = not self._has(query, batch)  # also when the same was sent again while this one was looked at
             if is_new:
-                self._store(outgoing, f"{query}:{batch}")
-                self._txns.note(query, batch)
+                self._store(outgoing, (query, batch))
         self._counts["commits" if is_new else "duplicates"] += 1
         self._wait_for_disk()
         if is_new:
@@ -294,16 +299,16 @@ class JournalWriter:
             if opened.get(self.settings.name) is not self:
                 raise JournalError(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")
 
-    def _store(self, outgoing: Outgoing, txn: str | None) -> None:
+    def _store(self, outgoing: Outgoing, commit: _Commit | None) -> None:
         self._recorder.flush()
         if self._recorder.full:
             raise self._refusal(self._durability.fault)
         if not len(outgoing):
             return
         now_us = self._clock.now_us()
-        batch = encode(outgoing.rows(self._seq, now_us, txn))
+        batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
         try:
-            self._append(len(outgoing), now_us, now_us, batch, index.HAS_TXN if txn else 0)
+            self._append(len(outgoing), now_us, now_us, batch, commit)
         except OSError as error:
             raise self._refusal(error) from None
 

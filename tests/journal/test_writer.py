@@ -248,6 +248,14 @@ def test_a_clock_that_is_wrong_for_a_moment_removes_nothing(record: Make, monkey
     assert len(rows(site)) == 20
 
 
+def test_a_commit_that_fills_a_segment_is_saved_with_it(record: Make) -> None:
+    site = record({"segment_bytes": 65536})
+    journal = site.smq.journal
+    assert journal.commit("q", 3, [(b"t", None, bytes(60_000))] * 2)
+    assert journal._durability.join()
+    assert committed.snapshot(journal.path / "wal" / "n1") == {"q": 3}
+
+
 def test_a_commit_is_stored_and_published_once(record: Make) -> None:
     site = record()
     device = site.device(b"device-1")
