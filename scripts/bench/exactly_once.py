@@ -30,7 +30,7 @@ TROUBLES = (
     "compactor killed",
 )
 """What happens under living pipelines, each in turn."""
-FORGOTTEN = ("echo", "sums", "kept")
+FORGOTTEN = ("sums", "echo", "kept")
 """Queries whose checkpoint is removed, each in turn."""
 
 

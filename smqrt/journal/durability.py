@@ -15,6 +15,7 @@ from typing import Any
 
 from gevent import get_hub
 
+from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention, summary
 from smqrt.journal.disk import DiskThread
 from smqrt.journal.index import Entry
@@ -33,6 +34,10 @@ MOST_UNSYNCED_BYTES = 256 << 20
 CLOSE_S = 5.0
 """How long `close` waits for the disk. Less than the 10 s after which docker kills; what the system has then is lost by
 a power failure only."""
+
+
+class Unconfirmed(JournalError):
+    """The journal ends, and its disk has not confirmed what was written."""
 
 
 class Durability:

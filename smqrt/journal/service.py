@@ -38,6 +38,7 @@ from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.journal import progress
 from smqrt.journal.commit import MOST_ROWS
+from smqrt.journal.durability import Unconfirmed
 from smqrt.journal.ends import Ends
 from smqrt.journal.incoming import Decoder, Record
 from smqrt.journal.link import MOVED
@@ -270,7 +271,10 @@ class JournalService(Directory):
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         rows = self._rows(request, grant)
-        journal.publish(rows)
+        try:
+            journal.publish(rows)
+        except Unconfirmed:  # and no 503: who asks again would publish them twice
+            raise Refused(500, "The journal ends; whether its disk has kept the rows is not known.") from None
         _give(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:

@@ -27,7 +27,7 @@ from smqrt.journal.arrow import encode, schema_message
 from smqrt.journal.clock import Clock
 from smqrt.journal.columns import Piece
 from smqrt.journal.disk import RETRY_S
-from smqrt.journal.durability import Durability
+from smqrt.journal.durability import Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
@@ -289,7 +289,7 @@ class JournalWriter:
         """With `sync = "always"` returns when the disk has everything; blocks.
 
         Raises:
-            JournalError: the journal ends before; try again later.
+            Unconfirmed: the journal ends before.
         """
         if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
             return
@@ -297,7 +297,7 @@ class JournalWriter:
         self._recorder.send_later(lambda _: kept.set(), b"", self._broker.hub.server)
         while not kept.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
-                raise JournalError(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")
+                raise Unconfirmed(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")
 
     def _store(self, outgoing: Outgoing, commit: _Commit | None) -> None:
         self._recorder.flush()

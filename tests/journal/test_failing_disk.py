@@ -188,3 +188,18 @@ def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> Non
     assert committing.get(timeout=10)
     assert not commit.commit(disk.address(), "q", 0, rows)
     assert disk.numbers() == [0, 1, 2]
+
+
+def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> None:
+    disk = failing(sync="always")
+    disk.does("sync", errno.EIO)
+    publishing = gevent.get_hub().threadpool.spawn(commit.publish, disk.address(), [(b"out", None, b"%08d" % 0)])
+    disk.until(lambda stats: stats["unsynced_bytes"])
+    disk.served.process.send_signal(signal.SIGTERM)
+    assert disk.served.process.wait(20) == 0
+    disk.is_well()
+    disk.start()
+    disk.stats()
+    with pytest.raises(JournalError, match="not known"):
+        publishing.get(timeout=20)
+    assert disk.numbers() == [0]
