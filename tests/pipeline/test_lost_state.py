@@ -213,8 +213,7 @@ def test_windows_that_the_last_commit_has_closed_come_once(
     """Spark gives them with the next micro-batch, with rows or without, which the checkpoint did not live to see."""
     app.write(WINDOWS.format(source=app.source))
     with monkeypatch.context() as stopped:  # before Spark has come to a micro-batch without rows
-        stopped.setattr(query, "_WITHOUT_DATA", "spark.smqrt.unused")
-        app.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        stopped.setattr(query.Query, "_is_endless", lambda self: True)
         for seconds in ((1, 5), (20,)):
             at(app, *seconds)
             assert app.run(republish=True) == 0
