@@ -116,11 +116,6 @@ def check(found: dict[str, Any], package: Path) -> None:
     assert all(package.name in place for place in found["from"]), found["from"]
 
 
-def test_a_cluster_in_one_machine(workers_python: Path, package: Path, journal: Path, tmp_path: Path) -> None:
-    needed_java()
-    check(run("local-cluster[2,1,1024]", workers_python, package, journal, tmp_path), package)
-
-
 def test_a_master_and_two_workers(
     standalone: str, workers_python: Path, package: Path, journal: Path, tmp_path: Path
 ) -> None:
