@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from smqrt.wire import smq
@@ -90,6 +92,9 @@ def test_disconnect_connects_again_for_what_waits(run_in_trouble):  # noqa: F811
             """,
             broker.ws_url,
         )
+        deadline_s = time.monotonic() + 20
+        while len(broker.results) < 2 and time.monotonic() < deadline_s:  # it sees the end after the browser
+            time.sleep(0.01)
         assert broker.results[1:] == [[b"x"]]
 
 

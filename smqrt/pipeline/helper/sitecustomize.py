@@ -3,7 +3,8 @@
 Spark puts pyspark.zip first on the path; there is nothing compiled in it, and every helper would compile it anew: about
 one second each. Python imports this file by itself when its folder is on the path.
 
-The helper that asks an alert for its state prints what it does, with the objects it does it with, on the terminal.
+The helper that asks an alert for its state prints what it does, with the objects it does it with, on the terminal. One
+that reads a stream prints a stack when the JVM, which has no more questions, closes the connection first.
 
 A service manager sends SIGTERM to all processes of a service. The daemons that fork helpers would end themselves and
 them, in the middle of the micro-batch that the driver wants to finish; they end when the JVM closes their stdin.
@@ -19,6 +20,15 @@ from typing import Any
 sys.path[:] = [path for path in sys.path if not path.endswith(("/python/lib/pyspark.zip", "-src.zip"))]
 if "pyspark.sql.streaming.transform_with_state_driver_worker" in sys.orig_argv:
     builtins.print = lambda *_, **__: None
+
+
+def _quiet_end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if not issubclass(kind, ConnectionError):
+        sys.__excepthook__(kind, error, trace)
+
+
+if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
+    sys.excepthook = _quiet_end
 
 
 def _go_on(number: int, frame: object) -> None:
