@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from smqrt.pipeline import java, session, warm
+from tests.pipeline.applications import Application
+from tests.pipeline.hubs import JournalingHub
 
 HERE = Path(__file__).parent
 JVM = (
@@ -50,3 +52,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = builder.config("spark.local.dir", str(folder)).getOrCreate()
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
+    """A hub for all tests of a file; each has topics of its own."""
+    running = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Application:
+    """An application beside that hub."""
+    return Application(tmp_path, hub, spark)

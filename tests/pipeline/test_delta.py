@@ -33,13 +33,6 @@ KEPT = (
 )
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
-    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
-    yield hub
-    hub.stop()
-
-
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Application:
     made = Application(tmp_path, hub, spark)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ KEPT = (
     "@table('kept', format='iceberg', partition_by=['date', 'k'])\n"
     "def kept(rows): return rows.select('n', 'k', 'ts')\n"
 )
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
-    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
-    yield hub
-    hub.stop()
 
 
 @pytest.fixture

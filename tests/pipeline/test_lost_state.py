@@ -7,10 +7,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import query, reset, tables
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import eventually
 from tests.pipeline.recorded import Recorded
 
 KEPT = (
@@ -34,18 +32,6 @@ COUNTS = (
     "@publish(to='OUT/{{k}}', mode='update')\n"
     "def counts(rows): return rows.groupBy('k').agg(F.count('*').alias('n'))\n"
 )
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
-    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
-    yield hub
-    hub.stop()
-
-
-@pytest.fixture
-def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Application:
-    return Application(tmp_path, hub, spark)
 
 
 def state(app: Application, name: str) -> Path:

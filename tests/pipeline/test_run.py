@@ -29,14 +29,6 @@ ECHO = (
 )
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
-    """A hub for all tests here; each has topics of its own."""
-    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
-    yield hub
-    hub.stop()
-
-
 @pytest.fixture
 def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Iterator[Application]:
     """An application whose queries keep their state as `smqrt pipeline run` would."""

@@ -20,7 +20,7 @@ from smqrt.pipeline import backfill, by_rows, state, testing
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import eventually
 
 PATIENCE_S = 60
 HEAD = "from smqrt.pipeline import publish, source, stateful, table, view, alert, expect\n"
@@ -169,18 +169,6 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, text: str, said: str) -> 
 
 
 # ---- in Spark
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JournalingHub]:
-    hub = JournalingHub(tmp_path_factory.mktemp("hub") / "app")
-    yield hub
-    hub.stop()
-
-
-@pytest.fixture
-def app(tmp_path: Path, hub: JournalingHub, spark: Any) -> Application:
-    return Application(tmp_path, hub, spark)
 
 
 KINDS = """
