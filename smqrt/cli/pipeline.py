@@ -288,11 +288,11 @@ def _table_of(places: Places, name: str) -> str | None:
 @click.option("--vacuum", metavar="TIME", help="Also remove files that only versions older than this read, such as 7d.")
 @click.option("--delete", metavar="CONDITION", help="First delete rows: SQL, such as \"date < '2026-01-01'\".")
 def optimize(names: tuple[str, ...], places: Places, vacuum: str | None, delete: str | None) -> None:
-    """Join the small files of the Delta tables NAME, or of all, to large ones. Their queries may run."""
+    """Join the small files of the Delta and Iceberg tables NAME, or of all, to large ones. Their queries may run."""
     from smqrt.pipeline import optimizing
 
     retain = optimizing.retention(vacuum) if vacuum else None
-    for name, found in optimizing.delta_tables(places.catalog().select(names), places.app, places.tables):
+    for name, found in optimizing.lake(places.catalog().select(names), places.app, places.tables):
         click.echo(f"{name}: {optimizing.optimized(found, delete, retain)}")
 
 

@@ -146,9 +146,17 @@ class DeltaTable:
             self._table.alter.add_columns(fresh)
         return schema
 
-    def optimize(self, target_bytes: int | None = None) -> dict[str, Any]:
-        """Joins small files to large ones; returns deltalake's figures. Rows stay as they are, older versions too."""
-        return dict(self._fresh().optimize.compact(target_size=target_bytes))
+    def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
+        """Joins small files to large ones. Rows stay as they are, older versions too.
+
+        Args:
+            target_bytes: about the size of large ones; the library knows one.
+
+        Raises:
+            PipelineError: there is no table.
+        """
+        figures = self._fresh().optimize.compact(target_size=target_bytes)
+        return lake_files.Joined(figures["numFilesRemoved"], figures["numFilesAdded"])
 
     def vacuum(self, retain: timedelta) -> int:
         """Removes files that no version within `retain` reads, also those that were never committed.
@@ -164,8 +172,16 @@ class DeltaTable:
         return len(gone)
 
     def delete(self, condition: str) -> int:
-        """Deletes the rows that meet a condition of SQL; returns how many."""
-        return int(self._fresh().delete(condition).get("num_deleted_rows") or 0)
+        """Deletes the rows that meet a condition of SQL; returns how many.
+
+        Raises:
+            PipelineError: it is none.
+        """
+        table = self._fresh()
+        try:
+            return int(table.delete(condition).get("num_deleted_rows") or 0)
+        except self._deltalake.exceptions.DeltaError as error:
+            raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {error}.") from None
 
     def _fresh(self) -> Any:
         if self._table is None:

@@ -6,14 +6,16 @@ Spark's tasks write the files, the driver adds their names with the library `pyi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
-from smqrt.pipeline import faults, lake_files
+from smqrt.pipeline import faults, iceberg_upkeep, lake_files
 from smqrt.pipeline.checkpoint import Offsets
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ FILE = "iceberg.db"
 """Beside the folder of a table."""
 NAMESPACE = "tables"
 _QUERY, _BATCH, _END = "smqrt.query", "smqrt.batch", "smqrt.end"
+"""What a snapshot says of the rows that it adds."""
+_SEQUENCE = "smqrt.sequence"
+_LAST = "smqrt.last."
+"""Before the key of a query, in the properties of the table: what its last snapshot says, as snapshots expire."""
+_DEFAULTS = {
+    # Of each commit a list of manifests remains, and a description of the table: with a commit every ten seconds both
+    # would have thousands of entries in a day, in files that are written anew each time.
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
 
 
 class IcebergTable:
@@ -72,12 +84,18 @@ class IcebergTable:
                 return dict(end)
         return None
 
-    def _said(self) -> list[Any]:
-        """What our snapshots say, the newest first."""
+    def _said(self) -> list[dict[str, Any]]:
+        """What the last commit of each query says, and what there is in snapshots; the newest first."""
         if self._table is None and not self.exists():
             return []
-        found = [one.summary.additional_properties for one in self._table.refresh().snapshots() if one.summary]
-        return [said for said in reversed(found) if _QUERY in said]
+        table = self._table.refresh()
+        last = [json.loads(value) for name, value in table.properties.items() if name.startswith(_LAST)]
+        snapshots = [
+            {_SEQUENCE: one.sequence_number, **one.summary.additional_properties}
+            for one in table.snapshots()
+            if one.summary and _QUERY in one.summary.additional_properties
+        ]
+        return sorted([*last, *snapshots], key=lambda said: int(said[_SEQUENCE]), reverse=True)
 
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
         """As `DeltaTable.append`."""
@@ -88,9 +106,11 @@ class IcebergTable:
         faults.point("before_commit", batch)
         if files:
             said = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
+            last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **said}
             paths = [f"{self._table.location()}/data/{one.path}" for one in files]
             with self._table.transaction() as commit:
                 commit.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
+                commit.set_properties(_kept([last]))
         faults.point("after_commit", batch)
         return len(files)
 
@@ -104,7 +124,7 @@ class IcebergTable:
         if self._table is None:
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
             where = self.location if uris.scheme(self.location) else f"file://{self.location}"
-            self._table = self._catalog.create_table(self._name, schema, location=where)
+            self._table = self._catalog.create_table(self._name, schema, location=where, properties=_DEFAULTS)
         if not self._table.snapshots() and not self._table.spec().fields:
             with self._table.update_spec() as spec:
                 for name in self._by:
@@ -123,6 +143,29 @@ class IcebergTable:
                 "name, or the table another path."
             ) from None
         self._fits = True
+
+    def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
+        """As `DeltaTable.optimize`."""
+        return iceberg_upkeep.join(self._there(), target_bytes)
+
+    def vacuum(self, retain: timedelta) -> int:
+        """As `DeltaTable.vacuum`, with snapshots instead of versions."""
+        before = datetime.now(UTC) - retain
+        return iceberg_upkeep.expire(self._there(), before, _kept(reversed(self._said())))
+
+    def delete(self, condition: str) -> int:
+        """As `DeltaTable.delete`."""
+        return iceberg_upkeep.delete(self._there(), condition)
+
+    def _there(self) -> Any:
+        if self._table is None and not self.exists():
+            raise PipelineError(f"There is no Iceberg table in {self.location}: run its query first.")
+        return self._table
+
+
+def _kept(said: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The properties of a table that keep what commits say; the last of each query counts."""
+    return {f"{_LAST}{each[_QUERY]}": json.dumps(each) for each in said}
 
 
 def is_table(location: Path | str) -> bool:
@@ -163,14 +206,20 @@ def check_installed() -> None:
         raise PipelineError(NEEDS_ICEBERG) from None
 
 
+def _store() -> dict[str, str]:
+    """Where an object store is, from the variables that pyarrow and deltalake know; pyiceberg has names of its own."""
+    variables = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
+    return {name: value for name, variable in variables.items() if (value := os.environ.get(variable))}
+
+
 def _catalog(location: str) -> Any:
     check_installed()
     from pyiceberg.catalog import load_catalog
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.utils.config import Config
 
-    if Config().get_catalog_config(CATALOG):
-        return load_catalog(CATALOG)
+    if configured := Config().get_catalog_config(CATALOG):  # pyiceberg itself has read it when it was imported
+        return load_catalog(CATALOG, **{**_store(), **cast("dict[str, str]", configured)})
     if uris.is_elsewhere(location):
         raise PipelineError(
             f"An Iceberg table in {location} needs a catalog that others see: configure {CATALOG!r} for pyiceberg, for "

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.journal import uris
@@ -23,6 +23,9 @@ _TWIN = "_"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _OPEN_FILES = 64
 """Of a task at a time: each holds a group of rows."""
+_MOST_GROUP_ROWS = 1 << 20
+_GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 32 << 20
+"""About the most of a group of rows of a file that is made of others."""
 _LONGEST_STATISTIC = 64
 _KEYS = ("AWS_", "AZURE_", "GOOGLE_")
 """Variables that say how an object store is reached: workers take those of the driver, as its log of commits does."""
@@ -54,6 +57,13 @@ class LakeFile:
         """Returns what the log of a Delta table says of the rows."""
         values = {"minValues": self.least, "maxValues": self.greatest, "nullCount": self.nulls}
         return json.dumps({"numRecords": self.rows, **values})
+
+
+class Joined(NamedTuple):
+    """What joining files has done: so many small ones to so many large ones."""
+
+    small: int
+    large: int
 
 
 def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool = False) -> list[LakeFile]:
@@ -89,20 +99,29 @@ def filesystem(table: str) -> tuple[Any, str]:
     return system, path
 
 
-def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys: Mapping[str, str]) -> Iterator[Any]:
+def group_rows(rows: int, size_bytes: int) -> int:
+    """Returns how many rows a group of a large file has, where files of `size_bytes` have `rows` together."""
+    return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
+
+
+def stored(
+    batches: Iterator[Any], schema: Any, table: str, partition_by: Sequence[str] = (), group_rows: int = 0
+) -> list[LakeFile]:
+    """Writes batches of Arrow into files of a table; nobody reads them until they are committed.
+
+    Args:
+        batches, schema: what, a batch at a time.
+        table, partition_by: as for `written`.
+        group_rows: the fewest rows of a group; without it each batch is one.
+    """
     import pyarrow as pa
     from pyarrow import dataset
 
-    rows = (batch for batch in batches if batch.num_rows)
-    first = next(rows, None)
-    if first is None:
-        return
-    os.environ.update(keys)
     system, root = filesystem(table)
-    by = dataset.partitioning(pa.schema([first.schema.field(name) for name in partition_by]), flavor="hive")
+    by = dataset.partitioning(pa.schema([schema.field(name) for name in partition_by]), flavor="hive")
     found: list[LakeFile] = []
     dataset.write_dataset(
-        pa.RecordBatchReader.from_batches(first.schema, chain([first], rows)),
+        pa.RecordBatchReader.from_batches(schema, batches),
         root,
         filesystem=system,
         format="parquet",
@@ -111,9 +130,23 @@ def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
         existing_data_behavior="overwrite_or_ignore",
         max_open_files=_OPEN_FILES,
+        min_rows_per_group=group_rows,
+        max_rows_per_group=group_rows or _MOST_GROUP_ROWS,
         create_dir=not uris.is_elsewhere(table),  # in an object store that would leave files without a byte
         file_visitor=lambda file: found.append(_described(file, root)),
     )
+    return found
+
+
+def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys: Mapping[str, str]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return
+    os.environ.update(keys)
+    found = stored(chain([first], rows), first.schema, table, partition_by)
     yield pa.RecordBatch.from_pydict({"file": [json.dumps(asdict(file)) for file in found]})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,9 +11,15 @@ from smqrt.journal.deltalog import imported
 from smqrt.pipeline import delta, iceberg
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
+from smqrt.pipeline.lake_files import Joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+KINDS: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
+    "delta": delta.DeltaTable,
+    "iceberg": iceberg.IcebergTable,
+}
 
 
 class LakeTable(Protocol):
@@ -23,6 +30,9 @@ class LakeTable(Protocol):
     def exists(self) -> bool: ...
     def end(self, name: str) -> Offsets | None: ...
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int: ...
+    def optimize(self, target_bytes: int | None = None) -> Joined: ...
+    def vacuum(self, retain: timedelta) -> int: ...
+    def delete(self, condition: str) -> int: ...
 
 
 def opened(declaration: Declaration, location: str) -> LakeTable | None:
@@ -35,11 +45,7 @@ def opened(declaration: Declaration, location: str) -> LakeTable | None:
     Raises:
         PipelineError: a library is missing, or there is something else in the folder.
     """
-    kinds: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
-        "delta": delta.DeltaTable,
-        "iceberg": iceberg.IcebergTable,
-    }
-    made = kinds.get(declaration.options["format"])
+    made = KINDS.get(declaration.options["format"])
     return made(location, declaration.options["partition_by"]) if made else None
 
 

@@ -1,4 +1,4 @@
-"""Upkeep of Delta tables: few large files instead of many small ones, and an end for what nobody reads any more."""
+"""Upkeep of Delta and Iceberg tables: few large files for many small ones, and an end for what nobody reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from smqrt.errors import PipelineError
 from smqrt.journal.settings import parse_duration
-from smqrt.pipeline import tables
+from smqrt.pipeline import lake_tables, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.delta import DeltaTable
+from smqrt.pipeline.lake_tables import LakeTable
 
 LEAST = timedelta(hours=1)
 """Of what a vacuum leaves alone: a micro-batch under way has written files that no commit names yet."""
@@ -29,28 +29,32 @@ def retention(text: str) -> timedelta:
     return found
 
 
-def delta_tables(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterator[tuple[str, DeltaTable]]:
-    """Yields the Delta tables among queries, each with the name of its query.
+def lake(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterator[tuple[str, LakeTable]]:
+    """Yields the Delta and Iceberg tables among queries, each with the name of its query.
 
     Args:
         queries: what was asked for.
         app, root: as for `tables.location`.
 
     Raises:
-        PipelineError: there is none, or deltalake is missing.
+        PipelineError: there is none, or a library is missing.
     """
-    chosen = [one for one in queries if one.kind == "table" and one.options["format"] == "delta"]
+    chosen = [one for one in queries if one.kind == "table" and one.options["format"] in lake_tables.KINDS]
     if not chosen:
-        raise PipelineError("None of these is a Delta table: that is a query with @table(…, format='delta').")
+        raise PipelineError(
+            "None of these is a Delta or Iceberg table: that is a query with @table(…, format='delta' or 'iceberg')."
+        )
     for query in chosen:
-        yield query.name, DeltaTable(tables.location(query, app, root), query.options["partition_by"])
+        found = lake_tables.opened(query, tables.location(query, app, root))
+        if found is not None:
+            yield query.name, found
 
 
-def optimized(table: DeltaTable, condition: str | None, retain: timedelta | None) -> str:
+def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
     """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done."""
     told = [f"rows deleted: {table.delete(condition):,}"] if condition else []
-    figures = table.optimize()
-    told.append(f"small files joined: {figures['numFilesRemoved']:,} to {figures['numFilesAdded']:,}")
+    joined = table.optimize()
+    told.append(f"small files joined: {joined.small:,} to {joined.large:,}")
     if retain is not None:
         told.append(f"old files removed: {table.vacuum(retain):,}")
     return "; ".join(told)
