@@ -72,6 +72,11 @@ def hold(journal: Path, files: Sequence[DataFile]) -> list[Path]:
         return [_there(merge.opened(journal, file.path)) for file in files]
 
 
+def until_s(path: Path) -> float | None:
+    """Returns until when a path is there that `hold` has returned, seconds since 1970; None: it is the file itself."""
+    return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
+
+
 def _linked(path: Path, folder: Path) -> Path:
     with suppress(FileExistsError):  # of an earlier plan
         os.link(path, folder / path.name)

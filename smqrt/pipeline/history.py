@@ -37,6 +37,13 @@ _CHECKED = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
+_LATE = (
+    "What read_journal gave is read more than twelve hours after it was planned, and the journal has let go of its "
+    "files: call read_journal again, and keep what is needed for longer with cache() or in a table."
+)
+_TOO_LATE = (
+    "select cast(raise_error(:why) as boolean) from values (1) where current_timestamp() >= timestamp_seconds(:until_s)"
+)
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _ATTEMPTS = 3
 _MOST_GAPS = 2
@@ -282,10 +289,23 @@ def _native(
     for file, path in zip(plan.files, paths, strict=True):
         has = (wanted.json is not None and has_json(file, topics, wanted.json), wanted.variant and file.variant)
         groups.setdefault(has, []).append(str(path))
-    chosen = _chosen(read, plan)
+    conditions = [*_chosen(read, plan), *_in_time(spark, paths)]
     for has, some in groups.items():
         found = _parquet(spark, some, _ddl(wanted, *has))
-        yield _completed(found if chosen is None else found.where(chosen), wanted)
+        yield _completed(reduce(lambda frame, condition: frame.where(condition), conditions, found), wanted)
+
+
+def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
+    """Yields what ends a query with a sentence when it begins after the files may have gone.
+
+    Spark's optimizer knows the time: before that it leaves nothing of this, and later it computes the subquery itself,
+    before anybody looks for files.
+    """
+    from pyspark.sql import functions as F
+
+    if paths and (until_s := held.until_s(paths[0])) is not None:
+        late = spark.sql(_TOO_LATE, {"why": _LATE, "until_s": until_s}).scalar()
+        yield F.when(F.current_timestamp() < F.timestamp_seconds(F.lit(until_s)), F.lit(True)).otherwise(late)
 
 
 def _ddl(wanted: Wanted, has_json: bool, has_variant: bool) -> str:
@@ -322,16 +342,15 @@ def _completed(found: DataFrame, wanted: Wanted) -> DataFrame:
     return found.select(*wanted.names)
 
 
-def _chosen(read: ReadOptions, plan: _Plan) -> Column | None:
-    """Returns which rows of the files are wanted; None for all."""
+def _chosen(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
+    """Yields which rows of the files are wanted."""
     from pyspark.sql import functions as F
 
-    found = list(_between(plan))
+    yield from _between(plan)
     if (topics := read.filter()) is not None:
-        found.append(matches(topics))
+        yield matches(topics)
     if not read.include_pipeline:
-        found.append(F.col("flags").bitwiseAND(int(Flag.PIPELINE)) == 0)
-    return reduce(lambda one, more: one & more, found) if found else None
+        yield F.col("flags").bitwiseAND(int(Flag.PIPELINE)) == 0
 
 
 def _between(plan: _Plan) -> Iterator[Column]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from smqrt.pipeline import jvm
+from smqrt.pipeline import session
 
 _Result = TypeVar("_Result")
 _CANCEL_EVERY_S = 0.1
@@ -56,4 +56,4 @@ def _end(running: Future[Any], cancel: Callable[[], object]) -> None:
 
 def _cancel_jobs() -> None:
     with suppress(Exception):  # it isn't installed, hasn't started yet, or has ended meanwhile
-        jvm.cancel_jobs()
+        session.cancel_jobs()

@@ -82,15 +82,6 @@ def listen(spark: SparkSession, listener: Any) -> Callable[[], None]:
     return lambda: streams.removeListener(wrapper)
 
 
-def cancel_jobs() -> None:
-    """Cancels what Spark computes, from any thread. `SparkSession.active` would ask the JVM which session that is."""
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    if context is not None:
-        context.cancelAllJobs()
-
-
 def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
     """Makes Spark's own check of a stream, which otherwise it makes when the stream starts.
 

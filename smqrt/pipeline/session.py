@@ -18,6 +18,8 @@ from smqrt.pipeline.failures import OUT_OF_MEMORY, first_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_sessions: list[SparkSession] = []
+"""The one that this process has started, if it has."""
 HERE = Path(__file__).parent
 LOG = ".spark/spark.log"
 """What Spark tells, in the folder of state."""
@@ -91,7 +93,17 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf().setAll(list(settings.items()))
     jvm.start(conf)  # as the session itself would do, after which its work begins
     jvm.handle_signals()
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    _sessions[:] = [session]
+    return session
+
+
+def cancel_jobs() -> None:
+    """Cancels what the session computes that this process has started, from any thread; pyspark knows the active one of
+    a thread only.
+    """
+    for session in _sessions:
+        session.sparkContext.cancelAllJobs()
 
 
 def _quiet() -> None:

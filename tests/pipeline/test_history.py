@@ -16,6 +16,7 @@ from zipfile import ZipFile
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import functions as F
 
 from smqrt.errors import ArgumentError, JournalError
@@ -251,6 +252,26 @@ def test_a_journal_on_a_hub_is_read_by_the_source(spark: Any, tmp_path: Path) ->
 
 
 # ---- holding
+
+
+def test_a_query_that_begins_too_late(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In time nothing of the guard is left in Spark's plan."""
+    compacted(tmp_path, readings(0, 100))
+    in_time = read_journal(spark, tmp_path)
+    plan = in_time._jdf.queryExecution().optimizedPlan().toString()
+    assert "Relation" in plan
+    assert "raise_error" not in plan
+    assert "subquery" not in plan
+    monkeypatch.setattr(held, "HOLD_S", 0.0)
+    held._end(held._holds.pop(tmp_path))
+    late = read_journal(spark, tmp_path, topics="site1/#")
+    held.release(tmp_path, time.time() + 2)
+    with pytest.raises(SparkRuntimeException, match="twelve hours after it was planned.*call read_journal again"):
+        late.collect()
+    with pytest.raises(SparkRuntimeException, match="twelve hours after it was planned"):
+        late.count()
+    monkeypatch.undo()
+    assert read_journal(spark, tmp_path).count() == 100
 
 
 def links(journal: Path) -> int:
