@@ -299,14 +299,16 @@ def _done(done: Done, options: Options) -> str:
 
 @journal.command()
 @journal_folder
-def delta(path: Path) -> None:
-    """Make a Delta table of the compacted files, or bring it up to date; nothing is copied.
+@click.option("--to", metavar="URI", help="Copy the files into a table there, such as s3://bucket/messages.")
+def delta(path: Path, to: str | None) -> None:
+    """Make a Delta table of the compacted files, or bring it up to date; without --to nothing is copied.
 
-    Its name for others is the folder that is printed. Do it after each compaction, or let compact --delta do it.
+    Its name for others is the folder that is printed. Do it after each compaction, or let compact --delta do it. A copy
+    keeps what the journal has removed.
     """
-    from smqrt.journal import deltalog
+    from smqrt.journal import archive, deltalog
 
-    done = deltalog.update(folder(path))
+    done = archive.update(folder(path), to) if to else deltalog.update(folder(path))
     click.echo(f"{done.table}: {many(done.files, 'file')}, {done.added:,} added, {done.removed:,} removed")
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -30,12 +30,12 @@ class Updated(NamedTuple):
     """What an update did.
 
     Attributes:
-        table: the folder to name to others.
+        table: the folder or URI to name to others.
         added, removed: how many files.
         files: how many the table has.
     """
 
-    table: Path
+    table: Path | str
     added: int
     removed: int
     files: int
@@ -71,20 +71,41 @@ def update(journal: Path) -> Updated:
 
 
 def _updated(deltalake: Any, journal: Path) -> Updated:
-    place = journal / TABLE
-    wanted = {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
+    place, wanted = journal / TABLE, files(journal)
     table = deltalake.DeltaTable(place) if (place / _LOG).is_dir() else None
     known = _known(table)
-    schema = _schema(deltalake, table, place, [path for path in wanted if path not in known])
+    schema = schema_of(deltalake, table, [place / path for path in wanted if path not in known])
     if table is None or table.schema() != schema:
         shutil.rmtree(place / _LOG, ignore_errors=True)  # a table can't change the type of a column
         os.makedirs(place, exist_ok=True)
-        table, known = deltalake.DeltaTable.create(place, schema, partition_by=list(_FOLDERS), name="messages"), set()
+        table, known = create(deltalake, place, schema), set()
     fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
     if fresh or gone:
-        actions = [*_additions((path, wanted[path]) for path in fresh), *_removals(gone)]
-        table.create_write_transaction(actions, "append", schema, partition_by=list(_FOLDERS))
+        commit(table, schema, {path: wanted[path] for path in fresh}, gone)
     return Updated(place, len(fresh), len(gone), len(wanted))
+
+
+def files(journal: Path) -> dict[str, DataFile]:
+    """Returns the compacted files of a journal by the paths that they have in its table."""
+    return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
+
+
+def create(deltalake: Any, place: Path | str, schema: Any) -> Any:
+    """Makes a table without rows, and returns it."""
+    return deltalake.DeltaTable.create(place, schema, partition_by=list(_FOLDERS), name="messages")
+
+
+def commit(table: Any, schema: Any, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
+    """Adds files to a table and takes others off, in one commit.
+
+    Args:
+        table: deltalake's.
+        schema: of its columns.
+        added: files by path.
+        removed: paths.
+    """
+    actions = [*_additions(added.items()), *_removals(removed)]
+    table.create_write_transaction(actions, "append", schema, partition_by=list(_FOLDERS))
 
 
 def _known(table: Any) -> set[str]:
@@ -93,11 +114,17 @@ def _known(table: Any) -> set[str]:
     return set(pyarrow.table(table.get_add_actions())["path"].to_pylist()) if table is not None else set()
 
 
-def _schema(deltalake: Any, table: Any, place: Path, fresh: Sequence[str]) -> Any:
-    """The columns of rows, those of the folders, and typed JSON where all files that have it have it alike."""
+def schema_of(deltalake: Any, table: Any, paths: Iterable[Path]) -> Any:
+    """Returns the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
+
+    Args:
+        deltalake: the module.
+        table: with files of before; None for none.
+        paths: of files.
+    """
     import pyarrow
 
-    found = [merge.plain_schema(place / path) for path in fresh]
+    found = [merge.plain_schema(path) for path in paths]
     if table is not None:
         found.append(pyarrow.schema(table.schema().to_arrow()))
     typed = {
@@ -135,11 +162,11 @@ def _values(path: str) -> dict[str, str | None]:
 
 
 def _statistics(file: DataFile) -> str:
-    least = {"seq": file.first, "ts": _milliseconds(file.ts_min_us), "node": file.node}
-    most = {"seq": file.last, "ts": _milliseconds(file.ts_max_us + 999), "node": file.node}
+    least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
+    most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
     return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
 
 
-def _milliseconds(ts_us: int) -> str:
-    """As Delta has times: milliseconds, cut off."""
+def milliseconds(ts_us: int) -> str:
+    """Returns a time as Delta has it: milliseconds, cut off."""
     return f"{iso(ts_us)[:23]}Z"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from smqrt.errors import ArgumentError
@@ -51,6 +52,25 @@ def folder(place: Path | str, what: str, remedy: str) -> Path:
     if scheme(place) == "file" and host in _HERE:
         return Path("/" + path.removeprefix(f"//{host}").lstrip("/"))
     raise ArgumentError(f"{what} {place} is no folder of this machine: {remedy}.")
+
+
+def filesystem(place: Path | str) -> tuple[Any, str]:
+    """Returns the pyarrow.fs.FileSystem of a path or URI, and the path there.
+
+    Raises:
+        ArgumentError: pyarrow doesn't know the scheme.
+    """
+    from pyarrow import fs
+
+    text = str(place)
+    if not scheme(text):
+        return fs.LocalFileSystem(), text
+    try:
+        system, path = fs.FileSystem.from_uri(f"s3{text[3:]}" if text.startswith("s3a:") else text)
+    except ValueError:
+        remedy = "is no folder, and no URI that pyarrow can write to, such as s3://bucket/x"
+        raise ArgumentError(f"{place} {remedy}.") from None
+    return system, path
 
 
 def journal(place: Path | str) -> Path:

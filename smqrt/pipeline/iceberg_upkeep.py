@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
 from smqrt.pipeline import lake_files
 from smqrt.pipeline.lake_files import Joined
 
@@ -160,12 +161,12 @@ def expire(table: Any, before: datetime, properties: Mapping[str, str]) -> int:
 def _removed(table: Any, before: datetime) -> Iterator[str]:
     from pyarrow import fs
 
-    system, root = lake_files.filesystem(table.location())
+    system, root = uris.filesystem(table.location())
     # Listed before anybody asks what is referred to: what is committed in between was not there, or is in the answer.
     folders = [fs.FileSelector(f"{root}/{name}", allow_not_found=True, recursive=True) for name in _FOLDERS]
     found = [one for folder in folders for one in system.get_file_info(folder) if one.is_file]
     old = {one.path for one in found if one.mtime < before.astimezone(UTC)}
-    for path in sorted(old - {lake_files.filesystem(uri)[1] for uri in set(_referred(table.refresh()))}):
+    for path in sorted(old - {uris.filesystem(uri)[1] for uri in set(_referred(table.refresh()))}):
         system.delete_file(path)
         yield path
 

@@ -89,16 +89,6 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
-def filesystem(table: str) -> tuple[Any, str]:
-    """Returns the pyarrow.fs.FileSystem of a table, and its path there."""
-    from pyarrow import fs
-
-    if not uris.scheme(table):
-        return fs.LocalFileSystem(), table
-    system, path = fs.FileSystem.from_uri(f"s3{table[3:]}" if table.startswith("s3a:") else table)
-    return system, path
-
-
 def group_rows(rows: int, size_bytes: int) -> int:
     """Returns how many rows a group of a large file has, where files of `size_bytes` have `rows` together."""
     return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
@@ -117,7 +107,7 @@ def stored(
     import pyarrow as pa
     from pyarrow import dataset
 
-    system, root = filesystem(table)
+    system, root = uris.filesystem(table)
     by = dataset.partitioning(pa.schema([schema.field(name) for name in partition_by]), flavor="hive")
     found: list[LakeFile] = []
     dataset.write_dataset(

@@ -457,3 +457,6 @@ def test_delta(app: Path) -> None:
     assert done("compact", app, "--delta").startswith("2 segments with 2,000 messages: ")
     assert done("delta", app) == f"{place}: 1 file, 0 added, 0 removed\n"
     assert polars.read_delta(str(place))["seq"].len() == 2000
+    copy = app / "lake"
+    assert done("delta", app, "--to", copy) == f"{copy}: 1 file, 1 added, 0 removed\n"
+    assert polars.read_delta(str(copy))["seq"].len() == 2000
