@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 
 JUMP_US = 5_000_000
 """From here on a difference is a jump: NTP corrects less than that by and by."""
 BELIEVED_US = 60_000_000
 """A jump that lasts for so long is followed; a clock that was set wrong by mistake has been set right by then."""
 _READINGS = 3
+_MOST_JUMPS = 1000
 _NEVER_SET = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first counts while the machine sleeps
 
 
@@ -34,6 +37,7 @@ class Clock:
         self._offset_us = self._read()
         self._latest_us = 0
         self._jump_us = self._since_us = 0
+        self._jumps: deque[tuple[int, int]] = deque(maxlen=_MOST_JUMPS)
 
     def _read(self) -> int:
         """Returns by how much the machine's clock is ahead; of some readings that which was interrupted least."""
@@ -66,4 +70,16 @@ class Clock:
         if self._elapsed_us() - self._since_us < BELIEVED_US:
             return 0
         self._offset_us, self._jump_us, self._latest_us = offset_us, 0, 0
+        self._jumps.append((self._elapsed_us(), ahead_us))
         return ahead_us
+
+    def leapt_us(self, within_s: float) -> int:
+        """Returns by how much what happened in the last seconds may look older than it is, because the time has jumped
+        forward since; what is older than that anyway doesn't count.
+
+        Args:
+            within_s: how many.
+        """
+        since_us = self._elapsed_us() - int(within_s * 1e6)
+        latest_first = [ahead_us for at_us, ahead_us in reversed(self._jumps) if at_us >= since_us]
+        return max(0, *accumulate(latest_first), 0)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import checksums, committed, held, index, manifest, merge, recovery, segment, summary
-from smqrt.journal.files import FILE_MODE
+from smqrt.journal.files import FILE_MODE, age_s
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
@@ -338,7 +338,7 @@ def _is_old(path: Path, after_s: float) -> bool:
 def _age_s(path: Path) -> float:
     """Seconds since a file was written; one that is gone is as old as can be."""
     try:
-        return time.time() - path.stat().st_mtime
+        return age_s(path)
     except FileNotFoundError:
         return float("inf")
 

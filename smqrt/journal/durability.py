@@ -17,6 +17,7 @@ from gevent import get_hub
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention, summary
+from smqrt.journal.clock import Clock
 from smqrt.journal.disk import DiskThread
 from smqrt.journal.index import Entry
 from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
@@ -50,8 +51,7 @@ class Durability:
         segment: what is appended to.
         sealed: called when the disk has finished a segment.
         kept: called with the number below which the disk has every row, when there are more of them.
-        now_us: the time of rows, which a machine's clock that is wrong for a moment doesn't change: retention goes by
-            it, too.
+        clock: gives the time of rows.
 
     Attributes:
         segment: what is appended to.
@@ -66,9 +66,9 @@ class Durability:
         segment: SegmentFile,
         sealed: Callable[[], None],
         kept: Callable[[int], None],
-        now_us: Callable[[], int],
+        clock: Clock,
     ) -> None:
-        self._on_sealed, self._on_kept, self._now_us = sealed, kept, now_us
+        self._on_sealed, self._on_kept, self._clock = sealed, kept, clock
         self.segment, self.syncs = segment, 0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
@@ -236,13 +236,14 @@ class Durability:
     # ---- removing, ending
 
     def retire(self) -> None:
-        """Have what has expired removed."""
-        now_us = self._now_us()
+        """Have what has expired removed. A clock that jumps makes nothing older than it is."""
+        longest_s = max(self._settings.retain_s or 0.0, self._settings.reader_timeout_s or 0.0)
+        now_us = self._clock.now_us() - self._clock.leapt_us(longest_s)
         self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._retired, retries=False)
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
-        retention.release_held(path, self._settings)
+        retention.release_held(path, self._settings, now_us)
         files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
         for sentence in self._readers.look(now_us):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+_FUTURE_S = 60.0
+"""Clocks of two machines that share a disk may differ by less."""
 
 
 def make_folder(path: Path) -> None:
@@ -46,6 +49,21 @@ def touch(path: Path) -> None:
         OSError: it can't be made.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
+def age_s(path: Path) -> float:
+    """Returns how long ago a file was changed, seconds. One that was changed in the future, by a clock that was wrong,
+    counts from now on.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    found_s = time.time() - path.stat().st_mtime
+    if found_s >= -_FUTURE_S:
+        return found_s
+    with suppress(PermissionError):
+        os.utime(path)
+    return 0.0
 
 
 def sync_folder(folder: Path) -> None:

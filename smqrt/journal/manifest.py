@@ -20,7 +20,7 @@ from typing import Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import pages
-from smqrt.journal.files import FILE_MODE, make_folder, sync_folder, write_whole
+from smqrt.journal.files import FILE_MODE, age_s, make_folder, sync_folder, write_whole
 from smqrt.journal.pages import PAGE_FILES, DataFile, Page
 
 FILE = "manifest.json"
@@ -253,13 +253,13 @@ def _write_page(path: Path, content: bytes) -> None:
 
 def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
     """Removes pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
-    folder, oldest_s = journal / pages.FOLDER, time.time() - PAGE_GRACE_S
+    folder = journal / pages.FOLDER
     for name in replaced:
         with suppress(FileNotFoundError):
             os.utime(folder / name)
     for path in folder.glob("*"):
         with suppress(FileNotFoundError):
-            if path.name not in listed and path.stat().st_mtime < oldest_s:
+            if path.name not in listed and age_s(path) > PAGE_GRACE_S:
                 path.unlink()
 
 

@@ -10,7 +10,6 @@ Files that were merged go to `retired/` for the grace: who has planned to read o
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -19,7 +18,7 @@ from typing import Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import tables
-from smqrt.journal.files import make_folder
+from smqrt.journal.files import age_s, make_folder
 from smqrt.journal.index import REMEDY
 from smqrt.journal.pages import DataFile
 from smqrt.journal.parquet import MergedFile, Shred, Unnamed, day_folder_of, folder_of, hour_of
@@ -177,9 +176,8 @@ def remove_retired(journal: Path, grace_s: float) -> None:
     Raises:
         OSError: that isn't possible.
     """
-    oldest_s = time.time() - grace_s
     for path in (journal / RETIRED).glob("*.parquet"):
-        if path.stat().st_mtime <= oldest_s:
+        if age_s(path) >= grace_s:
             path.unlink()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from smqrt.errors import JournalError
 from smqrt.journal import standing
+from smqrt.journal.files import age_s
 from smqrt.journal.moment import iso
 from smqrt.journal.settings import JournalSettings
 
@@ -53,7 +55,7 @@ def load(journal: Path) -> list[Reader]:
         JournalError: what one has said is damaged.
     """
     found = []
-    for path in sorted((journal / "readers").glob("[!.]*.json")):
+    for path in _files(journal):
         try:
             seen_us = path.stat().st_mtime_ns // 1000
             offset = json.loads(path.read_bytes())["offset"]
@@ -63,6 +65,10 @@ def load(journal: Path) -> list[Reader]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"{path} can't be read ({error!r}); `smqrt pipeline reset` removes it.") from None
     return found
+
+
+def _files(journal: Path) -> list[Path]:
+    return sorted((journal / "readers").glob("[!.]*.json"))
 
 
 def waiting(journal: Path) -> list[tuple[Reader, int]]:
@@ -133,6 +139,9 @@ class Watch:
             JournalError: the journal, or what a reader has said, can't be read.
         """
         timeout_s = self._settings.reader_timeout_s
+        for path in _files(self._settings.path):
+            with suppress(FileNotFoundError):
+                age_s(path)  # of a clock that was wrong: else it is never given up
         late = [(each, behind) for each, behind in waiting(self._settings.path) if silence(each, behind, now_us)]
         told, self._told = self._told, {each.name: each.is_given_up(timeout_s, now_us) for each, _ in late}
         self.stale, self.given_up = len(late), sum(self._told.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, merge
 from pathlib import Path
@@ -66,7 +65,7 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     total = sum(page.bytes for page in state.pages())
     total += sum(segment.size_bytes for segments in nodes.values() for segment in segments)
     found: list[Path] = []
-    waiting = [_in_turn(journal, state, node, nodes.get(node, [])) for node in {*nodes, *state.nodes}]
+    waiting = [_in_turn(journal, state, node, nodes.get(node, []), now_us) for node in {*nodes, *state.nodes}]
     oldest = [(piece.ts_max_us, at, piece) for at, pieces in enumerate(waiting) if (piece := next(pieces, None))]
     heapify(oldest)
     while oldest:  # of a node none goes after one that stays: its rows have no holes, and nothing behind is looked at
@@ -79,13 +78,16 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
     return found
 
 
-def release_held(journal: Path, settings: JournalSettings) -> None:
+def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
     """Removes links of readers that are no longer needed, see `held`, or that a full disk has no room for.
+
+    Args:
+        journal, settings, now_us: as for `expired`.
 
     Raises:
         OSError: the journal's folder can't be read.
     """
-    held.release(journal, time.time(), is_full=shutil.disk_usage(journal).free < settings.min_free_bytes)
+    held.release(journal, now_us / 1e6, is_full=shutil.disk_usage(journal).free < settings.min_free_bytes)
 
 
 def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
@@ -98,13 +100,22 @@ def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, nee
     return old or (settings.max_bytes is not None and total > settings.max_bytes)
 
 
-def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment]) -> Iterator[_Piece]:
-    """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back."""
-    latest_us = -(1 << 62)
+def _in_turn(
+    journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int
+) -> Iterator[_Piece]:
+    """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back.
+
+    Times of the future are of a clock that was wrong: such rows are at least as old as the next ones that aren't.
+    """
+    latest_us, future = -(1 << 62), list[_Piece]()
     sealed = filter(None, map(_of_segment, segments[:-1], segments[1:]))
     for piece in merge(_files(journal, state, node), sealed, key=lambda piece: piece.end):
-        latest_us = max(piece.ts_max_us, latest_us)
-        yield piece._replace(ts_max_us=latest_us)
+        future.append(piece)
+        if piece.ts_max_us <= now_us:
+            latest_us = max(piece.ts_max_us, latest_us)
+            yield from (each._replace(ts_max_us=latest_us) for each in future)
+            future.clear()
+    yield from future
 
 
 def _files(journal: Path, state: Manifest, node: str) -> Iterator[_Piece]:

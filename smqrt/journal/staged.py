@@ -11,13 +11,12 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import make_folder, sync_folder, write_whole
+from smqrt.journal.files import age_s, make_folder, sync_folder, write_whole
 
 FOLDER = "staged"
 MOST_BYTES = 2 << 30
@@ -141,10 +140,9 @@ class Staged:
             )
 
     def _remove_stale(self) -> None:
-        oldest_s = time.time() - STALE_S
         for query in self._queries():
             for folder in self._batches(query):
-                old = not (folder / _SEALED).exists() and folder.stat().st_mtime < oldest_s
+                old = not (folder / _SEALED).exists() and age_s(folder) > STALE_S
                 if old or int(folder.name) <= self._committed(query.name):
                     shutil.rmtree(folder, ignore_errors=True)
 

@@ -50,7 +50,8 @@ class Listing:
         body = listing(self._journal)
         tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
         newest_s = max((changed_ns for _, changed_ns in version), default=0) / 1e9
-        self._known = (version, body, tag) if time.time() - newest_s > _SETTLED_S else None
+        is_settled = abs(time.time() - newest_s) > _SETTLED_S  # in the future, too: of a clock that was wrong then
+        self._known = (version, body, tag) if is_settled else None
         return body, tag
 
 

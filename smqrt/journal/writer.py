@@ -89,7 +89,7 @@ class JournalWriter:
             self._segment,
             self._seal_if_long,
             lambda seq: self._recorder.kept(seq),
-            self._clock.now_us,
+            self._clock,
         )
         self._recorder = HubRecorder(
             broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync

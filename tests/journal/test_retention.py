@@ -14,6 +14,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, readers, retention, segment, summary
+from smqrt.journal.merge import remove_retired
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written
@@ -144,13 +145,47 @@ def test_parquet_goes_from_the_manifest_too(journal: Path) -> None:
 
 def test_a_clock_that_went_back_makes_no_hole(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
-    for at, hours in enumerate((5, 1, 6, 7)):
+    for at, hours in enumerate((3, 1, 6, 7)):
         opened = segment.SegmentFile.open(folder, at, "n1", "hub")
         written.append(opened, [written.row(at)._replace(ts_us=START_US + hours * 3600 * SECOND_US)])
         opened.close()
     settings = replace(KEEP, retain_s=3600.0)
-    assert retention.expired(tmp_path, settings, START_US + 4 * 3600 * SECOND_US) == []
+    assert retention.expired(tmp_path, settings, START_US + int(3.5 * 3600) * SECOND_US) == []
     assert len(retention.expired(tmp_path, settings, START_US + int(6.5 * 3600) * SECOND_US)) == 4
+
+
+def test_rows_of_the_future_go_with_those_after_them(tmp_path: Path) -> None:
+    """The clock was ten years ahead once: nothing would have gone for ten years."""
+    folder, hour_us = tmp_path / "wal/n1", 3600 * SECOND_US
+    for at, hours in enumerate((1, 87_600, 87_601, 2, 3, 9)):
+        opened = segment.SegmentFile.open(folder, at, "n1", "hub")
+        written.append(opened, [written.row(at)._replace(ts_us=START_US + hours * hour_us)])
+        opened.close()
+    settings = replace(KEEP, retain_s=3600.0)
+    assert len(retention.expired(tmp_path, settings, START_US + int(2.5 * hour_us))) == 2
+    assert len(retention.expired(tmp_path, settings, START_US + int(3.5 * hour_us))) == 8
+    assert len(retention.expired(tmp_path, settings, START_US + 10 * hour_us)) == 10
+
+
+def test_a_report_of_the_future_counts_from_now_on(journal: Path) -> None:
+    report(journal, "q", n1=0)
+    settings = replace(KEEP, retain_s=1.0, path=journal, reader_timeout_s=7.0 * DAY_S)
+    silent(journal, "q", -3650)
+    readers.Watch(settings).look(time.time_ns() // 1000)
+    now_us = time.time_ns() // 1000
+    assert retention.expired(journal, settings, now_us) == []
+    assert len(retention.expired(journal, settings, now_us + int(7.1 * DAY_S * 1e6))) == 6
+
+
+def test_what_was_made_in_the_future_is_not_kept_for_ever(tmp_path: Path) -> None:
+    path, ahead_s = tmp_path / "retired" / "n1.parquet", time.time() + 3650 * DAY_S
+    path.parent.mkdir()
+    path.touch()
+    os.utime(path, (ahead_s, ahead_s))
+    remove_retired(tmp_path, 3600)
+    assert path.stat().st_mtime <= time.time()
+    remove_retired(tmp_path, 0)
+    assert not path.exists()
 
 
 def test_nodes_share_the_room(tmp_path: Path) -> None:

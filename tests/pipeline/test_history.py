@@ -294,7 +294,7 @@ def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
     finally:
         reader.kill()
         reader.communicate()
-    retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0))
+    retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0), time.time_ns() // 1000)
     assert links(tmp_path) == 0
 
 
@@ -307,12 +307,12 @@ def test_links_go_when_their_time_is_over_and_when_the_disk_is_full(tmp_path: Pa
     other.parent.mkdir()
     other.hardlink_to(first[0])
     with held_lock(other.parent):
-        retention.release_held(tmp_path, full)
+        retention.release_held(tmp_path, full, time.time_ns() // 1000)
         assert links(tmp_path) == 2, "they take no room"
         retention.remove(tmp_path, [tmp_path / files[0].path])
-        retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0))
+        retention.release_held(tmp_path, JournalSettings(tmp_path, min_free_bytes=0), time.time_ns() // 1000)
         assert links(tmp_path) == 2, "there is room"
-        retention.release_held(tmp_path, full)
+        retention.release_held(tmp_path, full, time.time_ns() // 1000)
         assert links(tmp_path) == 0
     held.release(tmp_path, time.time() + held.HOLD_S + 1)
     assert not first[0].parent.exists()
