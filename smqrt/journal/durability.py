@@ -247,7 +247,7 @@ class Durability:
         files = retention.expired(path, self._settings, now_us)
         freed = retention.remove(path, files) if files else 0
         for sentence in self._readers.look(now_us):
-            log.warning("the journal %s: the pipeline %s", path, sentence)
+            log.warning("the journal %s: %s", path, sentence)
         if freed:
             log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
 

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from smqrt.journal.files import make_folder, touch
 
 MOST_QUERIES = 10_000
 """That report: retention reads all they have said."""
+MOST_NODES = 256
+"""Of a report: a hub looks at all reports once a minute."""
 _SHOWN = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -54,6 +57,8 @@ def checked(body: bytes) -> dict[str, Any]:
 
 
 def _offset(offset: object) -> dict[str, int]:
+    if isinstance(offset, dict) and len(offset) > MOST_NODES:
+        raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MOST_NODES} at most.")
     if isinstance(offset, dict) and all(_is_count(seq) for seq in offset.values()):
         return offset
     raise ArgumentError(f"offset: {_shown(offset)} is no object of node: sequence number, such as {{'n1': 17}}.")
@@ -99,4 +104,6 @@ def save(journal: Path, values: dict[str, Any]) -> None:
         beside.write_text(json.dumps(values) + "\n", "utf-8")
         os.replace(beside, path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise JournalError(f"{path} can't be written: {error.strerror}; make room on the disk.") from None

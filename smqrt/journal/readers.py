@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from smqrt.journal.settings import JournalSettings
 
 STALE_S = 86400.0
 """A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""
+_MOST_TOLD = 20
+"""At once, in the log."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Reader:
         return timeout_s is not None and self.silent_s(now_us) > timeout_s
 
 
-def load(journal: Path) -> list[Reader]:
-    """Returns the readers of a journal by name.
+def load(journal: Path) -> Iterator[Reader]:
+    """Yields the readers of a journal by name: all of them may be more than fits into memory.
 
     Args:
         journal: its folder.
@@ -54,28 +56,28 @@ def load(journal: Path) -> list[Reader]:
     Raises:
         JournalError: what one has said is damaged.
     """
-    found = []
     for path in _files(journal):
         try:
             seen_us = path.stat().st_mtime_ns // 1000
             offset = json.loads(path.read_bytes())["offset"]
-            found.append(Reader(path.stem, {str(node): int(seq) for node, seq in offset.items()}, seen_us))
+            reader = Reader(path.stem, {str(node): int(seq) for node, seq in offset.items()}, seen_us)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise JournalError(f"{path} can't be read ({error!r}); `smqrt pipeline reset` removes it.") from None
-    return found
+        yield reader
 
 
 def _files(journal: Path) -> list[Path]:
     return sorted((journal / "readers").glob("[!.]*.json"))
 
 
-def waiting(journal: Path) -> list[tuple[Reader, int]]:
-    """Returns the readers of a journal, and how many rows wait for each. Raises as `load`."""
-    found = load(journal)
-    end = standing.ends(journal) if found else {}
-    return [(reader, reader.behind({}, end)) for reader in found]
+def waiting(journal: Path) -> Iterator[tuple[Reader, int]]:
+    """Yields the readers of a journal, and how many rows wait for each. Raises as `load`."""
+    end: dict[str, int] | None = None
+    for reader in load(journal):
+        end = standing.ends(journal) if end is None else end
+        yield reader, reader.behind({}, end)
 
 
 def silence(reader: Reader, behind: int, now_us: int) -> str:
@@ -130,7 +132,8 @@ class Watch:
         self.stale = self.given_up = 0
 
     def look(self, now_us: int) -> list[str]:
-        """Returns a sentence for each reader with which something is wrong that wasn't told before; reads the disk.
+        """Returns a sentence for each reader with which something is wrong that wasn't told before, for hundreds only
+        how many there are; reads the disk.
 
         Args:
             now_us: the time, microseconds since 1970.
@@ -142,8 +145,13 @@ class Watch:
         for path in _files(self._settings.path):
             with suppress(FileNotFoundError):
                 age_s(path)  # of a clock that was wrong: else it is never given up
-        late = [(each, behind) for each, behind in waiting(self._settings.path) if silence(each, behind, now_us)]
-        told, self._told = self._told, {each.name: each.is_given_up(timeout_s, now_us) for each, _ in late}
-        self.stale, self.given_up = len(late), sum(self._told.values())
-        new = [(each, behind) for each, behind in late if told.get(each.name) != self._told[each.name]]
-        return [f"{each.name} {_condition(each, behind, timeout_s, now_us)}" for each, behind in new]
+        late: dict[str, bool] = {}
+        new: list[str] = []
+        for each, behind in waiting(self._settings.path):
+            if silence(each, behind, now_us):
+                given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
+                if self._told.get(each.name) != given_up:
+                    new.append(f"the pipeline {each.name} {_condition(each, behind, timeout_s, now_us)}")
+        self._told, self.stale, self.given_up = late, len(late), sum(late.values())
+        more = len(new) - _MOST_TOLD
+        return [*new[:_MOST_TOLD], f"{more} more pipelines are like them"] if more > 0 else new

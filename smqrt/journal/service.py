@@ -236,7 +236,7 @@ class JournalService(Directory):
         if "part" in values:
             self._commit_part(request, journal, grant)
             return
-        query, rows = grant.own(query), self._rows(request, grant)
+        query, rows = grant.own(query), list(self._rows(request, grant))
         _stored(request, journal.commit(query, batch, rows), rows)
 
     def _commit_part(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -246,7 +246,8 @@ class JournalService(Directory):
         rows: list[Record] = []
         stored = journal.committed(name) < batch
         if stored:
-            rows = self._decoded([in_thread(staged.read, query, batch, checked_part(values["part"]))], grant)
+            part = checked_part(values["part"])
+            rows = list(_decoded(_staged(request, staged, query, batch, part), grant))
             stored = journal.commit(name, batch, rows)
         if name == query:  # the last one
             in_thread(staged.forget, query, batch)
@@ -255,9 +256,9 @@ class JournalService(Directory):
     def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, values = _batch(request)
         query, part, pieces = grant.own(query), checked_part(values.get("part")), list[bytes]()
-        rows = self._rows(request, grant, pieces)
+        rows = sum(1 for _ in self._rows(request, grant, pieces))
         in_thread(self._of(journal).staged.put, query, batch, part, b"".join(pieces))
-        _give(request, {"rows": len(rows)})
+        _give(request, {"rows": rows})
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch(request)
@@ -270,7 +271,7 @@ class JournalService(Directory):
         _give(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        rows = self._rows(request, grant)
+        rows = list(self._rows(request, grant))
         try:
             journal.publish(rows)
         except Unconfirmed:  # and no 503: who asks again would publish them twice
@@ -282,32 +283,40 @@ class JournalService(Directory):
         in_thread(progress.save, journal.path, report | {"query": grant.own(report["query"])})
         _give(request, {})
 
-    def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> list[Record]:
-        """Returns the rows of a body; its pieces are put into `kept`."""
+    def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[Record]:
+        """Yields the rows of a body; its pieces are put into `kept`."""
         if (request.content_length or 0) > self._body_bytes:
             raise _too_large(self._body_bytes)
-        return self._decoded(_counted(request.chunks(), self._body_bytes, kept), grant)
-
-    @staticmethod
-    def _decoded(pieces: Iterable[bytes], grant: Grant) -> list[Record]:
-        decoder, rows, turn = Decoder(MAX_PAYLOAD_BYTES), list[Record](), Turn()
-        for piece in pieces:
-            for row in decoder.feed(piece):
-                if len(rows) == MOST_ROWS:
-                    raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
-                _check_topic(grant, row[0])
-                rows.append(row)
-                turn.breathe()
-        decoder.finish()
-        return rows
+        return _decoded(_counted(request, self._body_bytes, kept), grant)
 
 
-def _counted(pieces: Iterable[bytes], limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
-    size = 0
+def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[Record]:
+    decoder, turn = Decoder(MAX_PAYLOAD_BYTES), Turn()
     for piece in pieces:
+        for row in decoder.feed(piece):
+            if decoder.count == MOST_ROWS:
+                raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
+            _check_topic(grant, row[0])
+            yield row
+            turn.breathe()
+    decoder.finish()
+
+
+def _staged(request: Request, staged: Staged, query: str, batch: int, part: str) -> Iterator[bytes]:
+    """Yields the rows that were staged, which count like a body."""
+    with in_thread(staged.open, query, batch, part) as file:
+        while piece := in_thread(file.read, _PIECE):
+            request.hold(len(piece))
+            yield piece
+
+
+def _counted(request: Request, limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
+    size = 0
+    for piece in request.chunks():
         size += len(piece)
         if size > limit:
             raise _too_large(limit)
+        request.hold(len(piece))
         if kept is not None:
             kept.append(piece)
         yield piece
@@ -419,7 +428,7 @@ def _wait(request: Request) -> tuple[dict[str, int], float]:
     try:
         after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
         wait_s = float(values.get("wait_s", "0"))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # one but last: 1e999
         raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
     return after, max(0.0, min(wait_s, MOST_WAIT_S))
 

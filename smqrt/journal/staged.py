@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, make_folder, sync_folder, write_whole
@@ -104,14 +105,14 @@ class Staged:
         beside.unlink()
         sync_folder(folder)
 
-    def read(self, query: str, batch: int, part: str) -> bytes:
-        """Returns the rows of a part.
+    def open(self, query: str, batch: int, part: str) -> IO[bytes]:
+        """Opens the rows of a part.
 
         Raises:
             ArgumentError: there is no such part.
         """
         try:
-            return (self._of(query, batch) / part).read_bytes()
+            return (self._of(query, batch) / part).open("rb")
         except OSError:
             raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.") from None
 

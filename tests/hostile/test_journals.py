@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,9 +14,11 @@ import pytest
 from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
 from smqrt.journal.pages import DataFile
+from smqrt.journal.progress import MOST_NODES
 from smqrt.journal.service import BODY_BYTES
 from smqrt.journal.staged import MOST_PARTS
 from smqrt.journal.tokens import FILE, MOST_TOPICS
+from tests.device import wait_until
 from tests.hostile.conftest import Attack, Besieged
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
@@ -42,6 +45,12 @@ class Stranger:
         answer = self.server.exchange(f"{head}Authorization: Bearer {self.token}\r\n\r\n".encode(), attack)
         found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
         return found
+
+    def status(self, what: str, attack: Attack) -> None:
+        """Checks that a question is answered, or refused in one sentence."""
+        head = f"GET /rtl/journal/app/{what} HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\nConnection: close\r\n"
+        answer = self.server.exchange(f"{head}Authorization: Bearer {self.token}\r\n\r\n".encode(), attack)
+        assert answer[9:12] in (b"200", b"400")
 
     def commit(self, body: bytes, attack: Attack) -> str:
         self.batch += 1
@@ -93,13 +102,82 @@ def test_parts_that_are_staged(stranger: Stranger) -> None:
 
 
 def test_reports_of_progress(stranger: Stranger) -> None:
-    nodes = {f"n{number}": number for number in range(3000)}
+    nodes = {f"n{number}": number for number in range(MOST_NODES)}
     with stranger.server.attack("journal: nested, huge and wrong reports of progress") as attack:
         assert "no JSON" in stranger.post("progress", b"[" * 65_000, attack)
         assert "no JSON" in stranger.post("progress", b'{"a":' * 13_000, attack)
         assert "no JSON" in stranger.post("progress", b"9" * 65_000, attack)
         assert "413" in stranger.post("progress", b" " * (1 << 20), attack)
-        assert "200" in stranger.post("progress", json.dumps({"query": "q", "offset": nodes}).encode(), attack)
+        for number in range(300):
+            report = {"query": f"q{number}", "offset": nodes}
+            assert "200" in stranger.post("progress", json.dumps(report).encode(), attack)
+        too_many = {"query": "q", "offset": nodes | {"more": 0}}
+        assert "256 at most" in stranger.post("progress", json.dumps(too_many).encode(), attack)
+
+
+@pytest.mark.parametrize("action", ["commit", "stage"])
+def test_many_bodies_that_do_not_end(stranger: Stranger, action: str) -> None:
+    """They count as bodies that are held; one that is whole finds room again when they are gone."""
+    rows = encode([(b"t", None, b"x" * 1000)] * (MOST_ROWS - 100))
+    head = f"POST /rtl/journal/app/{action}?query=q&batch=1&part=0123456789abcdef.0 HTTP/1.1\r\n"
+    head += f"Host: 127.0.0.1:{stranger.server.port}\r\nAuthorization: Bearer {stranger.token}\r\n"
+    head += f"Content-Length: {len(rows) + 1}\r\n\r\n"
+    if action == "commit":
+        head = head.replace("&part=0123456789abcdef.0", "")
+    with stranger.server.attack(f"journal: {action} with 100 bodies that lack a byte", grows_bytes=192 << 20) as attack:
+        waiting = [stranger.server.open() for _ in range(100)]
+        for connection in waiting:
+            with suppress(OSError):  # it was refused amidst
+                connection.sendall(head.encode() + rows)
+            attack.sent(len(rows))
+        stranger.server.served.wait_for("refused a body: the bodies in memory have 128 MiB already")
+        for connection in waiting:
+            connection.close()
+        wait_until(lambda: "200" in stranger.commit(rows, attack), "there is room again")
+
+
+def test_staged_parts_that_are_committed_by_many_at_a_time(stranger: Stranger) -> None:
+    """A request without a body has 4 MiB of rows; they count like a body. In memory they are up to three times that: as
+    they were read, as rows, and on their way into the journal.
+    """
+    rows, part, body_bytes = encode([(b"t", None, b"x" * 1000)] * (MOST_ROWS - 100)), "0123456789abcdef.0", 128 << 20
+    head = f"HTTP/1.1\r\nHost: 127.0.0.1:{stranger.server.port}\r\nAuthorization: Bearer {stranger.token}\r\n"
+    name = "journal: 4 MiB that are staged are committed by 400 at a time"
+    with stranger.server.attack(name, grows_bytes=3 * body_bytes + (64 << 20)) as attack:
+        assert "200" in stranger.post(f"stage?query=q&batch=0&part={part}", rows, attack)
+        waiting = [stranger.server.open() for _ in range(400)]
+        for number, connection in enumerate(waiting):
+            what = f"commit?query=q.{number}&batch=0&of=q&part={part}"
+            asked = f"POST /rtl/journal/app/{what} {head}Content-Length: 0\r\n\r\n"
+            connection.sendall(asked.encode())
+            attack.sent(len(asked))
+        answers = [connection.recv(100)[9:12] for connection in waiting]
+        for connection in waiting:
+            connection.close()
+    assert set(answers) == {b"200", b"503"}
+
+
+def test_numbers_that_are_none(stranger: Stranger) -> None:
+    numbers = ["Infinity", "1e999", "-1e999", "NaN", "9" * 5000, '"9"', "[]", "null"]
+    with stranger.server.attack("journal: infinite, huge and wrong numbers") as attack:
+        for number in numbers:
+            stranger.status(f'end?wait_s=0&after={quote(f"""{{"n1":{number}}}""")}', attack)
+            report = b'{"query": "q", "offset": {"n1": %s}}' % number.encode()
+            assert "400" in stranger.post("progress", report, attack)
+        for wait_s in ("nan", "-1", "-inf"):
+            assert stranger.get(f"end?wait_s={wait_s}&after=" + quote('{"n1": 9}'), attack) == {"end": {"n1": 0}}
+        for batch in ("-1", "1e9", "9" * 19, "9" * 5000):
+            assert "400" in stranger.post(f"commit?query=q&batch={batch}", b"", attack)
+    assert "Traceback" not in stranger.server.served.output
+
+
+def test_bodies_in_chunks_of_one_byte(stranger: Stranger) -> None:
+    rows = encode([(b"t", None, b"x" * 60_000)] * 5)
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in rows) + b"0\r\n\r\n"
+    head = f"POST /rtl/journal/app/commit?query=q&batch=1 HTTP/1.1\r\nHost: 127.0.0.1:{stranger.server.port}\r\n"
+    head += f"Connection: close\r\nAuthorization: Bearer {stranger.token}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with stranger.server.attack("journal: a commit in chunks of one byte") as attack:
+        assert b'"rows":5' in stranger.server.exchange(head.encode() + body, attack)
 
 
 def test_wrong_tokens(stranger: Stranger) -> None:

@@ -57,7 +57,7 @@ def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPat
     path.rename(away)
 
     def back(journal: Path) -> list[readers.Reader]:
-        found = load(journal)
+        found = list(load(journal))
         away.rename(path)
         return found
 

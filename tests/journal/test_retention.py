@@ -106,7 +106,7 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     silent(journal, "done", 30)
     watch = readers.Watch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
     [told] = watch.look(time.time_ns() // 1000)
-    assert told.startswith("forgotten has read nothing since 2")
+    assert told.startswith("the pipeline forgotten has read nothing since 2")
     assert ", and 300 messages wait for it: they are kept until 2" in told
     assert told.endswith("run it, or smqrt pipeline reset forgotten")
     assert (watch.look(time.time_ns() // 1000), watch.stale, watch.given_up) == ([], 1, 0)
@@ -116,6 +116,17 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
     assert (watch.stale, watch.given_up) == (1, 1)
     report(journal, "forgotten", n1=300)
     assert (watch.look(time.time_ns() // 1000), watch.stale) == ([], 0)
+
+
+def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
+    for number in range(30):
+        report(journal, f"q{number}", n1=0)
+        silent(journal, f"q{number}", 2)
+    watch = readers.Watch(replace(KEEP, path=journal))
+    told = watch.look(time.time_ns() // 1000)
+    assert len(told) == 21
+    assert told[-1] == "10 more pipelines are like them"
+    assert (watch.look(time.time_ns() // 1000), watch.stale) == ([], 30)
 
 
 def test_no_pipeline_fills_the_disk(journal: Path) -> None:

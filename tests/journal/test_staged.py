@@ -138,7 +138,7 @@ def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.
     waiting = Staged(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
     with pytest.raises(JournalError, match="nobody has committed yet"):
         waiting.put("new", 0, PART, bytes(3 * staged.LEAST_BYTES))
-    assert waiting.read("sealed", 0, PART) == rows, "half of it may be published"
+    assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
     left = {path.parent.name for path in (tmp_path / staged.FOLDER).glob("*/[0-9]*")}
     assert left == {"sealed"}
 
