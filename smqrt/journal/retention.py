@@ -100,9 +100,7 @@ def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, nee
     return old or (settings.max_bytes is not None and total > settings.max_bytes)
 
 
-def _in_turn(
-    journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int
-) -> Iterator[_Piece]:
+def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
     """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back.
 
     Times of the future are of a clock that was wrong: such rows are at least as old as the next ones that aren't.
