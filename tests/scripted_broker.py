@@ -109,6 +109,7 @@ class ScriptedBroker:
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = list(scripts)
+        self._one_ended = threading.Condition()
         self.results: list[Any] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -136,12 +137,22 @@ class ScriptedBroker:
             threading.Thread(target=self._follow, args=(script, sock), daemon=True).start()
 
     def _follow(self, script: Script, sock: socket.socket) -> None:
+        result: Any
         try:
-            self.results.append(script(Conversation(sock)))
+            result = script(Conversation(sock))
         except (EOFError, OSError) as error:
-            self.results.append(error)
+            result = error
         finally:
             sock.close()
+        with self._one_ended:
+            self.results.append(result)
+            self._one_ended.notify_all()
+
+    def wait_results(self, count: int, timeout_s: float = 20) -> list[Any]:
+        """Wait until so many scripts have ended, and give `results`: a script may end after the client has seen the end."""
+        with self._one_ended:
+            assert self._one_ended.wait_for(lambda: len(self.results) >= count, timeout_s), self.results
+        return self.results
 
     def close(self) -> None:
         self._listener.close()

@@ -452,7 +452,7 @@ def test_a_ping_is_answered(run):
     with ScriptedBroker(script) as broker:
         open_scripted(run, broker)
         run("await seen('close');")
-        assert broker.results == [smq.PONG]
+        assert broker.wait_results(1) == [smq.PONG]
 
 
 def test_the_connect_packet(run):
@@ -464,7 +464,7 @@ def test_the_connect_packet(run):
             broker.ws_url,
         )
         first, second = sorted(
-            (smq.parse_connect(packet) for packet in broker.results), key=lambda c: c.info, reverse=True
+            (smq.parse_connect(packet) for packet in broker.wait_results(2)), key=lambda c: c.info, reverse=True
         )
         assert first == ("u\u00fc1234".encode(), "s\u00f6cret".encode(), b"my browser", 0)
         assert second == (b"127.0.0.1-abcd", b"", b"", 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from smqrt.wire import smq
@@ -39,7 +37,7 @@ def test_disconnect_before_the_connection_sends_what_was_published(run):  # noqa
             """,
             broker.ws_url,
         ) == [True, 0, False, True]
-        assert broker.results == [[b"%d" % n for n in range(100)]]
+        assert broker.wait_results(1) == [[b"%d" % n for n in range(100)]]
 
 
 def test_disconnect_waits_for_the_broker_to_confirm(run_in_trouble):  # noqa: F811
@@ -92,10 +90,7 @@ def test_disconnect_connects_again_for_what_waits(run_in_trouble):  # noqa: F811
             """,
             broker.ws_url,
         )
-        deadline_s = time.monotonic() + 20
-        while len(broker.results) < 2 and time.monotonic() < deadline_s:  # it sees the end after the browser
-            time.sleep(0.01)
-        assert broker.results[1:] == [[b"x"]]
+        assert broker.wait_results(2)[1:] == [[b"x"]]
 
 
 def test_a_broker_that_says_nothing_has_a_deadline(run_in_trouble):  # noqa: F811

@@ -25,6 +25,7 @@ from recorder import Recorder
 from smqrt.broker.hooks import Pending
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from smqrt.net.workers import MAX_IDLE
 
 ACTIVITIES = 3000
 KILLS = 20
@@ -261,7 +262,7 @@ def test_three_thousand_at_once(
     assert crowd.killed > KILLS
     assert crowd.checked + crowd.killed == len(crowd.steps)
     assert vm.eval("return open") == (0,)
-    assert after.greenlets <= before.greenlets + 20
+    assert after.greenlets <= max(before.greenlets, MAX_IDLE) + 20  # the pool may have become full only now
     assert after.objects < before.objects + len(crowd.steps) * 2 + 2000  # the list of what was expected
     assert after.memory_bytes < before.memory_bytes + 1_500_000  # four tables of the size of the largest crowd
     assert after.files <= before.files
