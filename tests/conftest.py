@@ -29,6 +29,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 REPOSITORY = Path(__file__).parent.parent
 START_S = 60
+CLUSTER_TIMEOUT_S = 600  # Spark in processes of its own, beside other tests
 WAIT_MS = 20_000  # for what a page does, on a machine that has much else to do
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
@@ -52,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         part = next((part for part in PARTS if part in marks), "unit")
         assert part != "spark" or "pipeline" in item.path.parts, f"{item.nodeid}: scripts/test looks in tests/pipeline"
         item.add_marker(part)
+        if part == "cluster" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
 def free_port() -> int:

@@ -79,5 +79,6 @@ def test_messages_that_a_handler_fails_at(
             attack.sent(len(frame) * 100)
         device.send(smq.PING).expect(smq.PONG)
     device.close()
+    besieged.served.wait_for("JSON|Traceback")
     lines = [line for line in besieged.served.lines if "JSON" in line or "Traceback" in line]
     assert 1 <= len(lines) < MESSAGES / 10

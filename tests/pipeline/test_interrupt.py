@@ -166,22 +166,6 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
-def test_the_micro_batch_is_finished(terminal: Terminal) -> None:
-    terminal.start()
-    terminal.wait_inside()
-    terminal.send(signal.SIGINT)
-    eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
-    terminal.go.touch()
-    assert terminal.wait() == 0, terminal.printed
-    assert (terminal.state("echo"), terminal.state("idle")) == ("stopped", "stopped")
-    assert terminal.results == [b'{"n":1}']
-    assert (terminal.app / ".pipelines/echo/checkpoint/commits/0").exists()
-    assert not terminal.traces
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None:
     """The process that was started is spark-submit's; the driver is its child. It is told twice, as a service manager
     and `smqrt serve` do.
@@ -201,7 +185,6 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_sigterm_to_everybody(terminal: Terminal) -> None:
     """As systemd does by default: to the JVM and the helpers of Spark too, which are in process groups of their own."""
     terminal.start()
@@ -222,7 +205,6 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
     terminal.start()
     eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
@@ -235,7 +217,6 @@ def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
@@ -248,7 +229,6 @@ def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_a_jvm_that_dies(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
@@ -262,8 +242,7 @@ def test_a_jvm_that_dies(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
-def test_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
+def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
@@ -271,13 +250,17 @@ def test_a_second_one_ends_it_at_once(terminal: Terminal) -> None:
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 128 + signal.SIGINT, terminal.printed
     assert terminal.results == []
-    assert not terminal.traces
-    terminal.go.touch()
+    terminal.inside.unlink()
     terminal.start()
-    eventually(lambda: terminal.results or terminal.ended, "the micro-batch is done again", START_S)
+    terminal.wait_inside()
     terminal.send(signal.SIGINT)
+    eventually(lambda: terminal.printed.count("once more") == 2, "it says what it does", STOP_S)
+    terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle")) == ("stopped", "stopped")
     assert terminal.results == [b'{"n":1}']
+    assert (terminal.app / ".pipelines/echo/checkpoint/commits/0").exists()
+    assert not terminal.traces
 
 
 OTHERS = {
@@ -287,7 +270,6 @@ OTHERS = {
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("command", "number", "code"), [("backfill", signal.SIGINT, 130), ("test", signal.SIGTERM, 143)]
 )
@@ -311,7 +293,6 @@ def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_doctor_while_spark_starts(terminal: Terminal) -> None:
     terminal.begin("pipeline", "doctor", "--app", str(terminal.app))
     eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
@@ -324,7 +305,6 @@ def test_doctor_while_spark_starts(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 def test_compacting_with_spark(terminal: Terminal, tmp_path: Path) -> None:
     journal = tmp_path / "recorded"
     write(journal, readings(200), segment_rows=100)
