@@ -149,7 +149,7 @@ class ScriptedBroker:
             self._one_ended.notify_all()
 
     def wait_results(self, count: int, timeout_s: float = 20) -> list[Any]:
-        """Wait until so many scripts have ended, and give `results`: a script may end after the client has seen the end."""
+        """Wait until so many scripts have ended, and give `results`: it may end after its client has."""
         with self._one_ended:
             assert self._one_ended.wait_for(lambda: len(self.results) >= count, timeout_s), self.results
         return self.results
