@@ -66,7 +66,7 @@ def generate(journal: Path, files: int, segments: int = SEGMENTS, on_disk: bool 
         write_segment(
             journal / "wal" / "n1", files * ROWS + at * BATCHES * BATCH_ROWS, START_US + (files + at) * STEP_US
         )
-    committed.save(journal / "wal" / "n1", {"q": 1})
+    committed.save(journal / "wal" / "n1", {"q": 1}, files * ROWS + segments * BATCHES * BATCH_ROWS)
 
 
 def write_segment(folder: Path, first: int, ts_us: int) -> None:

@@ -16,6 +16,8 @@ from smqrt.errors import JournalError
 
 INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
+TIMES = struct.Struct("<32x2q16x")
+"""Of an index record ts_min_us and ts_max_us only."""
 HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
 _FLAGS_AT = struct.calcsize("<qqqqqqI")

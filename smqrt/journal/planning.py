@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 from smqrt.journal.filters import Filter
-from smqrt.journal.index import INDEX, Entry, check, parse_index
+from smqrt.journal.index import INDEX, TIMES, Entry, check, parse_index
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.pages import DataFile, Page
 from smqrt.journal.topicset import Wanted
@@ -54,6 +55,21 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         """The number behind the last row that is wanted."""
         return self.start + self.rows
+
+
+class Sealed(NamedTuple):
+    """A segment with rows that doesn't grow any more: a plan of all of it needn't look at its index.
+
+    Attributes:
+        end: the number behind its last row; without holes before it.
+        size_bytes: how long it is.
+        ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
+    """
+
+    end: int
+    size_bytes: int
+    ts_min_us: int
+    ts_max_us: int
 
 
 class Snapshot(NamedTuple):
@@ -126,11 +142,32 @@ class Index:
         Raises:
             JournalError: they don't follow each other.
         """
-        first, size = self.at(start), INDEX.size
+        found = self._range(start, end)
+        entries = parse_index(self._records(found))
+        check(entries, self._path, found.start * INDEX.size)
+        return entries
+
+    def runs(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[Entry, Entry]]:
+        """Yields (first, last) of batches that follow each other and have rows of a range."""
+        found = self._range(start, end)
+        for run in filter(None, [found] if ts_us is None else self._meeting(found, ts_us)):
+            yield self.entry(run[0]), self.entry(run[-1])
+
+    def _range(self, start: int, end: int) -> range:
+        """Returns which records have rows of a range of numbers."""
+        first = self.at(start)
         last = bisect_left(range(self.count), end, first, key=lambda at: self.entry(at).first_seq)
-        entries = parse_index(memoryview(self._data)[first * size : last * size])
-        check(entries, self._path, first * size)
-        return entries[1:] if entries and entries[0].next_seq <= start else entries
+        return range(first + (first < last and self.entry(first).next_seq <= start), last)
+
+    def _meeting(self, some: range, ts_us: Times) -> Iterator[list[int]]:
+        """Yields those of some records that have rows of a time, in lists of such that follow each other."""
+        times = TIMES.iter_unpack(self._records(some))
+        wanted = [at for at, both in zip(some, times, strict=True) if _meet(both, ts_us)]
+        for _, run in groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
+            yield [at for _, at in run]
+
+    def _records(self, some: range) -> memoryview:
+        return memoryview(self._data)[some.start * INDEX.size : some.stop * INDEX.size]
 
 
 class Planner:
@@ -139,16 +176,16 @@ class Planner:
     Args:
         snapshot: what there is.
         index: gives the index of (node, first number of a segment).
-        times: gives from when to when its rows are; None when its index has to say.
+        sealed: says what it holds as a whole; None when its index has to say.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
         index: Callable[[str, int], Index],
-        times: Callable[[str, int], Times | None],
+        sealed: Callable[[str, int], Sealed | None],
     ) -> None:
-        self._snapshot, self._index, self._times = snapshot, index, times
+        self._snapshot, self._index, self._sealed = snapshot, index, sealed
 
     def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
@@ -173,10 +210,13 @@ class Planner:
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():
-            if ts_us is not None and (times := self._times(node, first)) and not _meet(times, ts_us):
+            sealed, file = self._sealed(node, first), segment_file(node, first)
+            if sealed and not _overlaps(sealed, ts_us):
                 continue
-            index, file = self._index(node, first), segment_file(node, first)
-            for oldest, newest in _runs(index, start, end, ts_us):
+            if sealed and start <= first and sealed.end <= end and _lies_within(sealed, ts_us):
+                yield Chunk(file, WAL, 0, sealed.size_bytes, 0, sealed.end - first, node, first)
+                continue
+            for oldest, newest in self._index(node, first).runs(start, end, ts_us):
                 skip = max(0, start - oldest.first_seq)
                 rows = min(end, newest.next_seq) - oldest.first_seq - skip
                 place = (oldest.offset, newest.end - oldest.offset)
@@ -188,27 +228,12 @@ def segment_file(node: str, first: int) -> str:
     return f"wal/{node}/{first:020d}.arrows"
 
 
-def _runs(index: Index, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[Entry, Entry]]:
-    """Yields (first, last) of batches that follow each other and have rows of the range."""
-    if ts_us is None:
-        if index.count:
-            oldest, newest = index.entry(index.at(start)), index.entry(index.at(end - 1))
-            if oldest.next_seq > start and oldest.first_seq < end:
-                yield oldest, newest
-        return
-    run: list[Entry] = []
-    for entry in index.between(start, end):
-        if _overlaps(entry, ts_us):
-            run = [*run[:1], entry]
-        elif run:
-            yield run[0], run[-1]
-            run = []
-    if run:
-        yield run[0], run[-1]
-
-
-def _overlaps(times: Entry | DataFile | Page, wanted: Times | None) -> bool:
+def _overlaps(times: Sealed | DataFile | Page, wanted: Times | None) -> bool:
     return wanted is None or _meet((times.ts_min_us, times.ts_max_us), wanted)
+
+
+def _lies_within(times: Sealed, wanted: Times | None) -> bool:
+    return wanted is None or (wanted[0] <= times.ts_min_us and times.ts_max_us <= wanted[1])
 
 
 def _meet(times: Times, wanted: Times) -> bool:

@@ -18,7 +18,7 @@ from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
 from smqrt.journal.link import MOVED, Unreachable
 from smqrt.journal.pages import DataFile
-from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Snapshot, Times, segment_file
+from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Sealed, Snapshot, Times, segment_file
 from smqrt.journal.record import Row
 
 __all__ = ["Chunk", "Journal", "Offsets"]
@@ -196,7 +196,7 @@ class Journal:
         return Planner(
             snapshot,
             lambda node, first: self._index(node, first, is_newest(node, first)),
-            lambda node, first: None if is_newest(node, first) else self._times(node, first),
+            lambda node, first: None if is_newest(node, first) else self._sealed(node, first),
         )
 
     def _again(self, work: Callable[[], T]) -> T:
@@ -382,14 +382,17 @@ class Journal:
                 return Index(b"", str(path))
             raise
 
-    def _times(self, node: str, first: int) -> Times | None:
-        """Returns from when to when the rows of a sealed segment are.
+    def _sealed(self, node: str, first: int) -> Sealed | None:
+        """Returns what a sealed segment holds; None when its index is to be looked at.
 
         Raises:
             FileNotFoundError: the segment has gone.
         """
-        found = summary.of(self.path / segment_file(node, first))
-        return (found.ts_min_us, found.ts_max_us) if found.batches else None
+        path = f"{self.path}/{segment_file(node, first)}"
+        found = summary.of(path)
+        if not found.is_dense:
+            return None
+        return Sealed(found.end, os.stat(path).st_size, found.ts_min_us, found.ts_max_us)
 
     def _broker(self, node: str, first: int) -> str:
         """Returns the broker of a segment."""

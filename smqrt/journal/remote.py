@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from smqrt.journal.commit import with_token
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.link import Address, Link, Refused, checked, trusted
 from smqrt.journal.pages import DataFile, Page
-from smqrt.journal.planning import Chunk, Index, Offsets, Snapshot, Times, segment_file
+from smqrt.journal.planning import Chunk, Index, Offsets, Sealed, Snapshot, segment_file
 from smqrt.journal.reader import Journal
 
 RETRY_S = 60.0
@@ -30,12 +30,11 @@ MOST_WAIT_S = 20.0
 """A hub answers after so long though there is nothing new; less than what a connection waits for an answer."""
 
 
-class _Sealed(NamedTuple):
-    """What the listing says of a segment that doesn't grow any more; the times are 0 when it has no row."""
+class _Listed(NamedTuple):
+    """What the listing says of a segment that doesn't grow any more: how long its index is, and what it holds."""
 
     index_bytes: int
-    ts_min_us: int
-    ts_max_us: int
+    sealed: Sealed | None
 
 
 def open_journal(
@@ -88,7 +87,7 @@ class RemoteJournal(Journal):
         self._brokers: dict[tuple[str, int], str] = {}
         self._listing: tuple[str, Snapshot] | None = None
         self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
-        self._sealed: dict[tuple[str, int], _Sealed] = {}
+        self._segments: dict[tuple[str, int], _Listed] = {}
         self._indexes: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
@@ -136,8 +135,8 @@ class RemoteJournal(Journal):
         return snapshot
 
     def _listed(self, values: Any) -> Snapshot:
-        self._sealed = {
-            (node, int(one["first"])): _Sealed(int(one["idx_bytes"]), int(one["ts_min_us"]), int(one["ts_max_us"]))
+        self._segments = {
+            (node, int(one["first"])): _Listed(int(one["idx_bytes"]), _sealed(one))
             for node, segments in values["wal"].items()
             for one in segments
             if "idx_bytes" in one
@@ -174,14 +173,14 @@ class RemoteJournal(Journal):
         index = Index(self._indexes.get(path, b""), self._place(path))
         if until and index.end >= until:
             return index
-        sealed = self._sealed.get((node, first))
-        if until or newest or sealed is None or index.size_bytes < sealed.index_bytes:
+        listed = self._segments.get((node, first))
+        if until or newest or listed is None or index.size_bytes < listed.index_bytes:
             index = Index(self._grown(path, self._indexes.get(path, b"")), self._place(path))
         return index
 
-    def _times(self, node: str, first: int) -> Times | None:
-        sealed = self._sealed.get((node, first))
-        return (sealed.ts_min_us, sealed.ts_max_us) if sealed and sealed.index_bytes else None
+    def _sealed(self, node: str, first: int) -> Sealed | None:
+        listed = self._segments.get((node, first))
+        return listed.sealed if listed else None
 
     def _grown(self, path: str, known: bytes) -> bytes:
         """Returns an index from what was known of it; the last record is compared, for the hub may have lost some."""
@@ -244,6 +243,13 @@ class _RemoteFile(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def _sealed(listed: Mapping[str, Any]) -> Sealed | None:
+    """What the listing says of a sealed segment's rows, unless the index has to: hubs of older versions say less."""
+    if "end" not in listed:
+        return None
+    return Sealed(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
 
 
 def _opened(url: str, token: str, trusted: str | None, retry_s: float, verify: bool) -> RemoteJournal:

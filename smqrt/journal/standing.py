@@ -79,7 +79,7 @@ def listing(journal: Path) -> bytes:
 
 def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
     """Returns, for each node, its segments in ascending order: `first` (sequence number), and of those that don't grow
-    any more `idx_bytes` and, if they have rows, `ts_min_us` and `ts_max_us`.
+    any more `idx_bytes`, `ts_min_us`, `ts_max_us` and, if they have rows without holes, `end` and `bytes`.
     """
     return {folder.name: list(_segments(folder)) for folder in _folders(journal)}
 
@@ -87,16 +87,14 @@ def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
 def _segments(folder: Path) -> Iterator[dict[str, int]]:
     firsts = index.firsts(folder)
     for first in firsts[:-1]:
+        path = f"{folder}/{index.name(first)}{DATA}"
         try:
-            found = summary.of(folder / (index.name(first) + DATA))
+            found, size_bytes = summary.of(path), os.stat(path).st_size
         except FileNotFoundError:  # just compacted
             continue
-        yield {
-            "first": first,
-            "idx_bytes": found.index_bytes,
-            "ts_min_us": found.ts_min_us,
-            "ts_max_us": found.ts_max_us,
-        }
+        told = {"first": first, "idx_bytes": found.index_bytes}
+        told |= {"ts_min_us": found.ts_min_us, "ts_max_us": found.ts_max_us}
+        yield told | ({"end": found.end, "bytes": size_bytes} if found.is_dense else {})
     yield from ({"first": first} for first in firsts[-1:])
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, segment, tables
+from smqrt.journal import manifest, planning, segment, tables
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Row
@@ -139,6 +139,32 @@ def test_times_leave_out_what_has_none(journal: Journal) -> None:
         assert [row for row in rows if times[0] <= row.ts_us <= times[1]] == written.rows(first, last + 1) * 2
         assert len(rows) < (last - first + 1 + 400) * 2
     assert journal.plan({}, all_, ts_us=(0, written.START_US - 1)) == []
+
+
+def test_a_plan_reads_the_indexes_of_segments_it_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.write(tmp_path, [[at] for at in range(10, ROWS + 10, 10)])
+    journal, all_, read_indexes = Journal(tmp_path), {"n1": ROWS}, list[int]()
+    index_of = Journal._index
+
+    def counted(self: Journal, node: str, first: int, *rest: Any, **options: Any) -> planning.Index:
+        read_indexes.append(first)
+        return index_of(self, node, first, *rest, **options)
+
+    monkeypatch.setattr(Journal, "_index", counted)
+    until_us = written.START_US + 204_000
+    for start, times, looked_at in (
+        (0, None, [ROWS - 10]),
+        (17, None, [10, ROWS - 10]),
+        (0, (written.START_US + 15_000, until_us), [10, 200, ROWS - 10]),
+        (0, (0, 1 << 62), [ROWS - 10]),
+    ):
+        read_indexes.clear()
+        plan = journal.plan({"n1": start}, all_, ts_us=times)
+        assert read_indexes == looked_at
+        rows = read(journal, plan)
+        assert [row for row in rows if times is None or times[0] <= row.ts_us <= times[1]] == [
+            row for row in written.rows(start, ROWS) if times is None or times[0] <= row.ts_us <= times[1]
+        ]
 
 
 def test_a_time_is_an_offset(journal: Journal) -> None:

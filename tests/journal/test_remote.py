@@ -194,6 +194,16 @@ def test_times_of_segments_come_with_the_listing(hub: Hub) -> None:
     assert hub.requests == ["manifest", f"wal/n1/{100:020d}.idx", f"wal/n1/{290:020d}.idx"]
 
 
+def test_a_plan_of_whole_segments_takes_one_request(hub: Hub) -> None:
+    written.write(hub.path, [[at] for at in range(10, 310, 10)])
+    remote, here = hub.open(), Journal(hub.path)
+    plan = there(lambda: remote.plan({}, {"n1": 290}))
+    assert hub.requests == ["manifest"]
+    assert plan == here.plan({}, {"n1": 290})
+    rows = there(lambda: [row for part in plan for chunk in part for row in as_rows(remote.tables(chunk))])
+    assert rows == written.rows(0, 290)
+
+
 def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
     written.write(hub.path, [[10], [20], [30]])
     written.to_parquet(hub.path, [12, 20])
