@@ -193,7 +193,8 @@ def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf, monke
     assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7, "n3": 9}}
     answer = shelf.ask("main/manifest").json()
     assert answer["manifest"] == compacted
-    assert answer["wal"]["n2"] == [{"first": 0, "idx_bytes": 64, "ts_min_us": 1, "ts_max_us": 2, "end": 7, "bytes": 3000000}, {"first": 7}]
+    sealed = {"first": 0, "idx_bytes": 64, "ts_min_us": 1, "ts_max_us": 2, "end": 7, "bytes": 3_000_000}
+    assert answer["wal"]["n2"] == [sealed, {"first": 7}]
     (shelf.writer.path / "manifest.json").write_text("{")
     assert "manifest.json can't be read" in shelf.refused(503, "main/end")
 
