@@ -142,7 +142,8 @@ class Server:
     def _mount_rtl(self) -> None:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
             rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
-        rtl.insert(JournalService(writer.opened, self.settings.commit_mib << 20))
+        # Before the files: readers ask often, and no file's name need be looked for.
+        rtl.insertprolog(JournalService(writer.opened, self.settings.commit_mib << 20))
         self.root.insert(rtl)
         self.root.insert(Help())
 

@@ -27,10 +27,10 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, Protocol
-from urllib.parse import parse_qsl
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.message import Request
+from smqrt.http.parameters import parse_parameters
 from smqrt.http.private import NothingPrivate
 from smqrt.http.ranges import Span, parse_ranges
 from smqrt.http.resources import DiskIo, IoError
@@ -64,6 +64,7 @@ _FILE = re.compile(
 )
 _UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
 _READS, _WRITES = ("GET", "HEAD"), ("POST",)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes one for each answer
 _COMMITS = ("commit", "publish", "stage", "seal")
 
 
@@ -203,8 +204,7 @@ class JournalService(Directory):
     def _end(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         ends = self._of(journal).ends
         found = ends.after(*_wait(request)) if request.query else ends.now()
-        body = json.dumps({"end": found}, separators=(",", ":")).encode()
-        _finish(request, "application/json", body)
+        _finish(request, "application/json", _as_json({"end": found}))
 
     def _of(self, journal: OpenJournal) -> _Asked:
         """Returns what is kept of a journal for those who ask."""
@@ -267,7 +267,7 @@ class JournalService(Directory):
         _give(request, {"parts": [] if known else in_thread(self._of(journal).staged.seal, query, batch, parts)})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query = progress.checked_query(dict(parse_qsl(request.query)).get("query"))
+        query = progress.checked_query(_values(request).get("query"))
         _give(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -400,7 +400,7 @@ def _allow(request: Request, methods: tuple[str, ...]) -> None:
 
 def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
     """The query and the number of the batch that a request is about, and all that it says."""
-    values = dict(parse_qsl(request.query, keep_blank_values=True))
+    values = _values(request)
     query, batch = progress.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
         raise ArgumentError(f"batch: {batch!r} is no number; a commit says which batch of the query it is.")
@@ -418,13 +418,23 @@ def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str
 
 
 def _give(request: Request, values: dict[str, Any]) -> None:
-    body = json.dumps(values, separators=(",", ":")).encode()
+    body = _as_json(values)
     _send(request, body, _tag(body))
+
+
+def _as_json(values: dict[str, Any]) -> bytes:
+    return _ENCODER.encode(values).encode()
+
+
+def _values(request: Request) -> dict[str, str]:
+    """What the query of a request says."""
+    pairs = parse_parameters(request.query.encode("ascii"))
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
 
 
 def _wait(request: Request) -> tuple[dict[str, int], float]:
     """What a reader knows, and how long it wants to wait for more."""
-    values = dict(parse_qsl(request.query, keep_blank_values=True))
+    values = _values(request)
     try:
         after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
         wait_s = float(values.get("wait_s", "0"))

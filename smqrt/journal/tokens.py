@@ -87,7 +87,7 @@ class Tokens:
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
         self.fault = self._told = ""
         self._folder, self._queries = folder, queries
-        self._all: str = ""
+        self._all: bytes | None = None
         self._grants: dict[bytes, Grant] = {}
         self._stamp: _Stamp | None = None
         self._looked_s = -LOOK_S
@@ -102,7 +102,7 @@ class Tokens:
         if not self.is_due:
             return
         try:
-            self._all = self._all or hubfile.token(self._folder)
+            self._all = self._all or _digest(hubfile.token(self._folder))
             stamp = _stamp(self._folder / FILE)
             if stamp != self._stamp:
                 self._grants = _read(self._folder / FILE, self._names()) if stamp else {}
@@ -128,7 +128,7 @@ class Tokens:
     def grant(self, shown: str) -> Grant | None:
         """Returns what a token opens; None when it opens nothing."""
         digest = _digest(shown)
-        return _EVERYTHING if self._all and digest == _digest(self._all) else self._grants.get(digest)
+        return _EVERYTHING if digest == self._all else self._grants.get(digest)
 
 
 _EVERYTHING = Grant()
