@@ -34,7 +34,9 @@ def as_text(value: bytes) -> str:
 
 def _decoded(text: bytes, breathe: Callable[[], object]) -> bytes:
     text = text.replace(b"+", b" ")
-    return b"".join(_unquoted(text, breathe)) if b"%" in text else text
+    if b"%" not in text:
+        return text
+    return unquote_to_bytes(text) if len(text) <= _PIECE_BYTES else b"".join(_unquoted(text, breathe))
 
 
 def _unquoted(text: bytes, breathe: Callable[[], object]) -> list[bytes]:

@@ -27,6 +27,8 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
 from smqrt.journal.service import JournalService
 from smqrt.journal.writer import JournalWriter
+from smqrt.runtime import Server
+from smqrt.settings import Settings
 from tests.http.http_bench import Bench
 
 LIMIT = 1 << 20
@@ -85,12 +87,14 @@ class Shelf:
         found = Journal(self.writer.path).rows({"n1": 0}, {"n1": self.writer.stats()["next_seq"]})
         return [(row.topic, row.subtopic, row.payload, row.txn) for row in found]
 
-    def ask(self, path: str, method: str = "GET", token: str | None = "", **keywords: Any) -> requests.Response:
+    def ask(
+        self, path: str, method: str = "GET", token: str | None = "", port: int = 0, **keywords: Any
+    ) -> requests.Response:
         """One request, by a client in a thread; token "" is the right one, None is none."""
         headers = keywords.pop("headers", {})
         if token is not None:
             headers["Authorization"] = f"Bearer {token or self.token}"
-        url = f"http://127.0.0.1:{self.bench.listener.address[1]}/rtl/journal/{path}"
+        url = f"http://127.0.0.1:{port or self.bench.listener.address[1]}/rtl/journal/{path}"
         pool = gevent.get_hub().threadpool
         with gevent.Timeout(20):
             return pool.apply(requests.request, (method, url), {"headers": headers, "timeout": 20, **keywords})
@@ -548,3 +552,17 @@ def test_the_end_is_answered_from_memory(shelf: Shelf, monkeypatch: pytest.Monke
     shelf.smq.publish("t", b"1")
     shelf.writer.flush()
     assert shelf.ask("main/end").json() == {"end": {"n1": 1, "n2": 7}}
+
+
+def test_the_server_looks_for_no_file_when_a_reader_asks(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    path_of = DiskIo._published_path
+    monkeypatch.setattr(DiskIo, "_published_path", lambda io, name: looked.append(name) or path_of(io, name))
+    server = Server(Settings(port=0), report=lambda line: None)
+    server.start()
+    try:
+        answers = [shelf.ask(path, port=server.port()) for path in ("main/end", "main/manifest")]
+    finally:
+        server.stop()
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert looked == []
