@@ -95,7 +95,7 @@ def _settings(conf: Sequence[str], driver_memory: str | None, packages: str | No
     if driver_memory:
         from smqrt.pipeline.session import MEMORY, memory_bytes
 
-        memory_bytes(driver_memory)
+        memory_bytes(driver_memory, "--driver-memory ")
         settings[MEMORY] = driver_memory
     if packages:
         from smqrt.pipeline import delta
@@ -142,10 +142,14 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark computes; for clusters see submit.")
 @_start
 @click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of what files say.")
-@click.option("--hub-retry", "hub_retry_s", type=float, default=60.0, show_default=True, help=_HUB_RETRY)
+@click.option("--hub-retry", "hub_retry_s", type=click.FloatRange(0), default=60.0, show_default=True, help=_HUB_RETRY)
 @_spark_settings
 @click.option(
-    "--metrics", "metrics_port", type=int, metavar="PORT", help="Answer Prometheus on this port of 127.0.0.1."
+    "--metrics",
+    "metrics_port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Answer Prometheus on this port of 127.0.0.1.",
 )
 def run(names: tuple[str, ...], places: Places, metrics_port: int | None, **options: Any) -> None:
     """Run the queries NAME, or all of them, until Ctrl-C or `smqrt pipeline stop`."""
@@ -225,7 +229,12 @@ def _list(names: Iterable[str]) -> str:
 @_names
 @with_app
 @click.option(
-    "--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds to wait for the end."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the end.",
 )
 def stop(names: tuple[str, ...], places: Places, timeout_s: float) -> None:
     """Stop the queries NAME, or all of them, after the micro-batch under way, and wait for it."""

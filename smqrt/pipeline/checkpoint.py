@@ -184,6 +184,14 @@ def last_commit(query: Path) -> Commit | None:
     return Commit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
+def check_moment(moment: str, option: str) -> None:
+    """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with a moment."""
+    if moment.startswith("{"):
+        _given(moment)
+    elif not moment.isdecimal():
+        _time_us(moment, option)
+
+
 def offsets(journal: Any, moment: str, end: bool = False) -> Offsets:
     """Returns the next seq of each node at a moment.
 
@@ -201,7 +209,7 @@ def offsets(journal: Any, moment: str, end: bool = False) -> Offsets:
         return {node: max(seq, int(moment)) for node, seq in journal.begin().items()}
     if moment.startswith("{"):
         return _given(moment)
-    return dict((journal.offsets_until if end else journal.offsets_at)(_time_us(moment)))
+    return dict((journal.offsets_until if end else journal.offsets_at)(_time_us(moment, "--to" if end else "--from")))
 
 
 def _given(text: str) -> Offsets:
@@ -214,10 +222,10 @@ def _given(text: str) -> Offsets:
     return found
 
 
-def _time_us(text: str) -> int:
+def _time_us(text: str, option: str) -> int:
     from smqrt.journal.moment import parse_moment
 
-    return parse_moment(text, "--from")
+    return parse_moment(text, option)
 
 
 class Gate:

@@ -64,9 +64,11 @@ class Catalog:
             raise PipelineError(f"{declaration.where}: {declaration.name} reads no @source: there is nothing to run.")
 
     def _unknown(self, name: str) -> str:
+        return f"which no @source, @reference or function declares; {self._hint(name)}"
+
+    def _hint(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.declarations, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
-        return f"which no @source, @reference or function declares; {hint}"
+        return f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
 
     def queries(self) -> list[Declaration]:
         """Returns what runs by itself: the declarations of @publish, @table and @alert."""
@@ -79,7 +81,7 @@ class Catalog:
             PipelineError: there is none.
         """
         if name not in self.declarations:
-            raise PipelineError(f"There is no pipeline {name!r} in {self.folder}: {self._unknown(name)}")
+            raise PipelineError(f"There is no pipeline {name!r} in {self.folder}; {self._hint(name)}")
         return self.declarations[name]
 
     def select(self, names: Iterable[str] = ()) -> list[Declaration]:

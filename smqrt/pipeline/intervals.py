@@ -21,15 +21,20 @@ _UNITS_MS = {
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(" + "|".join(sorted(_UNITS_MS, key=len, reverse=True)) + r")s?\s*")
 
 
-def milliseconds(text: str) -> int:
+def milliseconds(text: str, name: str = "") -> int:
     """Returns a duration in milliseconds: "200 ms" is 200, "1.5 minutes" is 90000.
+
+    Args:
+        text: the duration.
+        name: what the error begins with, such as "--trigger ".
 
     Raises:
         PipelineError: `text` is no duration.
     """
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise PipelineError(f"{text!r} is no duration: write a number and a unit, such as '200 ms' or '10 seconds'.")
+        remedy = "write a number and a unit, such as '200 ms' or '10 seconds'"
+        raise PipelineError(f"{name}{text!r} is no duration: {remedy}.")
     return round(float(match[1]) * _UNITS_MS[match[2]])
 
 

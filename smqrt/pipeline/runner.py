@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import commit, uris
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import lag, references, session, sinks, stuck
+from smqrt.pipeline import checkpoint, intervals, lag, references, session, sinks, stuck
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import Catalog
@@ -63,6 +63,9 @@ class RunOptions:
         settings: settings of Spark that win over all others.
         hub_retry_s: seconds that a micro-batch waits for a hub that is away.
         report: is told, in one sentence each, what fails.
+
+    Raises:
+        PipelineError, ArgumentError: one of these is not what it must be, which is said before Spark starts.
     """
 
     journal: str
@@ -83,6 +86,11 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", uris.state(self.state))
+        checkpoint.check_moment(self.start, "--from")
+        checkpoint.check_moment(self.until or "latest", "--to")
+        session.check_master(self.master)
+        if self.trigger is not None:
+            intervals.milliseconds(self.trigger, "--trigger ")
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:

@@ -25,6 +25,7 @@ LOG = ".spark/spark.log"
 """What Spark tells, in the folder of state."""
 
 MEMORY, DEFAULT_MEMORY = "spark.driver.memory", "1g"
+_MASTER = re.compile(r"local(\[(\*|[1-9]\d*)( *, *\d+)?\])?|local-cluster\[.+\]|(spark|k8s|sc)://.+|yarn")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -147,15 +148,28 @@ def driver_bytes(spark: SparkSession) -> int:
     return memory_bytes(spark.sparkContext.getConf().get(MEMORY) or DEFAULT_MEMORY)
 
 
-def memory_bytes(text: str) -> int:
+def check_master(master: str) -> None:
+    """Raises PipelineError for what Spark would end on with a stack of Java's."""
+    if master and not _MASTER.fullmatch(master):
+        raise PipelineError(
+            f"--master {master!r} is none of Spark's: write local[*] for all cores, local[2] for two; clusters are "
+            "spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
+        )
+
+
+def memory_bytes(text: str, name: str = "") -> int:
     """Returns the bytes of a size as Spark writes it: "512m", "4g", "4gb", bytes without a letter.
+
+    Args:
+        text: the size.
+        name: what the error begins with, such as "--driver-memory ".
 
     Raises:
         PipelineError: it is none.
     """
     found = re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", text.strip().lower())
     if not found:
-        raise PipelineError(f"{text!r} is no size of memory; write it as Spark does, such as 512m or 4g.")
+        raise PipelineError(f"{name}{text!r} is no size of memory; write it as Spark does, such as 512m or 4g.")
     return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
 
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
-from smqrt.pipeline import java
+from smqrt.pipeline import checkpoint, java
 
 TOKEN_CONF = "spark.smqrt.token"
 """Spark shows values of settings whose name holds "token" to nobody."""
@@ -133,6 +133,7 @@ def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
 
 
 def _check(submission: Submission) -> None:
+    checkpoint.check_moment(submission.start, "--from")
     master, mode = submission.master, submission.deploy_mode
     if not master.startswith(_CLUSTERS):
         raise PipelineError(

@@ -624,3 +624,34 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
         table.append(pyarrow.table({"temp": [float(number)]}))
     done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
     assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
+        (["--from", '{"n1": "x"}'], "is no offset: write JSON"),
+        (["--trigger", "5parsecs"], "--trigger '5parsecs' is no duration: write a number and a unit"),
+        (["--master", "foo"], "--master 'foo' is none of Spark's: write local[*]"),
+        (["--master", "local[0]"], "--master 'local[0]' is none of Spark's"),
+        (["--driver-memory", "lots"], "--driver-memory 'lots' is no size of memory"),
+        (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
+        (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),
+        (["men"], "There is no pipeline 'men' in "),
+        (["other"], "declared are "),
+    ],
+)
+def test_wrong_options_are_told_before_spark_starts(
+    smqrt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
+) -> None:
+    monkeypatch.setattr("smqrt.pipeline.session.spark", lambda *_: pytest.fail("it starts"))
+    refused = smqrt("run", *options)
+    assert told in refused.stderr
+    assert refused.exit_code in (1, 2)
+    assert "Traceback" not in refused.stderr
+
+
+def test_wrong_options_of_submit(smqrt: Callable[..., Result]) -> None:
+    assert "--master foo is no cluster" in smqrt("submit", "--master", "foo", "--dry-run").stderr
+    refused = smqrt("submit", "--master", "yarn", "--from", "yesterday", "--dry-run").stderr
+    assert refused.startswith("Error: --from 'yesterday' must be")
