@@ -6,6 +6,7 @@ local core, py = ...
 local arg, setmetatable, xpcall = core.arg, setmetatable, xpcall
 
 local DEFAULT_THREADS <const> = 3
+local MAX_WAITING <const> = 10000 -- who publishes may make a job of each message
 
 local methods = {}
 local Queue = core.class("thread", methods)
@@ -57,10 +58,14 @@ advance_ref = core.ref(function(handle)
   if not ok then core.log_error("Thread job failed: " .. message) end
 end)
 
---- Appends a job and returns how many wait.
+--- Appends a job and returns how many wait. An error when MAX_WAITING do.
 function methods:run(job)
   local queue = arg.instance(self, Queue, 1, "run")
-  queue.jobs[queue.next] = arg["function"](job, 2, "run")
+  arg["function"](job, 2, "run")
+  if waiting(queue) >= MAX_WAITING then
+    core.raise("thread: " .. MAX_WAITING .. " jobs wait already; begin fewer, or configure more threads")
+  end
+  queue.jobs[queue.next] = job
   queue.next = queue.next + 1
   advance(queue)
   return waiting(queue)
