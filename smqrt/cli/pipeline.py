@@ -370,14 +370,27 @@ def submit(
         raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
     if not uris.is_address(places.journal):
         places = replace(places, journal=str(Path(places.journal).absolute()))
-    _check_tables(places.catalog().select(names), places, options["deploy_mode"])
-    master = options.pop("master")
+    queries, master = places.catalog().select(names), options.pop("master")
+    _check_tables(queries, places, options["deploy_mode"])
+    _check_hub(queries, places, master, options["deploy_mode"])
     given = Submission(names, master, places.app, places.journal, places.state, places.tables, **options)
     command = prepare(replace(given, token=places.token, cafile=places.cafile, extra=tuple(extra)))
     if dry_run:
         click.echo(str(command))
     else:
         command.execute()
+
+
+def _check_hub(queries: Sequence[Declaration], places: Places, master: str, deploy_mode: str) -> None:
+    """With the driver here, most results are published from here."""
+    from smqrt.pipeline.submit import unreachable_hub
+
+    publishing = [query.name for query in queries if query.kind in ("publish", "alert")]
+    if publishing and (sentence := unreachable_hub(places.journal, master)):
+        sentence = f"{', '.join(publishing)}: {sentence}"
+        if deploy_mode == "cluster":
+            raise PipelineError(sentence)
+        click.echo(f"Warning: {sentence}", err=True)
 
 
 def _check_tables(queries: Sequence[Declaration], places: Places, deploy_mode: str) -> None:

@@ -42,6 +42,11 @@ def there(folder: Path) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "another folder is in its place", str(folder))
 
 
+def is_journal(folder: Path) -> bool:
+    """Says whether there is a journal in a folder: one that is empty is what remains when a volume is unmounted."""
+    return any((folder / name).exists() for name in ("wal", "manifest.json"))
+
+
 def touch(path: Path) -> None:
     """Makes a file that only its owner can read, for those who open it by name; one that is there stays as it is.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import make_folder, touch
+from smqrt.journal.files import is_journal, make_folder, touch
 
 MOST_QUERIES = 10_000
 """That report: retention reads all they have said."""
@@ -98,7 +98,7 @@ def save(journal: Path, values: dict[str, Any]) -> None:
         )
     beside = folder / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        if journal.is_dir():  # and is not made anew
+        if is_journal(journal):  # and is not made anew
             make_folder(folder)
         touch(beside)
         beside.write_text(json.dumps(values) + "\n", "utf-8")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import age_s, make_folder, sync_folder, write_whole
+from smqrt.journal.files import age_s, is_journal, make_folder, sync_folder, write_whole
 
 FOLDER = "staged"
 MOST_BYTES = 2 << 30
@@ -64,7 +64,7 @@ class Staged:
         self._make_room(len(rows))
         folder = self._of(query, batch)
         try:
-            if self._journal.is_dir():  # and is not made anew
+            if is_journal(self._journal):  # and is not made anew
                 make_folder(folder)
             write_whole(folder / part, rows)
         except OSError as error:

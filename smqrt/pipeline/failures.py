@@ -40,7 +40,7 @@ _MEANINGS = {
     ),
     "driver worker exited unexpectedly": (
         "a Python helper of Spark that looks at the processor of its @stateful or @alert died; .spark/spark.log in the "
-        "folder of state may say why."
+        "folder of state may say why. On a cluster its Python needs pandas and protobuf."
     ),
     "sources in the checkpoint offsets": (
         "its checkpoint belongs to a version of this query with other sources; smqrt pipeline reset {name} forgets it, "
@@ -59,6 +59,8 @@ _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
+_CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: [\w.$]+: ")
+"""Of py4j, before what Java says."""
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 
 
@@ -126,7 +128,7 @@ def spark_gone(error: BaseException, log: Path) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
-    lines = str(error).strip().splitlines()
+    lines = _CALLING.sub("", str(error).strip()).splitlines()
     clear = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
     return clear.rstrip(".;: ") + "."
 

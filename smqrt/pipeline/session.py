@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ LOG = ".spark/spark.log"
 
 MEMORY, DEFAULT_MEMORY = "spark.driver.memory", "1g"
 _MASTER = re.compile(r"local(\[(\*|[1-9]\d*)( *, *\d+)?\])?|local-cluster\[.+\]|(spark|k8s|sc)://.+|yarn")
+_SPARKS_OWN = ("pyspark", "py4j")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -84,7 +86,15 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
         from smqrt.pipeline.smq_source import register
 
         register(session)
+        session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(_archives())
     return session
+
+
+def _archives() -> list[str]:
+    """Returns what --py-files has brought to the driver: the helper that looks there at the processor of a @stateful or
+    @alert gets none of it from Spark.
+    """
+    return [path for path in sys.path if zipfile.is_zipfile(path) and not Path(path).name.startswith(_SPARKS_OWN)]
 
 
 def _started(settings: Mapping[str, str]) -> SparkSession:

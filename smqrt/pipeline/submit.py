@@ -17,8 +17,9 @@ from importlib import util
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from smqrt.errors import PipelineError
+from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import uris
+from smqrt.journal.commit import HubAddress
 from smqrt.pipeline import checkpoint, java
 
 TOKEN_CONF = "spark.smqrt.token"
@@ -31,6 +32,7 @@ _APP = "smqrt_app"
 _PIPELINES = f"{_APP}/pipelines"
 CAFILE = "cafile.pem"
 """In the application's folder of a driver in the cluster."""
+_HERE = ("127.0.0.1", "localhost", "::1")
 _DRIVER = "from smqrt.pipeline.driver import main\n\nmain()\n"
 
 
@@ -151,10 +153,34 @@ def _check(submission: Submission) -> None:
         raise PipelineError(
             f"--token travels in a properties file, and Spark takes only one: write {TOKEN_CONF} into yours instead."
         )
-    if urlsplit(submission.journal).hostname in ("127.0.0.1", "localhost", "::1") and mode == "cluster":
+    if urlsplit(submission.journal).hostname in _HERE and mode == "cluster":
         raise PipelineError(
             f"--journal {submission.journal} is another machine there: name the hub as the cluster reaches it."
         )
+
+
+def unreachable_hub(journal: str, master: str) -> str | None:
+    """Says that machines of a cluster don't find the hub that the folder of a journal names.
+
+    Args:
+        journal: path or URL; master: of `Submission`.
+
+    Returns:
+        A sentence; None when they do, or no hub runs that could be asked.
+    """
+    if uris.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _HERE:
+        return None
+    try:
+        url = HubAddress.of(journal).url
+    except JournalError:
+        return None
+    if urlsplit(url).hostname not in _HERE:
+        return None
+    return (
+        f"the journal {journal} names its hub as {url}, which is another machine in the cluster: what is published "
+        "from there, all results of more than some MiB, does not reach it. Name the hub as the cluster reaches it, "
+        "with --journal and --token."
+    )
 
 
 def _absolute(option: str, path: str, otherwise: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -62,16 +64,29 @@ class FailingDisk:
         self._library = library
         self.start()
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        disk = {"LD_PRELOAD": str(self._library), "FAILING_DISK": str(self.journal)}
+        return disk | {"FAILING_DISK_CONTROL": str(self._control)}
+
     def start(self) -> None:
         """Starts the hub."""
-        disk = {"LD_PRELOAD": str(self._library), "FAILING_DISK": str(self.journal)}
-        self.served = Served(self._app, env=disk | {"FAILING_DISK_CONTROL": str(self._control)})
+        self.served = Served(self._app, env=self._environment)
         self.port = self.served.port
 
-    def does(self, call: str, error: int = 0, delay_ms: int = 0, count: int | None = None) -> None:
-        """From now on `call` ("write" or "sync") waits, then fails unless `error` is 0; only the first `count` do."""
+    def compact(self) -> tuple[int, str]:
+        """Compacts what is sealed on the same disk; returns the exit code and what was said."""
+        command = [sys.executable, "-m", "smqrt", "journal", "compact", str(self.journal)]
+        environment = os.environ | self._environment
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=15)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    def does(self, *calls: str, error: int = 0, delay_ms: int = 0, count: int = -1, part: str = "") -> None:
+        """From now on calls ("write", "sync", "change": see the shim) wait, then fail unless `error` is 0; only the first
+        `count` of them, and only on files with `part` in their path.
+        """
         ready = self._control.with_suffix(".new")
-        ready.write_text(f"{call} {error} {delay_ms}{'' if count is None else f' {count}'}\n")
+        ready.write_text("".join(f"{call} {error} {delay_ms} {count} {part}\n" for call in calls))
         ready.rename(self._control)
 
     def is_well(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit
+from smqrt.journal import commit, staging
 from smqrt.journal.reader import Journal
 from tests.device import wait_until
 from tests.journal.failing_disk import FailingDisk, failing, shim
@@ -52,7 +53,7 @@ class Subscriber:
 def test_after_a_full_disk_nothing_is_missing(failing: Failing) -> None:
     disk = failing(flush_ms=1, segment_bytes=65536)
     clients = Subscriber(disk)
-    disk.does("write", errno.ENOSPC)
+    disk.does("write", error=errno.ENOSPC)
     clients.publish(1, 3000)
     disk.until(lambda stats: stats["stalls"] and stats["alarm"])
     disk.is_well()
@@ -86,7 +87,7 @@ def test_what_a_failed_sync_was_about_is_written_anew(failing: Failing) -> None:
     disk = failing(sync="20ms")
     clients = Subscriber(disk)
     disk.until(lambda stats: stats["rows"] == 1 and not stats["unsynced_bytes"])
-    disk.does("sync", errno.EIO)
+    disk.does("sync", error=errno.EIO)
     clients.publish(1, 50)
     clients.expect(50)
     disk.until(lambda stats: stats["rows"] == 50 and stats["alarm"])
@@ -162,7 +163,7 @@ def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None
     """A disk that is slow or broken holds publishers, not the event loop; and nothing comes twice."""
     disk = failing(sync="always", segment_bytes=65536)
     clients = Subscriber(disk)
-    disk.does("sync", errno.EIO)
+    disk.does("sync", error=errno.EIO)
     clients.publish(1, 200)
     failed = disk.until(lambda stats: stats["alarm"] and stats["unsynced_bytes"])
     assert clients.numbers == [0]
@@ -179,7 +180,7 @@ def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None
 
 def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> None:
     disk = failing(sync="always")
-    disk.does("sync", errno.EIO)
+    disk.does("sync", error=errno.EIO)
     rows = [(b"out", None, b"%08d" % number) for number in range(3)]
     committing = gevent.get_hub().threadpool.spawn(commit.commit, disk.address(), "q", 0, rows)
     disk.until(lambda stats: stats["commits"] == 1 and stats["alarm"])
@@ -192,7 +193,7 @@ def test_a_commit_is_on_the_disk_before_it_is_confirmed(failing: Failing) -> Non
 
 def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> None:
     disk = failing(sync="always")
-    disk.does("sync", errno.EIO)
+    disk.does("sync", error=errno.EIO)
     publishing = gevent.get_hub().threadpool.spawn(commit.publish, disk.address(), [(b"out", None, b"%08d" % 0)])
     disk.until(lambda stats: stats["unsynced_bytes"])
     disk.served.process.send_signal(signal.SIGTERM)
@@ -203,3 +204,73 @@ def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> N
     with pytest.raises(JournalError, match="not known"):
         publishing.get(timeout=20)
     assert disk.numbers() == [0]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("kind", [".arrows", ".idx", "txn.json"])
+def test_each_kind_of_file_of_a_segment(failing: Failing, kind: str, error: int) -> None:
+    """Nothing is lost and the alarm is on until the disk does it again, be it full, broken or read-only."""
+    disk = failing(flush_ms=1, segment_bytes=65536, sync="50ms")
+    clients = Subscriber(disk)
+    disk.does("write", "sync", "change", error=error, part=kind)
+    clients.publish(1, 500)
+    failed = disk.until(lambda stats: stats["alarm"])
+    disk.is_well()
+    clients.expect(500)
+    disk.until(lambda stats: stats["rows"] == 500 and not stats["alarm"] and not stats["unsynced_bytes"])
+    assert failed["alarm"]
+    assert disk.numbers() == list(range(500))
+    assert "Traceback" not in disk.served.output
+    assert commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % 500)])
+    disk.served.stop()
+    disk.start()
+    assert disk.stats()["next_seq"] == 501
+    assert not commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % 500)])
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_what_pipelines_leave_in_the_journal(failing: Failing, error: int) -> None:
+    """Their reports and what they stage: one sentence that names the file and why, and nothing of it remains."""
+    disk = failing()
+    hub, rows = disk.address(), [(b"out", None, b"%08d" % 0)]
+    remote = commit.HubAddress.of(hub.url, hub.token)
+    commit.report_progress(remote, "q", "q", {"n1": 0})
+    parts = staging.stage(remote, "q", 0, rows, 0)
+    disk.does("write", "sync", "change", error=error, part="/readers/")
+    why = os.strerror(error)
+    for _ in range(3):
+        with pytest.raises(JournalError, match=f"readers/q.json can't be written: {why}"):
+            commit.report_progress(remote, "q", "q", {"n1": 9}, retry_s=0)
+    disk.does("write", "sync", "change", error=error, part="/staged/")
+    for ask in (lambda: staging.stage(remote, "q", 0, rows, 0), lambda: staging.commit(remote, "q", 0, parts, 0)):
+        with pytest.raises(JournalError, match=f"staged/q/0 can't be written: {why}"):
+            ask()
+    disk.is_well()
+    assert [path.name for path in (disk.journal / "readers").iterdir()] == ["q.json"]
+    assert [path.name for path in (disk.journal / "staged/q/0").iterdir()] == parts
+    commit.report_progress(remote, "q", "q", {"n1": 1})
+    staging.commit(remote, "q", 0, parts, 0)
+    assert disk.numbers() == [0]
+    assert "Traceback" not in disk.served.output
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("part", ["manifest", "/data/"])
+def test_a_compaction_that_can_not_write(failing: Failing, part: str, error: int) -> None:
+    """It says so in one sentence, what it was about stays, and it is done the next time."""
+    disk = failing(flush_ms=1, segment_bytes=65536)
+    clients = Subscriber(disk)
+    clients.publish(1, 300)
+    clients.expect(300)
+    disk.until(lambda stats: stats["rows"] == 300 and not stats["disk_jobs"])
+    disk.does("write", "sync", "change", error=error, part=part)
+    code, said = disk.compact()
+    assert code == 1
+    assert os.strerror(error) in said, said
+    assert "Traceback" not in said, said
+    assert disk.numbers() == list(range(300))
+    disk.is_well()
+    assert disk.compact()[0] == 0
+    assert disk.numbers() == list(range(300))
+    assert list((disk.journal / "data").rglob("*.parquet"))
+    assert not [path for path in (disk.journal / "data").rglob("*") if path.is_file() and path.suffix != ".parquet"]

@@ -128,6 +128,7 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "MOST_BYTES", 3 * staged.LEAST_BYTES)
+    (tmp_path / "wal").mkdir()
     waiting = Staged(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
     rows = encode([(b"t", None, b"x")])
     for query, batch in (("done", 5), ("sealed", 0), ("old", 0)):

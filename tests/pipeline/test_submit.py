@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import stat
 import subprocess
@@ -184,3 +185,30 @@ def test_a_folder_that_cannot_be_written(submission: Submission) -> None:
     (submission.app / ".pipelines").touch()
     with pytest.raises(PipelineError, match="can't be written: "):
         prepare(submission)
+
+
+@pytest.mark.parametrize(
+    ("master", "mode", "url", "told"),
+    [
+        ("spark://10.0.0.1:7077", "client", "http://127.0.0.1:9357/rtl/journal/app", True),
+        ("yarn", "cluster", "http://127.0.0.1:9357/rtl/journal/app", True),
+        ("spark://10.0.0.1:7077", "client", "http://10.0.0.9:9357/rtl/journal/app", False),
+        ("spark://127.0.0.1:7077", "client", "http://127.0.0.1:9357/rtl/journal/app", False),
+        ("local-cluster[2,1,1024]", "client", "http://127.0.0.1:9357/rtl/journal/app", False),
+    ],
+)
+def test_a_hub_that_workers_do_not_reach(submission: Submission, master: str, mode: str, url: str, told: bool) -> None:
+    """The folder of a journal names its hub as this machine reaches it; large results go there from a worker."""
+    publishing = (
+        PIPELINE.replace("source", "source, publish", 1) + "@publish(to='x')\ndef out(rows):\n    return rows\n"
+    )
+    (submission.app / "pipelines" / "hot.py").write_text(publishing)
+    journal = submission.app / ".journal"
+    journal.mkdir()
+    (journal / "hub.json").write_text(json.dumps({"url": url, "token": "x" * 43}))
+    given = ["submit", "out", "--app", submission.app, "--master", master, "--deploy-mode", mode, "--dry-run"]
+    command = [sys.executable, "-m", "smqrt", "pipeline", *map(str, given), "--state", str(submission.state)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (f"names its hub as {url}, which is another machine in the cluster" in ran.stderr) == told
+    assert ("Name the hub as the cluster reaches it, with --journal and --token." in ran.stderr) == told
+    assert ran.returncode == (1 if told and mode == "cluster" else 0)

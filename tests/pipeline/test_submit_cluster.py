@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from smqrt.journal import commit
 from smqrt.journal.record import Flag
 from smqrt.pipeline.status import read_all
 from tests.pipeline.hubs import JournalingHub
-from tests.pipeline.recorded import Recorded
 from tests.pipeline.test_source_cluster import bare, standalone, workers_python
 
 __all__ = ["standalone", "workers_python"]  # fixtures
@@ -41,6 +41,43 @@ PUBLISHED = """
 def counts(readings):
     return readings.groupBy("device").agg(F.count("*").alias("n"), F.sum("temp").alias("sum"))
 """
+STATEFUL = """
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from smqrt.pipeline import alert, stateful
+
+
+class Highest(StatefulProcessor):
+    def init(self, handle):
+        self.highest = handle.getValueState("highest", "temp double")
+
+    def handleInputRows(self, key, rows, timerValues):
+        (before,) = self.highest.get() or (-1.0,)
+        temp = max([row.temp for row in rows] + [before])
+        self.highest.update((temp,))
+        yield Row(device=key[0], temp=temp)
+
+    def close(self):
+        pass
+
+
+@publish(to="highest/{device}", mode="update")
+@stateful(Highest, key="device", schema="device string, temp double")
+def highest(readings):
+    return readings.select("device", "temp")
+
+
+@alert(to="alerts/{device}", key="device", when="temp > 98")
+def hot(readings):
+    return readings
+"""
+LARGE = """
+
+@publish(to="large/{device}")
+def large(readings):
+    return readings.select("device", "temp", F.repeat(F.lit("x"), 500).alias("text"))
+"""
 QUICK = {
     # Java compiles less and starts sooner; a test that takes seconds gains nothing from the rest.
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
@@ -55,9 +92,9 @@ def make(app: Path, text: str) -> None:
     (app / "pipelines" / "readings.py").write_text(text)
 
 
-def submit(app: Path, master: str, python: Path, *words: str) -> None:
+def submit(app: Path, master: str, python: Path, *words: str, spark: tuple[str, ...] = ()) -> None:
     command = [sys.executable, "-m", "smqrt", "pipeline", "submit", "--app", str(app), "--master", master]
-    command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL]
+    command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL, *spark]
     # Not where the tests run: Python looks for modules there first, and would find smqrt.
     ran = subprocess.run(
         command, cwd=app.parent, capture_output=True, text=True, env=bare() | QUICK, timeout=800, check=False
@@ -82,10 +119,10 @@ def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: 
         for device in range(3):
             publish(hub, f"d{device}")
         app = tmp_path / "app"
-        make(app, PIPELINES + PUBLISHED)
+        make(app, PIPELINES + PUBLISHED + STATEFUL)
         told = hub.announced
         submit(app, standalone, workers_python, "--republish", "--journal", told["url"], "--token", told["token"])
-        results = hub.rows("count/#")
+        results, highest, alerts = hub.rows("count/#"), hub.rows("highest/#"), hub.rows("alerts/#")
     finally:
         hub.stop()
     assert table(app) == list(range(ROWS))
@@ -94,11 +131,24 @@ def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: 
     ]
     assert all(row.flags & Flag.PIPELINE for row in results)
     assert len({row.txn for row in results}) == 1
+    assert sorted((row.topic, json.loads(row.payload)["temp"]) for row in highest) == [
+        (f"highest/d{device}", 99.0) for device in range(3)
+    ]
+    assert sorted((row.topic, json.loads(row.payload)["state"]) for row in alerts) == [
+        (f"alerts/d{device}", "raised") for device in range(3)
+    ]
 
 
 def test_from_a_shared_folder_on_a_cluster_in_one_machine(workers_python: Path, tmp_path: Path) -> None:
-    app = tmp_path / "app"
-    make(app, PIPELINES)
-    Recorded(app / ".journal").add(ROWS).seal()
-    submit(app, "local-cluster[2,1,1024]", workers_python, "kept")
-    assert table(app) == list(range(ROWS))
+    """Results that are too large for the driver go from a worker to the hub that the folder names."""
+    hub = JournalingHub(tmp_path / "app")
+    try:
+        publish(hub, "d0")
+        make(tmp_path / "app", PIPELINES + LARGE)
+        small = ("--conf", "spark.driver.maxResultSize=50k")
+        submit(tmp_path / "app", "local-cluster[2,1,1024]", workers_python, "--republish", "kept", "large", spark=small)
+        results = hub.rows("large/#")
+    finally:
+        hub.stop()
+    assert table(tmp_path / "app") == list(range(ROWS // 3))
+    assert sorted(json.loads(row.payload)["temp"] for row in results) == list(range(ROWS // 3))
