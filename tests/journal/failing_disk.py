@@ -82,8 +82,8 @@ class FailingDisk:
         return ran.returncode, ran.stdout + ran.stderr
 
     def does(self, *calls: str, error: int = 0, delay_ms: int = 0, count: int = -1, part: str = "") -> None:
-        """From now on calls ("write", "sync", "change": see the shim) wait, then fail unless `error` is 0; only the first
-        `count` of them, and only on files with `part` in their path.
+        """From now on calls ("write", "sync", "change": see the shim) wait, then fail unless `error` is 0; only the
+        first `count` of them, and only on files with `part` in their path.
         """
         ready = self._control.with_suffix(".new")
         ready.write_text("".join(f"{call} {error} {delay_ms} {count} {part}\n" for call in calls))

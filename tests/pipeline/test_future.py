@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from smqrt.cli.pipeline_table import line
 from smqrt.pipeline import metrics
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
@@ -64,6 +65,7 @@ def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
     told = {(one.name, one.labels["query"]): one.value for one in _samples(app) if "query" in one.labels}
     assert told["smqrt_pipeline_future_total", "guards"] == 1
     assert told["smqrt_pipeline_dropped_by_watermark_total", "trusts"] == 2
+    assert ", too late 2" in line(trusts)
     assert told["smqrt_pipeline_processed_rows_per_second", "guards"] > 0
     assert told["smqrt_pipeline_state_rows", "guards"] == 2
     assert (

@@ -89,6 +89,36 @@ def test_a_table_whose_checkpoint_is_gone(app: Application) -> None:
     assert f"the checkpoint in {state(app, 'kept')} is gone" in app.told[0]
 
 
+def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> None:
+    """Killed between the table's commit and its report, and then the checkpoint is removed: nobody knows the rows."""
+    app.write(KEPT.format(source=app.source))
+    send(app, 1, 2)
+    assert app.run() == 0
+    reported = (state(app, "kept") / "status.json").read_bytes()
+    send(app, 3)
+    assert app.run() == 0
+    (state(app, "kept") / "status.json").write_bytes(reported)
+    shutil.rmtree(state(app, "kept") / "checkpoint")
+    assert app.run() == 0
+    assert kept(app) == [1, 2, 3, 3]
+    [told] = app.told
+    assert "; its last micro-batch may be in it twice; what windows" in told
+
+
+def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> None:
+    app.write(ECHO.format(source=app.source))
+    send(app, 1, 2)
+    assert app.run(republish=True) == 0
+    shutil.rmtree(state(app, "echo") / "checkpoint")
+    (state(app, "echo") / "commit.json").unlink()
+    assert app.run(republish=True) == 0
+    assert [result["n"] for result in app.results()] == [1, 2, 1, 2], "a new query, of which nothing is dropped"
+    [told] = app.told
+    assert told.endswith(
+        f"echo: the checkpoint in {state(app, 'echo')} is gone; it begins anew, and results may come again."
+    )
+
+
 def test_a_table_whose_state_is_gone(app: Application) -> None:
     app.write(KEPT.format(source=app.source))
     send(app, 1, 2)

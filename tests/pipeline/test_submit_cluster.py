@@ -76,7 +76,8 @@ LARGE = """
 
 @publish(to="large/{device}")
 def large(readings):
-    return readings.select("device", "temp", F.repeat(F.lit("x"), 500).alias("text"))
+    noise = [F.sha2(F.concat("seq", F.lit(part)), 512) for part in "abcdefghijklmnop"]  # which can't be compressed
+    return readings.select("device", "temp", F.concat(*noise).alias("text"))
 """
 QUICK = {
     # Java compiles less and starts sooner; a test that takes seconds gains nothing from the rest.
@@ -150,5 +151,6 @@ def test_from_a_shared_folder_on_a_cluster_in_one_machine(workers_python: Path, 
         results = hub.rows("large/#")
     finally:
         hub.stop()
+    assert "spark.driver.maxResultSize" in (tmp_path / "app/.pipelines/.spark/spark.log").read_text()
     assert table(tmp_path / "app") == list(range(ROWS // 3))
     assert sorted(json.loads(row.payload)["temp"] for row in results) == list(range(ROWS // 3))
