@@ -136,7 +136,7 @@ def first_line(error: BaseException) -> str:
 def _first_sentence(error: BaseException, text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     clear = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)
-    clear = _SQLSTATE.sub("", _CLASS.sub("", clear)).split(";\n")[0].strip()
+    clear = _SQLSTATE.sub("", _CLASS.sub("", clear)).split(";\n")[0].strip().rstrip(";")
     return clear if hasattr(error, "getCondition") else f"{type(error).__name__}: {clear}"
 
 

@@ -200,9 +200,9 @@ class Query:
         return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
 
     def _where_of_table(self) -> checkpoint.Start:
-        context, declaration = self.context, self.plan.declaration
-        location = tables.location(declaration, context.options.app, context.options.tables)
-        self._table = lake_tables.opened(declaration, location)
+        context, location = self.context, self._location()
+        tables.make_parent(location)
+        self._table = lake_tables.opened(self.plan.declaration, location)
         if self._table is not None:
             end, told = resume.lake_table(self.folder, self._table, context.journal)
             self._tell(told)
@@ -210,6 +210,10 @@ class Query:
         self._output, end, told = resume.table(self.folder, location, context.spark, context.journal)
         self._tell(told)
         return self._start_of_table(end)
+
+    def _location(self) -> str:
+        options = self.context.options
+        return tables.location(self.plan.declaration, options.app, options.tables)
 
     def _start_of_table(self, end: checkpoint.Offsets | None) -> checkpoint.Start:
         start = json.dumps(end) if end else self.context.options.start
@@ -225,6 +229,7 @@ class Query:
             self._sink = sinks.TableSink(self._table, self.folder)
             return sinks.partitioned(frame, declaration).writeStream.foreachBatch(self._sink)
         if declaration.kind == "table":
+            tables.check_types(frame, self._location(), declaration.options["partition_by"])
             return sinks.table_writer(frame, declaration, self._output)
         gate, hub = checkpoint.Gate(self.folder, start.split, start.pending), self._hub()
         self._sink = sinks.PublishSink(hub, gate, self._published)

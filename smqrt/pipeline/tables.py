@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +61,69 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
     """
     if lake_tables.is_there(path):
         return lake_tables.frame(spark, str(path))
-    frames = [spark.read.parquet(folder) for folder in _readable(spark, path)]
+    frames = [_read_files(spark, folder) for folder in _readable(spark, path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
     return reduce(lambda one, more: one.unionByName(more, allowMissingColumns=True), frames)
+
+
+def _read_files(spark: SparkSession, folder: str) -> DataFrame:
+    """A column that came later is null in files of before; Spark by itself looks at one file only, and takes a column
+    that is never null there for one that every file has.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    merged = spark.read.option("mergeSchema", "true").parquet(folder).schema
+    return spark.read.schema(StructType([StructField(one.name, one.dataType) for one in merged])).parquet(folder)
+
+
+def make_parent(location: str) -> None:
+    """Makes the folder that a table is to be in, unless it is one that only Spark sees.
+
+    Raises:
+        PipelineError: it can't be made or written.
+    """
+    if uris.is_elsewhere(location):
+        return
+    parent = Path(location).parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(parent, os.W_OK) else "may not be written by this user"
+    except OSError as error:
+        why = f"can't be made: {error.strerror}"
+    if why:
+        raise PipelineError(f"The folder of tables {parent} {why}; name another with --tables, or in @table(…).")
+
+
+def check_types(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:
+    """Compares the columns of a result with those of a table of Parquet files: nobody could read one of two types.
+
+    Args:
+        frame: the result.
+        path: folder or URI of the table.
+        partition_by: columns that are names of folders, whose types Spark guesses.
+
+    Raises:
+        PipelineError: a column has another type.
+    """
+    for folder in _readable(frame.sparkSession, path):
+        known = _types(frame.sparkSession, folder)
+        for name, kind in frame.dtypes:
+            is_kept = name not in partition_by and "variant" not in kind  # which Parquet has as a struct
+            if is_kept and known.get(name, kind) != kind:
+                raise PipelineError(
+                    f"The table in {path} has the column {name} as {known[name]}, and the result has it as {kind}: "
+                    "give it another name, or the table another path."
+                )
+
+
+def _types(spark: SparkSession, folder: str) -> dict[str, str]:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return dict(spark.read.parquet(folder).dtypes)
+    except AnalysisException:  # there is no file yet
+        return {}
 
 
 def folders(path: Path | str) -> list[Path]:
