@@ -61,7 +61,7 @@ def update(journal: Path, to: str, on_files: Callable[[int], object] = lambda co
     try:
         return _updated(deltalake, journal, to, on_files)
     except (deltalake.exceptions.DeltaError, OSError) as error:
-        raise JournalError(f"The Delta table in {to} can't be written: {error}.") from None
+        raise JournalError(f"The Delta table in {to} can't be written: {deltalog.one_line(error)}.") from None
 
 
 def _updated(deltalake: Any, journal: Path, to: str, on_files: Callable[[int], object]) -> Updated:

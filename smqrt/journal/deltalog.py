@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from smqrt.journal.pages import DataFile
 NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
 _FOLDERS = ("date", "hour")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -54,6 +56,12 @@ def imported() -> Any:
     return deltalake
 
 
+def one_line(error: Exception) -> str:
+    """Returns what an error of deltalake says, which has lines and colours, as the end of a sentence."""
+    lines = (_COLOUR.sub("", line).strip(" ↳\t.") for line in str(error).splitlines())
+    return ": ".join(filter(None, lines)) or type(error).__name__
+
+
 def update(journal: Path) -> Updated:
     """Makes the Delta table of a journal, or brings it up to date.
 
@@ -67,7 +75,7 @@ def update(journal: Path) -> Updated:
     try:
         return _updated(deltalake, journal)
     except (deltalake.exceptions.DeltaError, OSError) as error:
-        raise JournalError(f"The Delta table in {journal / TABLE} can't be written: {error}.") from None
+        raise JournalError(f"The Delta table in {journal / TABLE} can't be written: {one_line(error)}.") from None
 
 
 def _updated(deltalake: Any, journal: Path) -> Updated:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
-from smqrt.journal.deltalog import imported
+from smqrt.journal.deltalog import imported, one_line
 from smqrt.pipeline import faults, lake_files
 from smqrt.pipeline.checkpoint import Offsets
 
@@ -181,7 +181,7 @@ class DeltaTable:
         try:
             return int(table.delete(condition).get("num_deleted_rows") or 0)
         except self._deltalake.exceptions.DeltaError as error:
-            raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {error}.") from None
+            raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
     def _fresh(self) -> Any:
         if self._table is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from smqrt.errors import PipelineError
+from smqrt.errors import PipelineError, SmqrtError
+from smqrt.journal.deltalog import one_line
 from smqrt.journal.settings import parse_duration
 from smqrt.pipeline import lake_tables, tables
 from smqrt.pipeline.api import Declaration
@@ -45,13 +47,36 @@ def lake(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterato
             "None of these is a Delta or Iceberg table: that is a query with @table(…, format='delta' or 'iceberg')."
         )
     for query in chosen:
-        found = lake_tables.opened(query, tables.location(query, app, root))
+        location = tables.location(query, app, root)
+        with _one_sentence(location):
+            found = lake_tables.opened(query, location)
         if found is not None:
             yield query.name, found
 
 
 def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
-    """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done."""
+    """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done.
+
+    Raises:
+        PipelineError: something can't be done.
+    """
+    with _one_sentence(table.location):
+        return _optimized(table, condition, retain)
+
+
+@contextmanager
+def _one_sentence(location: str) -> Iterator[None]:
+    """The libraries raise errors of many classes: of their own, of the system, of object stores."""
+    try:
+        yield
+    except SmqrtError:
+        raise
+    except Exception as error:
+        why = one_line(error)
+        raise PipelineError(f"The table in {location} can't be opened or written: {why}. It stays as it was.") from None
+
+
+def _optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
     told = [f"rows deleted: {table.delete(condition):,}"] if condition else []
     joined = table.optimize()
     told.append(f"small files joined: {joined.small:,} to {joined.large:,}")

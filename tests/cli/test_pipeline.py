@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -624,6 +625,34 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
         table.append(pyarrow.table({"temp": [float(number)]}))
     done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
     assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output
+
+
+@pytest.fixture
+def no_room() -> Iterator[Callable[[], None]]:
+    """Lets every write fail from now on, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room: Callable[[], None]) -> None:
+    """One sentence, and no colours of a library; a table that can't be opened too."""
+    text = PIPELINES.replace('@table("silver/readings")', '@table("readings", format="delta")')
+    (app / "pipelines" / "plant.py").write_text(text)
+    place = app / ".tables" / "readings"
+    for number in range(2):
+        deltalake.write_deltalake(place, pyarrow.table({"temp": [float(number)]}), mode="append")
+    no_room()
+    refused = smqrt("optimize").stderr
+    assert refused.startswith(f"Error: The table in {place} can't be opened or written: ")
+    assert refused.endswith("File too large (os error 27). It stays as it was.\n")
+    assert refused.count("\n") == 1
+    assert "\x1b" not in refused
+    assert deltalake.DeltaTable(place).version() == 1
+    next((place / "_delta_log").glob("*1.json")).write_text("{")
+    refused = smqrt("optimize").stderr
+    assert refused.startswith(f"Error: The table in {place} can't be opened or written: ")
+    assert refused.count("\n") == 1
 
 
 @pytest.mark.parametrize(
