@@ -172,9 +172,7 @@ def frame(
     plan, paths = _planned(read, start, end, wanted)
     made = list(_native(spark, read, plan, paths, wanted))
     for gap in plan.gaps if made or plan.gaps else [{}]:
-        # A node that isn't named would be read from its first row to its end.
-        ranges = {node: gap.get(node, (first, first)) for node, (first, _) in plan.ranges.items()}
-        first, behind = ({node: range_[at] for node, range_ in ranges.items()} for at in (0, 1))
+        first, behind = ({node: range_[at] for node, range_ in gap.items()} for at in (0, 1))
         made.append(sourced(spark, options, first, behind, wanted))
     return reduce(lambda one, more: one.unionByName(more), made)
 
@@ -404,13 +402,10 @@ def sourced(
     Args:
         spark, options, start, end, wanted: as for `frame`.
     """
-    from pyspark.sql import functions as F
-
     has_json = wanted.json is not None and wanted.computes
-    names = {"node", *wanted.columns, *["payload"] * wanted.variant}
+    names = {*wanted.columns, *["payload"] * wanted.variant}
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
     columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
     ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
     found = spark.read.format("smq").schema(", ".join(columns)).options(**options, **ends).load()
-    # Nodes that appear after the plan are not in it.
-    return _completed(found.where(F.col("node").isin(list(end))), wanted)
+    return _completed(found, wanted)

@@ -103,6 +103,15 @@ def test_ranges_of_offsets(recorded: Recorded) -> None:
     assert given(reader(recorded, endingOffsets="earliest")) == []
 
 
+def test_of_nodes_that_the_end_does_not_name_nothing_is_read(recorded: Recorded) -> None:
+    """A hub that appears after a range was planned is behind its end."""
+    Recorded(recorded.path, "n2").add(30)
+    assert given(reader(recorded, endingOffsets='{"n1": 10}')) == list(range(10))
+    assert given(reader(recorded, startingOffsets='{"n1": 5}', endingOffsets='{"n1": 10}')) == list(range(5, 10))
+    assert given(reader(recorded, endingOffsets="{}")) == []
+    assert given(reader(recorded, startingOffsets='{"n1": 990}')) == [*range(990, 1000), *range(30)]
+
+
 def test_ranges_of_times(recorded: Recorded) -> None:
     times = {"startingTime": at(390).isoformat(), "endingTime": at(410).isoformat()}
     assert given(reader(recorded, **times)) == list(range(390, 410))

@@ -74,12 +74,11 @@ def named(pushed: Pushed, options: ReadOptions) -> frozenset[str] | None:
 def edges(
     journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
 ) -> tuple[Offsets, Offsets]:
-    """Returns the offsets between which the options ask for rows."""
+    """Returns the offsets between which the options ask for rows; of a node that the end doesn't name there are none."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
     if options.ending_us is not None:
         return start, journal.offsets_until(options.ending_us)
-    end = edge(journal, options.ending, None, begin, last, last)
-    return start, last | end if isinstance(options.ending, dict) else end
+    return start, edge(journal, options.ending, None, begin, last, last)
 
 
 def edge(
