@@ -125,19 +125,30 @@ def of_parquet(
     """
     import pyarrow as pa
 
-    file, target = parquet_file(source, chunk), schema(columns)
+    target = schema(columns)
+    # As dictionaries until they are in order: numbers are moved, not texts.
+    file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
     for group in groups(file.metadata, chunk):
         if topics is not None and not _has_topics(file, group, topics):
             continue
         rows = in_order(file.read_row_group(group, names), topics)
         for batch in _between(rows, chunk.start, chunk.end).to_batches(batch_rows):
-            found = [batch.column(name) for name in target.names]
+            found = [_plain(batch.column(name)) for name in target.names]
             yield batch.column("seq")[-1].as_py() + 1, pa.RecordBatch.from_arrays(found, schema=target)
 
 
-def parquet_file(source: Any, chunk: Chunk) -> Any:
+def _plain(column: Any) -> Any:
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+def parquet_file(source: Any, chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> Any:
     """Returns the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
+
+    Args:
+        source: a file object that can seek.
+        chunk: of a Parquet file.
+        as_dictionaries: these columns of text are read so.
 
     Raises:
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
@@ -145,7 +156,8 @@ def parquet_file(source: Any, chunk: Chunk) -> Any:
     from pyarrow import parquet
 
     checksums.check_footer(source, chunk.footer_crc32)
-    return parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+    options = {"pre_buffer": True, "page_checksum_verification": True}
+    return parquet.ParquetFile(source, read_dictionary=list(as_dictionaries), **options)
 
 
 def in_order(rows: Any, topics: Filter | None = None) -> Any:
@@ -206,6 +218,9 @@ def mask(column: Any, topics: Filter) -> Any:
     import pyarrow as pa
     from pyarrow import compute
 
+    if pa.types.is_dictionary(column.type):  # each name is compared once
+        whole = _whole(column) if isinstance(column, pa.ChunkedArray) else column
+        return compute.fill_null(mask(whole.dictionary, topics).take(whole.indices), False)
     names = topics.literal()
     if names is not None:
         return compute.is_in(column, pa.array(names, pa.string()))

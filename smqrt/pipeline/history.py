@@ -403,7 +403,7 @@ def sourced(
         spark, options, start, end, wanted: as for `frame`.
     """
     has_json = wanted.json is not None and wanted.computes
-    names = {*wanted.columns, *["payload"] * wanted.variant}
+    names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # to be counted
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
     columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
     ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}

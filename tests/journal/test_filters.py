@@ -42,7 +42,11 @@ def test_as_in_the_book(topics: list[str], exclude: list[str], names: list[str])
         for name in names
     ]
     assert [chosen.matches(name) for name in names] == wanted
-    assert tables.mask(pa.array([*names, None], pa.string()), chosen).to_pylist() == [*wanted, False]
+    column = pa.array([*names, None], pa.string())
+    assert tables.mask(column, chosen).to_pylist() == [*wanted, False]
+    assert tables.mask(column.dictionary_encode(), chosen).to_pylist() == [*wanted, False]
+    in_pieces = pa.chunked_array([column.dictionary_encode(), column.slice(0, 1).dictionary_encode()])
+    assert tables.mask(in_pieces, chosen).to_pylist() == [*wanted, False, *[*wanted, False][:1]]
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def test_a_flipped_bit_is_told_and_never_read_as_something_else(spark: Any, tmp_
 
 def test_a_file_uri_is_a_folder_and_a_wrong_column_is_named(spark: Any, journal: Path) -> None:
     assert read_journal(spark, f"file://{journal}").count() == 750
+    assert read_journal(spark, journal, columns=[]).count() == 750
     with pytest.raises(ArgumentError, match='no column "temperature"'):
         read_journal(spark, journal, columns=["temperature"])
     with pytest.raises(ArgumentError, match="no type of JSON"):

@@ -74,7 +74,7 @@ def named(pushed: Pushed, options: ReadOptions) -> frozenset[str] | None:
 def edges(
     journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
 ) -> tuple[Offsets, Offsets]:
-    """Returns the offsets between which the options ask for rows; of a node that the end doesn't name there are none."""
+    """Returns the offsets between which the options ask for rows: none of a node that the end doesn't name."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
     if options.ending_us is not None:
         return start, journal.offsets_until(options.ending_us)
