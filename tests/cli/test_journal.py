@@ -15,36 +15,23 @@ from typing import Any
 
 import polars
 import pytest
-from click.testing import CliRunner, Result
 from gevent import get_hub
 from gevent import subprocess as green
 
-from smqrt.cli import cli
 from smqrt.cli.connecting import connection_options
 from smqrt.cli.journal import journal
 from smqrt.journal import index, progress, segment
 from smqrt.journal.settings import names
 from smqrt.manual import pages as manual
+from tests.cli.commands import Command
 from tests.journal.made import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker
 
 FORMER = "2026-11-20T12:00:0"
 
 
-def smqrt(*words: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["journal", *map(str, words)], prog_name="smqrt")
-
-
-def done(*words: str | Path) -> str:
-    result = smqrt(*words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*words: str | Path) -> tuple[int, str]:
-    result = smqrt(*words)
-    assert "Traceback" not in result.output
-    return result.exit_code, result.stderr.strip().splitlines()[-1].removeprefix("Error: ")
+smqrt = Command("journal")
+done, refused = smqrt.done, smqrt.refused
 
 
 @pytest.fixture

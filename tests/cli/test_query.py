@@ -13,13 +13,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
-from smqrt.cli import cli
 from smqrt.errors import JournalError
 from smqrt.journal import compact, duckdb_views
 from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
+from tests.cli.commands import Command
 from tests.cli.test_pipeline import on_a_terminal
 from tests.journal.made import NOON_US, readings, row, write
 from tests.pipeline.hubs import JournalingHub
@@ -27,24 +26,12 @@ from tests.pipeline.hubs import JournalingHub
 SLOW = "select count(*) from range(100_000_000_000) t(i) where hash(i) % 7 = 3"
 
 
-def smqrt(*words: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["query", *map(str, words)], prog_name="smqrt")
-
-
-def done(*words: str | Path) -> str:
-    result = smqrt(*words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+smqrt = Command("query")
+done, refused = smqrt.done, smqrt.refused
 
 
 def lines(*words: str | Path) -> list[Any]:
     return [json.loads(line) for line in done(*words, "--format", "json").splitlines()]
-
-
-def refused(*words: str | Path) -> tuple[int, str]:
-    result = smqrt(*words)
-    assert "Traceback" not in result.output
-    return result.exit_code, result.stderr.strip().splitlines()[-1].removeprefix("Error: ")
 
 
 @pytest.fixture
