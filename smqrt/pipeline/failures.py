@@ -32,6 +32,14 @@ _MEANINGS = {
         "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
         "micro-batch is done again."
     ),
+    "Read-only file system": (
+        "the disk can only be read: mount the one of the state, the tables and spark.local.dir for writing; nothing is "
+        "lost, and the micro-batch is done again."
+    ),
+    "Input/output error": (
+        "the disk is broken: look at the one of the state, the tables and spark.local.dir; what was not written is done "
+        "again."
+    ),
     _JAVA_MEMORY: f"Java ran out of memory: {_SMALLER}",
     _TOO_LARGE: f"a result is larger than Spark's driver takes (spark.driver.maxResultSize): {_SMALLER}",
     "Python worker exited unexpectedly": (

@@ -162,6 +162,8 @@ def test_files_that_count(tmp_path: Path) -> None:
         ("Traceback\nsmqrt.journal.link.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
         ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: make room"),
+        ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk can only be read: mount"),
+        ("java.io.IOException: Input/output error\n\tat java.base/java.io", "the disk is broken: look at"),
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
         ("Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)", "larger than Spark's driver takes"),
         ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
