@@ -37,8 +37,8 @@ _MEANINGS = {
         "lost, and the micro-batch is done again."
     ),
     "Input/output error": (
-        "the disk is broken: look at the one of the state, the tables and spark.local.dir; what was not written is done "
-        "again."
+        "the disk is broken: look at the one of the state, the tables and spark.local.dir; what was not written is "
+        "done again."
     ),
     _JAVA_MEMORY: f"Java ran out of memory: {_SMALLER}",
     _TOO_LARGE: f"a result is larger than Spark's driver takes (spark.driver.maxResultSize): {_SMALLER}",
