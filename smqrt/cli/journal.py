@@ -317,7 +317,7 @@ def delta(path: Path, to: str | None) -> None:
 
 @journal.command()
 @journal_place
-@click.option("--to", "file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--to", required=True, type=click.Path(dir_okay=False), help="The file to write.")
 @topics_option
 @from_option
 @until_option
@@ -325,7 +325,7 @@ def delta(path: Path, to: str | None) -> None:
 @cafile_option
 def export(
     path: str,
-    file: Path,
+    to: str,
     topics: tuple[str, ...],
     start: str | None,
     end: str | None,
@@ -340,7 +340,7 @@ def export(
     """
     from smqrt.journal.export import export as run
 
-    file = uris.folder(file, "--to", "write a file here, and copy it there")
+    file = uris.folder(to, "--to", "write a file here, and copy it there")
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     with progress("export", rows_between(first, last)) as advance:

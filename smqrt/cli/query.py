@@ -49,9 +49,7 @@ class _Engine(Protocol):
 @click.option(
     "--format", "chosen", type=click.Choice(query_output.FORMATS), help="A table, unless the file's ending says more."
 )
-@click.option(
-    "--to", "file", type=click.Path(dir_okay=False, path_type=Path), help="A file: .csv, .json, .jsonl or .parquet."
-)
+@click.option("--to", "to", type=click.Path(dir_okay=False), help="A file: .csv, .json, .jsonl or .parquet.")
 @topics_option
 @from_option
 @until_option
@@ -62,7 +60,7 @@ def query(
     path: str,
     on_spark: bool,
     chosen: str | None,
-    file: Path | None,
+    to: str | None,
     topics: tuple[str, ...],
     start: str | None,
     end: str | None,
@@ -78,9 +76,8 @@ def query(
     smqrt query "select topic, count(*) from messages group by topic" plant
     smqrt query "select ts, json->>'temp' as temp from messages" plant --topic 'site1/#' --from 2h --to temp.csv
     """
+    file = None if to is None else uris.folder(to, "--to", "write a file here, and copy it there")
     kind = query_output.format_of(chosen, file)
-    if file is not None:
-        file = uris.folder(file, "--to", "write a file here, and copy it there")
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     chosen_topics = topics or None

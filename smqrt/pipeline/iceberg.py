@@ -111,8 +111,16 @@ class IcebergTable:
             with self._table.transaction() as commit:
                 commit.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
                 commit.set_properties(_kept([last]))
+            if len(self._table.snapshots()) > iceberg_upkeep.MOST_SNAPSHOTS:
+                self._limit()
         faults.point("after_commit", batch)
         return len(files)
+
+    def _limit(self) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        with suppress(PipelineError, CommitFailedException):  # the next micro-batch does it
+            iceberg_upkeep.limit(self._table, _kept(reversed(self._said())))
 
     def _make_fit(self, frame: DataFrame) -> None:
         """Makes the table, or adds the columns that it doesn't have yet; once is enough for a query."""

@@ -17,6 +17,7 @@ from smqrt.pipeline.lake_files import Joined
 
 TARGET_BYTES = 128 << 20
 """Size of files that others are joined to, where the table's `write.target-file-size-bytes` doesn't say another."""
+MOST_SNAPSHOTS = 2000
 _TARGET = "write.target-file-size-bytes"
 _SMALL = 0.75
 """So much of the target is large enough to be left alone."""
@@ -148,14 +149,33 @@ def expire(table: Any, before: datetime, properties: Mapping[str, str]) -> int:
     Raises:
         PipelineError: others go on changing the table.
     """
+    before_ms = before.timestamp() * 1000
+    _forget(table, properties, lambda snapshot: snapshot.timestamp_ms < before_ms)
+    return sum(1 for _ in _removed(table.refresh(), before))
+
+
+def limit(table: Any, properties: Mapping[str, str]) -> None:
+    """Forgets the older half of the snapshots when there are more than `MOST_SNAPSHOTS`: each commit writes and reads a
+    description of all. Their files go with the next `expire`.
+
+    Args:
+        table, properties: as for `expire`.
+
+    Raises:
+        PipelineError: as `expire`.
+    """
+    numbers = sorted(snapshot.sequence_number for snapshot in table.snapshots())
+    if len(numbers) > MOST_SNAPSHOTS:
+        _forget(table, properties, lambda snapshot: snapshot.sequence_number < numbers[len(numbers) // 2])
+
+
+def _forget(table: Any, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
     if properties:
         attempted(table, lambda change: change.set_properties(dict(properties)))
     heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}
-    before_ms = before.timestamp() * 1000
-    old = [one for one in table.snapshots() if one.timestamp_ms < before_ms and one.snapshot_id not in heads]
+    old = [one.snapshot_id for one in table.snapshots() if is_old(one) and one.snapshot_id not in heads]
     if old:
-        table.maintenance.expire_snapshots().by_ids([one.snapshot_id for one in old]).commit()
-    return sum(1 for _ in _removed(table.refresh(), before))
+        table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
 def _removed(table: Any, before: datetime) -> Iterator[str]:

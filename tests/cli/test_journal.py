@@ -447,3 +447,8 @@ def test_delta(app: Path) -> None:
     copy = app / "lake"
     assert done("delta", app, "--to", copy) == f"{copy}: 1 file, 1 added, 0 removed\n"
     assert polars.read_delta(str(copy))["seq"].len() == 2000
+
+
+def test_export_to_elsewhere(app: Path) -> None:
+    told = refused("export", app, "--to", "s3://bucket/x.csv")
+    assert told == (2, "--to s3://bucket/x.csv is no folder of this machine: write a file here, and copy it there.")

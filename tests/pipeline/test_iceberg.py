@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import iceberg, iceberg_upkeep, reset, tables
+from smqrt.pipeline import iceberg, iceberg_upkeep, lake_files, reset, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.iceberg import IcebergTable
 from tests.pipeline import lakes
@@ -115,6 +115,25 @@ def test_a_table_of_an_older_version(tmp_path: Path) -> None:
         found.vacuum(timedelta(0))
     assert len(made.refresh().snapshots()) == 1
     assert numbers(made) == [1, 1, 1, 2, 2, 2]
+
+
+def test_snapshots_do_not_become_more_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the table is known without those that are forgotten; their files wait for a vacuum."""
+    monkeypatch.setattr(iceberg_upkeep, "MOST_SNAPSHOTS", 4)
+    monkeypatch.setattr(lake_files, "written", lambda *_, **options: [file])
+    monkeypatch.setattr(IcebergTable, "_make_fit", lambda *_: None)
+    catalog = SqlCatalog("smqrt", uri=f"sqlite:///{tmp_path}/iceberg.db")
+    catalog.create_namespace("tables")
+    rows = pyarrow.table({"n": [1]})
+    made = catalog.create_table("tables.kept", rows.schema, location=(tmp_path / "kept").as_uri())
+    found = IcebergTable(str(tmp_path / "kept"))
+    for batch in range(12):
+        (file,) = lake_files.stored(iter(rows.to_batches()), rows.schema, f"{tmp_path}/kept/data")
+        assert found.append(None, "kept:1", batch, {"n1": batch}) == 1  # type: ignore[arg-type]
+        assert len(made.refresh().snapshots()) <= 4
+        assert found.append(None, "kept:1", batch, None) == 0  # type: ignore[arg-type]
+    assert found.end("kept") == {"n1": 11}
+    assert numbers(made) == [1] * 12
 
 
 def test_an_object_store(app: LakeApplication, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
