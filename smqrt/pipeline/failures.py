@@ -67,6 +67,7 @@ _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
+_MOST_CAUSES = 10
 _CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: [\w.$]+: ")
 """Of py4j, before what Java says."""
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
@@ -102,14 +103,24 @@ def sentence(name: str, error: BaseException) -> str:
             "mode='append' publishes what is final, and without a watermark nothing ever is: give the @source a "
             "watermark=, or use mode='update'."
         )
+    whole = _with_causes(error)
     for words, meaning in _MEANINGS.items():
-        if words in text:
+        if words in whole:
             return meaning.format(name=name)
     if own := _OWN_ERROR.findall(text):
         return _with_remedy(name, str(own[-1][1]).strip())
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
     return _first_sentence(error, text)
+
+
+def _with_causes(error: BaseException | None) -> str:
+    """Returns what an error and those behind it say: of a task that can't write, only Java's last one says why."""
+    said: list[str] = []
+    while error is not None and len(said) < _MOST_CAUSES:
+        said.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
+        error = getattr(error, "_cause", None)
+    return "\n".join(said)
 
 
 def _with_remedy(name: str, text: str) -> str:

@@ -184,3 +184,15 @@ def test_a_spark_that_ran_out_of_memory_has_left_a_mark(tmp_path: Path) -> None:
     assert "perhaps for want of memory" in failures.spark_gone(OSError(), log)
     (tmp_path / failures.OUT_OF_MEMORY).touch()
     assert "--driver-memory" in failures.spark_gone(OSError(), log)
+
+
+def test_the_cause_is_looked_at_too() -> None:
+    """As the task of a table tells it: pyspark keeps what Java says of the causes apart from the message."""
+
+    class Told(RuntimeError):
+        _cause: RuntimeError | None = None
+        _stackTrace = ""
+
+    error, why = Told("Task failed while writing rows to file:/x/.tables/kept."), Told("Job aborted")
+    error._cause, why._stackTrace = why, "Caused by: java.io.IOException: No space left on device\n\tat java"
+    assert failures.sentence("kept", error).startswith("the disk is full: make room")
