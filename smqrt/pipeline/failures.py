@@ -27,6 +27,10 @@ _SMALLER = (
     "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which helps with the micro-batch under "
     "way too."
 )
+_HELPER_DIED = (
+    "a Python helper of Spark died, perhaps ended by the system for want of memory: give the @source a smaller "
+    "max_bytes or bytes_per_partition, or run fewer at a time with --master local[2]."
+)
 _MEANINGS = {
     "No space left on device": (
         "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
@@ -42,10 +46,8 @@ _MEANINGS = {
     ),
     _JAVA_MEMORY: f"Java ran out of memory: {_SMALLER}",
     _TOO_LARGE: f"a result is larger than Spark's driver takes (spark.driver.maxResultSize): {_SMALLER}",
-    "Python worker exited unexpectedly": (
-        "a Python helper of Spark died, perhaps ended by the system for want of memory: give the @source a smaller "
-        "max_bytes or bytes_per_partition, or run fewer at a time with --master local[2]."
-    ),
+    "Python worker exited unexpectedly": _HELPER_DIED,
+    "pyspark.daemon's stdout": _HELPER_DIED,
     "driver worker exited unexpectedly": (
         "a Python helper of Spark that looks at the processor of its @stateful or @alert died; .spark/spark.log in the "
         "folder of state may say why. On a cluster its Python needs pandas and protobuf."
@@ -61,15 +63,25 @@ _MEANINGS = {
 }
 """What texts of Spark and of the system mean."""
 OUT_OF_MEMORY = "out-of-memory"
-_OVERLOAD = ("Python worker failed to connect back", "Timed out while waiting for the Python worker")
+_HELPER_GONE = (
+    "Python worker failed to connect back",
+    "Timed out while waiting for the Python worker",
+    "Python worker exited unexpectedly",
+    "pyspark.daemon's stdout",
+    "java.io.IOException: Broken pipe",
+    "java.io.IOException: Stream closed",
+    "java.net.SocketException: Connection reset",
+)
+"""Who asks a helper that dies, or its daemon that does, gets one of many errors."""
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
 _MOST_CAUSES = 10
-_CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: [\w.$]+: ")
-"""Of py4j, before what Java says."""
+_CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: (?:[\w$]+\.)*")
+"""Of py4j, and Java's package: before the class of Java's error, and what it says."""
+_JAVA_CLASS = re.compile(r"^[\w$]+: ")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 
 
@@ -147,16 +159,19 @@ def spark_gone(error: BaseException, log: Path) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
-    lines = _CALLING.sub("", str(error).strip()).splitlines()
+    text = str(error).strip()
+    said = _CALLING.sub("", text)
+    lines = (said if said == text else _JAVA_CLASS.sub("", said)).splitlines()
     clear = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
     return clear.rstrip(".;: ") + "."
 
 
 def _first_sentence(error: BaseException, text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = _CALLING.sub("", text)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     clear = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)
     clear = _SQLSTATE.sub("", _CLASS.sub("", clear)).split(";\n")[0].strip().rstrip(";")
-    return clear if hasattr(error, "getCondition") else f"{type(error).__name__}: {clear}"
+    return clear if hasattr(error, "getCondition") or said != text else f"{type(error).__name__}: {clear}"
 
 
 def _place(declaration: Declaration, error: BaseException) -> str:
@@ -181,9 +196,9 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, Unreachable) or _AWAY in f"{error} {error.__cause__}"
 
 
-def is_overload(error: BaseException) -> bool:
-    """Whether the machine was too busy to start one of Spark's helpers in time."""
-    return any(word in f"{error} {error.__cause__}" for word in _OVERLOAD)
+def is_helper_gone(error: BaseException) -> bool:
+    """Whether one of Spark's Python helpers died, or did not start in time on a busy machine."""
+    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _HELPER_GONE)
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -193,4 +208,4 @@ def is_too_large(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether what kept a query from starting may be over a little later."""
-    return is_away(error) or is_overload(error)
+    return is_away(error) or is_helper_gone(error)

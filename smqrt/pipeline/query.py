@@ -17,7 +17,7 @@ from smqrt.pipeline import checkpoint, intervals, lake_tables, process, resume, 
 from smqrt.pipeline.failures import (
     is_away,
     is_final,
-    is_overload,
+    is_helper_gone,
     is_passing,
     planning_error,
     running_error,
@@ -271,7 +271,7 @@ class Query:
         batch = self._done()
         if batch > self._batch:
             self._failures, self._batch = 0, batch
-        if is_final(cause) or (self.context.options.once and not is_overload(cause)):
+        if is_final(cause) or (self.context.options.once and not is_helper_gone(cause)):
             self._fail(message)
         else:
             self._later(message, cause)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import DataSource
 
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal.link import Unreachable
@@ -167,6 +170,9 @@ def test_files_that_count(tmp_path: Path) -> None:
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
         ("Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)", "larger than Spark's driver takes"),
         ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
+        ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOException: Broken"),
+        ("An error occurred while calling o1.load.\n: java.io.EOFException\n\tat java", ": EOFException"),
+        ("calling o1\n: a.E: EOFException occurred while reading the port number from pyspark.daemon's stdout", "died"),
         ("There are [1] sources in the checkpoint offsets and now there are [2]", "smqrt pipeline reset q forgets it"),
         ("[CANNOT_LOAD_STATE_STORE.UNEXPECTED_FILE_SIZE] An error", "another number of partitions"),
         ("[UNRESOLVED_COLUMN] A column with name `x` cannot be resolved. SQLSTATE: 42703", "`x` cannot be resolved"),
@@ -184,6 +190,19 @@ def test_a_spark_that_ran_out_of_memory_has_left_a_mark(tmp_path: Path) -> None:
     assert "perhaps for want of memory" in failures.spark_gone(OSError(), log)
     (tmp_path / failures.OUT_OF_MEMORY).touch()
     assert "--driver-memory" in failures.spark_gone(OSError(), log)
+
+
+def test_a_helper_that_dies_while_a_query_is_planned_is_asked_again(spark: Any) -> None:
+    class Dies(DataSource):
+        def schema(self) -> str:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return ""
+
+    spark.dataSource.register(Dies)
+    with pytest.raises(Exception, match="Dies|Python worker") as caught:
+        spark.read.format("Dies").load()
+    assert failures.is_passing(caught.value)
+    assert failures.sentence("q", caught.value).startswith("a Python helper of Spark died")
 
 
 def test_the_cause_is_looked_at_too() -> None:
