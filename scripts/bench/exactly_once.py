@@ -112,7 +112,7 @@ class Course:
             trial.wait_for_batches(1)
             trial.stop_driver()
             trial.forget_checkpoint(life.forgotten)
-        fault = f"{life.fault}:{trial.batch(PLAIN if life.plain else '') + life.batches + len(life.steps)}"
+        fault = f"{life.fault}:{trial.batch(PLAIN if life.plain else 'echo') + life.batches + len(life.steps)}"
         trial.start_driver(fault if life.fault else "", life.http, life.plain)
         for step in life.steps:
             trial.wait_for_batches(1, or_its_end=bool(life.fault))
