@@ -117,11 +117,13 @@ class Recorded:
     """What was in a journal, in the order of its numbers.
 
     Attributes:
-        sent: messages; out: by topic of results the ids that came; windows: results of the stateful query; future: ids
-            that were left out of it; gaps: missing numbers; commits: (query:batch) of all results.
+        sent: messages; end: the number behind the last one; out: by topic of results the ids that came; windows:
+            results of the stateful query; future: ids that were left out of it; gaps: missing numbers; commits:
+            (query:batch) of all results.
     """
 
     sent: list[Sent] = field(default_factory=list)
+    end: int = 0
     out: dict[str, Counter[str]] = field(default_factory=dict)
     windows: list[dict[str, int]] = field(default_factory=list)
     future: set[str] = field(default_factory=set)
@@ -139,6 +141,7 @@ class Recorded:
         elif row.topic.startswith("in/"):
             payload = json.loads(row.payload)
             self.sent.append(Sent(payload["id"], row.ts_us, payload["key"]))
+            self.end = row.seq + 1
         else:
             self.out.setdefault(row.topic, Counter())[json.loads(row.payload)["id"]] += 1
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.journal import commit
-from smqrt.journal.reader import Journal
 from smqrt.pipeline import faults, status, tables
 from tests.pipeline import ledger
 from tests.pipeline.ledger import eventually
@@ -314,12 +313,12 @@ class Trial:
         return found.query_id if found else ""
 
     def _last_message(self) -> int:
-        """Waits until no more messages come; returns the end of the journal."""
+        """Waits until no more messages come; returns the number behind the last one."""
         seen = [-1, 0]
         while seen[-1] != seen[-2]:
             seen.append(len(self._collector.caught_up().sent))
             time.sleep(1)
-        return Journal(self.journal).end()["n1"]
+        return self._collector.recorded.end
 
     def _is_behind(self, end: int, query: str) -> bool:
         """Whether a query is behind the last message; for windows also with the micro-batch that follows."""
