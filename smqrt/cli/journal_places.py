@@ -86,9 +86,17 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
 
 
 def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
-    """Returns from where to where: nothing said is everything there is now."""
+    """Returns from where to where: nothing said is everything there is now.
+
+    Raises:
+        ArgumentError: it ends before it begins.
+    """
     first = offsets_of(opened, start or "earliest", "--from")
-    return first, offsets_of(opened, end or "latest", "--until")
+    last = offsets_of(opened, end or "latest", "--until")
+    behind = [first.get(node, 0) - last[node] for node in last]
+    if start and end and min(behind, default=0) >= 0 < max(behind, default=0):
+        raise ArgumentError(f"--from {start} is behind --until {end}: give the earlier one to --from.")
+    return first, last
 
 
 def rows_between(first: Offsets, last: Offsets) -> int:

@@ -258,6 +258,13 @@ def test_export(app: Path, suffix: str) -> None:
     assert to.stat().st_size > 100
 
 
+@pytest.mark.parametrize(("start", "end"), [("20", "10"), ("2026-11-20T12:00:20", "2026-11-20T12:00:10")])
+def test_an_end_before_the_start(app: Path, start: str, end: str) -> None:
+    told = refused("export", app, "--from", start, "--until", end, "--to", app / "x.csv")
+    assert told == (2, f"--from {start} is behind --until {end}: give the earlier one to --from.")
+    assert not (app / "x.csv").exists()
+
+
 def test_export_lines(app: Path) -> None:
     done("export", app, "--to", app / "out.jsonl", "-t", "a")
     (line,) = (app / "out.jsonl").read_text().splitlines()
