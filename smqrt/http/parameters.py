@@ -36,7 +36,10 @@ def _decoded(text: bytes, breathe: Callable[[], object]) -> bytes:
     text = text.replace(b"+", b" ")
     if b"%" not in text:
         return text
-    return unquote_to_bytes(text) if len(text) <= _PIECE_BYTES else b"".join(_unquoted(text, breathe))
+    if len(text) > _PIECE_BYTES:
+        return b"".join(_unquoted(text, breathe))
+    breathe()  # there may be a thousand of them
+    return unquote_to_bytes(text)
 
 
 def _unquoted(text: bytes, breathe: Callable[[], object]) -> list[bytes]:
