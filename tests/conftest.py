@@ -1,4 +1,4 @@
-"""What the tests share: a real server as a process, and a real browser."""
+"""Fixtures that all tests share: a real server as a process, and a real browser."""
 
 from __future__ import annotations
 

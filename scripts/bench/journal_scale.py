@@ -1,4 +1,4 @@
-"""What a journal costs as the number of its files grows: plans, queries, merging, retention and the start of a hub.
+"""Cost of a journal as the number of its files grows: plans, queries, merging, retention and the start of a hub.
 
 Journals of all sizes are made and measured in turn, several times: see `journal_scale_data`. Ten billion messages of
 300 bytes are 50,000 files of 200,000 rows. A figure is the median of what a process of its own needs, cold (nothing of

@@ -1,4 +1,4 @@
-"""What commands on journals share: where a journal is, which part of it is meant, and how errors are told."""
+"""Options that commands on journals share, the journal and the part of it that they mean, and their errors."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ def name(first_seq: int) -> str:
     return f"{first_seq:020d}"
 
 
-def first_seq(path: Path) -> int:
-    """Returns the number of the first row of a segment, from its name."""
-    return int(path.stem)
+def first_seq(path: Path | str) -> int:
+    """Returns the number of the first row of a segment, from the name of one of its files."""
+    return int(str(path).rpartition("/")[2].partition(".")[0])
 
 
 def paths(folder: Path) -> list[Path]:

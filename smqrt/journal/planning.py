@@ -1,4 +1,4 @@
-"""Which files hold a range of rows: Parquet below a node's `compacted_through`, segments above it."""
+"""Plans: the files that hold a range of rows, Parquet below a node's `compacted_through`, segments above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the queries of pipelines have come: `readers/<query>.json` of a journal. Retention goes no further."""
+"""Progress of the queries of pipelines: `readers/<query>.json` of a journal. Retention goes no further."""
 
 from __future__ import annotations
 

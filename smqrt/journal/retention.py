@@ -1,4 +1,4 @@
-"""What may go: rows that are old enough, or too many; but not what a pipeline has yet to read."""
+"""Retention: rows that are old enough, or too many, are removed; but not those that a pipeline has yet to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal holds at this moment, as its hub tells others: a listing of segments, and where each node ends.
+"""Contents of a journal at this moment, as its hub tells others: a listing of segments, and the end of each node.
 
 Everything here waits for the disk: a hub asks in a thread.
 """

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.journal import checksums
 from smqrt.journal.files import touch
-from smqrt.journal.index import DATA, INDEX, INDEXED
+from smqrt.journal.index import DATA, INDEX, INDEXED, first_seq
 
 SUMMARY = ".sum"
 _VALUES, _CRC = struct.Struct("<7q"), struct.Struct("<q")
@@ -82,7 +81,7 @@ def known(path: Place) -> Summary | None:
     except FileNotFoundError:
         return None
     found = _parsed(data)
-    return found if found and (found.first_seq, found.index_bytes) == (_first(path), size) else None
+    return found if found and (found.first_seq, found.index_bytes) == (first_seq(path), size) else None
 
 
 def remove(path: Place) -> None:
@@ -94,11 +93,6 @@ def _beside(path: Place, suffix: str) -> str:
     return str(path).removesuffix(DATA) + suffix
 
 
-def _first(path: Place) -> int:
-    return int(_beside(path, "").rpartition("/")[2])
-
-
-@lru_cache(maxsize=_KEPT)
 def _parsed(data: bytes) -> Summary | None:
     size = _VALUES.size
     if len(data) != size + _CRC.size or _CRC.unpack_from(data, size)[0] != checksums.crc32(data[:size]):
@@ -107,7 +101,7 @@ def _parsed(data: bytes) -> Summary | None:
 
 
 def _made(path: Place) -> Summary:
-    first, size = _first(path), _index_bytes(path)
+    first, size = first_seq(path), _index_bytes(path)
     if not size:
         return Summary(first, first, 0, 0, 0, 0, 0)
     with open(_beside(path, INDEXED), "rb") as file:

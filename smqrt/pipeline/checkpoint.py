@@ -1,4 +1,4 @@
-"""What a query remembers beside Spark's own checkpoint: which query it is, and where in the journal it began.
+"""State of a query beside Spark's own checkpoint: which query it is, and where in the journal it began.
 
 <state>/<query>/query.json     what the checkpoint belongs to; another query with this name doesn't get it
 <state>/<query>/start.json     {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}

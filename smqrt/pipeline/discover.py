@@ -1,4 +1,4 @@
-"""What a folder of pipelines declares: `load(folder)` gives its `Catalog`."""
+"""Declarations of a folder of pipelines: `load(folder)` gives its `Catalog`."""
 
 from __future__ import annotations
 

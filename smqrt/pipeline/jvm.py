@@ -1,4 +1,4 @@
-"""What pipelines ask of Spark's JVM that PySpark has no public name for: every private name of it is used here.
+"""Spark's JVM, asked for what PySpark has no public name for: every private name of it is used here.
 
 They are those of PySpark 4.2 and 4.3; when a later one lacks one of them, this is the file to look at. Under Spark
 Connect there is no JVM in this process, and no py4j: `of` says so in one sentence. `format("smq")` works there, as it

@@ -1,4 +1,4 @@
-"""Where tables are, and which of their files count."""
+"""Tables: their folders, and those of their files that count."""
 
 from __future__ import annotations
 

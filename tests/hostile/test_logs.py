@@ -1,4 +1,4 @@
-"""What strangers can write into the log: a line now and then, whatever they send."""
+"""Log lines that strangers can cause: a line now and then, whatever they send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds Spark: which batches are old, whose checkpoint it is, commits in parts, a hub that is away."""
+"""Sinks and checkpoints around Spark: old batches, whose checkpoint it is, commits in parts, a hub that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to a cluster: the archive and the command. That clusters run it, test_submit_cluster shows."""
+"""Submission to a cluster: the archive and the command. That clusters run it, test_submit_cluster shows."""
 
 from __future__ import annotations
 
