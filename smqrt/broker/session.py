@@ -61,7 +61,7 @@ class Session:
         names_made, names_made_bytes: the topics and sub-topics that were new when it asked for them.
         extra: a place for the layer above (the peer table of an application).
         routes: the route cache: nine bytes of a frame to where it goes.
-        lanes: what the connection derived from `routes`; it goes when they change.
+        partitions: what the connection derived from `routes`; it goes when they change.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Session:
         "extra",
         "hub",
         "info",
-        "lanes",
+        "partitions",
         "names_made",
         "names_made_bytes",
         "origin",
@@ -97,7 +97,7 @@ class Session:
         self.topic: Topic | None = None
         self.topics: dict[int, Topic] | None = None
         self.routes = _NO_ROUTES
-        self.lanes: Any = None
+        self.partitions: Any = None
         self.extra: Any = None
         self._observed: set[Topic] | None = None
         self._fragments: bytearray | None = None
@@ -379,13 +379,13 @@ class Session:
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
-        self.lanes = None
+        self.partitions = None
 
     def forget_route(self, destination: bytes) -> None:
         """Drop the route to a topic key out of the cache."""
         if self.topic is not None:
             self.routes.pop(b"\x08" + destination + self.topic.key, None)
-        self.lanes = None
+        self.partitions = None
 
     def _pubfrag(self, packet: bytes) -> bool:
         if not self.outbox.takes_fragments:

@@ -94,7 +94,7 @@ class Topic:
 
     def add(self, outbox: Outbox) -> None:
         """Let `outbox` receive what is published here."""
-        self.forget_routes()  # a publisher's lanes know the sole subscriber
+        self.forget_routes()  # a publisher's partitions know the sole subscriber
         if self._members is None:
             if not self.subscribers:
                 self.raw, self.ws = ((), (outbox,)) if outbox.websocket else ((outbox,), ())

@@ -20,7 +20,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.stats import Drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
-from smqrt.wire.kernels import MAX_LANES
+from smqrt.wire.kernels import MAX_PARTITIONS
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
 log = logging.getLogger("smqrt")
@@ -49,8 +49,8 @@ _TORN_CONTROL, _TORN_MESSAGE = 1, 2
 chars: Any = datapath.kernels.chars
 view, ends = datapath.kernels.view, datapath.kernels.ends
 scan = datapath.kernels.scan
-shares: Any = datapath.kernels.shares
-share_lanes, share_ends = datapath.kernels.share_lanes, datapath.kernels.share_ends
+partitioned: Any = datapath.kernels.partitioned
+partition_ids, partition_ends = datapath.kernels.partition_ids, datapath.kernels.partition_ends
 
 
 class RawConnection(Outbox):
@@ -190,7 +190,7 @@ class RawConnection(Outbox):
             self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or the turn is over
             return 0
         session = self.session
-        at = self._spread(size) if session.lanes else 0
+        at = self._partition(size) if session.partitions else 0
         waits: bool | None = False
         cached = session.routes.get
         runs, used, bad = scan(size, at)
@@ -219,34 +219,34 @@ class RawConnection(Outbox):
         if bad:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         if runs > MANY_RUNS:
-            self._lay_lanes()
+            self._make_partitions()
         return used
 
-    def _lay_lanes(self) -> None:
-        """Lay lanes to the sole raw subscribers of this client's destinations, unless done for these routes."""
+    def _make_partitions(self) -> None:
+        """Give each sole raw subscriber of this client's destinations a partition, unless done for these routes."""
         session = self.session
-        if session.topic is None or (session.lanes and session.lanes[0] == len(session.routes)):
+        if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
             return
         pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
-        found = [(key, outbox) for key, outbox in pairs if outbox is not None][:MAX_LANES]
-        lane_of: dict[Outbox, int] = {}
-        numbers = array("I", [lane_of.setdefault(outbox, len(lane_of)) for _, outbox in found])
-        table = datapath.kernels.lanes(b"".join(key for key, _ in found), numbers.tobytes())
+        found = [(key, outbox) for key, outbox in pairs if outbox is not None][:MAX_PARTITIONS]
+        partition_of: dict[Outbox, int] = {}
+        numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
+        table = datapath.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
         publisher = int.from_bytes(session.topic.key, "little")
-        session.lanes = len(session.routes), table, list(lane_of), publisher
+        session.partitions = len(session.routes), table, list(partition_of), publisher
 
-    def _spread(self, size: int) -> int:
+    def _partition(self, size: int) -> int:
         """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
-        _, table, outboxes, publisher = self.session.lanes
+        _, table, outboxes, publisher = self.session.partitions
         recorder = self.session.hub.recorder
         if recorder and recorder.full:
             return 0
-        count, used = datapath.kernels.spread(size, table, publisher)
+        count, used = datapath.kernels.partition(size, table, publisher)
         if recorder and used:
             recorder.record_large(chars[:used])
         at = 0
-        for lane, end in zip(share_lanes[:count].tolist(), share_ends[:count].tolist(), strict=True):
-            outboxes[lane].put(shares[at:end])
+        for partition, end in zip(partition_ids[:count].tolist(), partition_ends[:count].tolist(), strict=True):
+            outboxes[partition].put(partitioned[at:end])
             at = end
         return int(used)
 

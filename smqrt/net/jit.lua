@@ -101,23 +101,24 @@ local function count(address, n)
   return frames
 end
 
--- A lane is one subscriber's share of a chunk. `keys` are the ids of destinations, `numbers` the lane of each: u32.
-local function lanes(keys, numbers)
+-- A partition is what one subscriber gets of a chunk. `keys` are the ids of destinations, `numbers` the partition of
+-- each: u32.
+local function partition_table(keys, numbers)
   local table = {count = 0}
-  local ids, lane_of = ffi.cast(u32_in, keys), ffi.cast(u32_in, numbers)
+  local ids, partition_of = ffi.cast(u32_in, keys), ffi.cast(u32_in, numbers)
   for i = 0, #keys / 4 - 1 do
-    local lane = lane_of[i]
-    table[ids[i]] = lane
-    if lane >= table.count then table.count = lane + 1 end
+    local partition = partition_of[i]
+    table[ids[i]] = partition
+    if partition >= table.count then table.count = partition + 1 end
   end
   return table
 end
 
-local max_lanes = 1024
-local frame_lane, lane_bytes = ffi.new("uint16_t[?]", size / PUBLISH_HEADER + 1), ffi.new("uint32_t[?]", max_lanes)
-local lane_at = ffi.new("uint32_t[?]", max_lanes)
-local shares, share_lanes, share_ends =
-  ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", max_lanes), ffi.new("uint32_t[?]", max_lanes)
+local max_partitions = 1024
+local frame_partition = ffi.new("uint16_t[?]", size / PUBLISH_HEADER + 1)
+local partition_bytes, partition_at = ffi.new("uint32_t[?]", max_partitions), ffi.new("uint32_t[?]", max_partitions)
+local partitioned, partition_ids, partition_ends =
+  ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", max_partitions), ffi.new("uint32_t[?]", max_partitions)
 
 local function measure(n, table, publisher)
   local at, frames = 0, 0
@@ -125,32 +126,32 @@ local function measure(n, table, publisher)
     local length = p[at] * 256 + p[at + 1]
     local key = ffi.cast(u32_in, p + at + 3)
     if p[at + 2] ~= PUBLISH or length < PUBLISH_HEADER or at + length > n or key[1] ~= publisher then break end
-    local lane = table[key[0]]
-    if not lane then break end
-    frame_lane[frames] = lane
-    lane_bytes[lane] = lane_bytes[lane] + length
+    local partition = table[key[0]]
+    if not partition then break end
+    frame_partition[frames] = partition
+    partition_bytes[partition] = partition_bytes[partition] + length
     frames, at = frames + 1, at + length
   end
   return frames, at
 end
 
-local function spread(n, table, publisher)
+local function partition(n, table, publisher)
   local frames, used = measure(n, table, publisher)
   local to, count = 0, 0
-  for lane = 0, table.count - 1 do
-    local bytes = lane_bytes[lane]
+  for partition = 0, table.count - 1 do
+    local bytes = partition_bytes[partition]
     if bytes > 0 then
-      lane_at[lane], lane_bytes[lane] = to, 0
+      partition_at[partition], partition_bytes[partition] = to, 0
       to = to + bytes
-      share_lanes[count], share_ends[count] = lane, to
+      partition_ids[count], partition_ends[count] = partition, to
       count = count + 1
     end
   end
   local at = 0
   for frame = 0, frames - 1 do
-    local lane, length = frame_lane[frame], p[at] * 256 + p[at + 1]
-    ffi.copy(shares + lane_at[lane], p + at, length)
-    lane_at[lane] = lane_at[lane] + length
+    local partition, length = frame_partition[frame], p[at] * 256 + p[at + 1]
+    ffi.copy(partitioned + partition_at[partition], p + at, length)
+    partition_at[partition] = partition_at[partition] + length
     at = at + length
   end
   return count, used
@@ -158,6 +159,6 @@ end
 
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
-return scan, unmask, encode, lanes, spread, count,
-  address(buffer), address(run_ends), address(shares), address(share_lanes), address(share_ends),
-  function() return buffer, run_ends, encoded, shares, share_lanes, share_ends end
+return scan, unmask, encode, partition_table, partition, count,
+  address(buffer), address(run_ends), address(partitioned), address(partition_ids), address(partition_ends),
+  function() return buffer, run_ends, encoded, partitioned, partition_ids, partition_ends end

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
-from smqrt.wire.kernels import BUFFER_BYTES, MAX_LANES, MAX_RUNS, Kernels, PureKernels
+from smqrt.wire.kernels import BUFFER_BYTES, MAX_PARTITIONS, MAX_RUNS, Kernels, PureKernels
 
 log = logging.getLogger("smqrt")
 
@@ -29,15 +29,15 @@ class JitKernels:
         self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
         source = resources.files("smqrt.net").joinpath("jit.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
-        loops = chunk(BUFFER_BYTES)
-        self.scan, self.unmask, self.encode, self.lanes, self.spread, self._count, *addresses, self._keep = loops
-        buffer_at, ends_at, shares_at, lanes_at, share_ends_at = addresses
+        self.scan, self.unmask, self.encode, *others = chunk(BUFFER_BYTES)
+        self.partition_table, self.partition, self._count, *addresses, self._keep = others
+        buffer_at, ends_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
         self.ends = _u32_array(ends_at, MAX_RUNS)
-        self.shares = (ctypes.c_char * BUFFER_BYTES).from_address(shares_at)
-        self.share_lanes = _u32_array(lanes_at, MAX_LANES)
-        self.share_ends = _u32_array(share_ends_at, MAX_LANES)
+        self.partitioned = (ctypes.c_char * BUFFER_BYTES).from_address(partitioned_at)
+        self.partition_ids = _u32_array(partition_ids_at, MAX_PARTITIONS)
+        self.partition_ends = _u32_array(partition_ends_at, MAX_PARTITIONS)
 
     def count(self, run: bytes) -> int:
         """See `Kernels.count`."""

@@ -1,4 +1,4 @@
-"""The inner loops of the data path, in Python: scan, spread, unmask, encode. `net/jit.py` has their LuaJIT twins.
+"""The inner loops of the data path, in Python: scan, partition, unmask, encode. `net/jit.py` has their LuaJIT twins.
 
 All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one
 runs is a question of speed only.
@@ -17,7 +17,7 @@ BUFFER_BYTES = (64 + 512) << 10
 ENCODE_BYTES = 32 << 10
 """The most that `encode` takes at once."""
 MAX_RUNS = BUFFER_BYTES // 3 + 1
-MAX_LANES = 1024
+MAX_PARTITIONS = 1024
 
 
 class Kernels(Protocol):
@@ -30,12 +30,12 @@ class Kernels(Protocol):
     ends: memoryview
     """u32 array: where the runs found by `scan` end."""
 
-    shares: ctypes.Array[ctypes.c_char]
-    """What `spread` made: the frames of one lane after those of the other."""
-    share_lanes: memoryview
-    """u32 array: which lane each share is."""
-    share_ends: memoryview
-    """u32 array: where each share ends."""
+    partitioned: ctypes.Array[ctypes.c_char]
+    """What `partition` made: the frames of one subscriber after those of the other."""
+    partition_ids: memoryview
+    """u32 array: the number of each partition that got frames."""
+    partition_ends: memoryview
+    """u32 array: where each of these ends in `partitioned`."""
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """Split `chars[start:size]` into runs: consecutive Publish frames with equal nine bytes, or one other frame.
@@ -45,19 +45,20 @@ class Kernels(Protocol):
         """
         ...
 
-    def lanes(self, keys: bytes, numbers: bytes) -> Any:
-        """The route table for `spread`: `keys` holds destinations of four bytes each, `numbers` the lane of each, a
-        native u32 below `MAX_LANES`.
+    def partition_table(self, keys: bytes, numbers: bytes) -> Any:
+        """The route table for `partition`: `keys` holds destinations of four bytes each, `numbers` the partition of
+        each, a native u32 below `MAX_PARTITIONS`.
 
-        Destinations of one subscriber share a lane: what it receives is never regrouped.
+        Destinations of one subscriber share a partition: what it receives is never regrouped.
         """
         ...
 
-    def spread(self, size: int, lanes: Any, publisher: int) -> tuple[int, int]:
-        """Sort the leading Publish frames of `chars[:size]` into `shares`, one share per lane, in order within it.
+    def partition(self, size: int, table: Any, publisher: int) -> tuple[int, int]:
+        """Sort the leading Publish frames of `chars[:size]` by partition into `partitioned`, in order within each.
 
         It stops at the first frame that is no whole Publish of `publisher` (the ETID's bytes read as a little-endian
-        number) to a destination in `lanes`. Returns `(shares, used_bytes)`.
+        number) to a destination in `table`. Returns `(count, used_bytes)`: how many partitions got frames, and how
+        much of the buffer that covered.
         """
         ...
 
@@ -111,8 +112,8 @@ class PureKernels:
         self.chars = (ctypes.c_char * BUFFER_BYTES)()
         self.view = memoryview(self.chars).cast("B")
         self.ends = _u32_array(MAX_RUNS)
-        self.shares = (ctypes.c_char * BUFFER_BYTES)()
-        self.share_lanes, self.share_ends = _u32_array(MAX_LANES), _u32_array(MAX_LANES)
+        self.partitioned = (ctypes.c_char * BUFFER_BYTES)()
+        self.partition_ids, self.partition_ends = _u32_array(MAX_PARTITIONS), _u32_array(MAX_PARTITIONS)
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """See `Kernels.scan`."""
@@ -132,38 +133,38 @@ class PureKernels:
             runs, last = runs + 1, key
         return runs, at, False
 
-    def lanes(self, keys: bytes, numbers: bytes) -> dict[bytes, int]:
-        """See `Kernels.lanes`."""
-        lanes = memoryview(numbers).cast("I")
-        return {keys[at * 4 : at * 4 + 4]: lane for at, lane in enumerate(lanes)}
+    def partition_table(self, keys: bytes, numbers: bytes) -> dict[bytes, int]:
+        """See `Kernels.partition_table`."""
+        partitions = memoryview(numbers).cast("I")
+        return {keys[at * 4 : at * 4 + 4]: partition for at, partition in enumerate(partitions)}
 
-    def spread(self, size: int, lanes: dict[bytes, int], publisher: int) -> tuple[int, int]:
-        """See `Kernels.spread`."""
+    def partition(self, size: int, table: dict[bytes, int], publisher: int) -> tuple[int, int]:
+        """See `Kernels.partition`."""
         data, at = self.view, 0
         parts: dict[int, list[bytes]] = {}
         while size - at >= PUBLISH_HEADER_BYTES:
             end = at + (data[at] << 8 | data[at + 1])
-            lane = lanes.get(bytes(data[at + 3 : at + 7]))
+            partition = table.get(bytes(data[at + 3 : at + 7]))
             ours = int.from_bytes(data[at + 7 : at + 11], "little") == publisher
             if (
                 not ours
-                or lane is None
+                or partition is None
                 or data[at + 2] != Type.PUBLISH
                 or end - at < PUBLISH_HEADER_BYTES
                 or end > size
             ):
                 break
-            parts.setdefault(lane, []).append(bytes(data[at:end]))
+            parts.setdefault(partition, []).append(bytes(data[at:end]))
             at = end
-        return self._share(parts), at
+        return self._write(parts), at
 
-    def _share(self, parts: dict[int, list[bytes]]) -> int:
-        to, shares = 0, memoryview(self.shares).cast("B")
-        for number, lane in enumerate(sorted(parts)):
-            share = b"".join(parts[lane])
-            shares[to : to + len(share)] = share
-            to += len(share)
-            self.share_lanes[number], self.share_ends[number] = lane, to
+    def _write(self, parts: dict[int, list[bytes]]) -> int:
+        to, partitioned = 0, memoryview(self.partitioned).cast("B")
+        for number, partition in enumerate(sorted(parts)):
+            frames = b"".join(parts[partition])
+            partitioned[to : to + len(frames)] = frames
+            to += len(frames)
+            self.partition_ids[number], self.partition_ends[number] = partition, to
         return len(parts)
 
     def unmask(self, size: int) -> tuple[int, int]:

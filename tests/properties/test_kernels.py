@@ -78,14 +78,14 @@ def test_spread(packets: list[bytes], tail: bytes, tids: list[int], publisher: i
     keys = b"".join(tid.to_bytes(4, "big") for tid in tids)
     reader = int.from_bytes(publisher.to_bytes(4, "big"), "little")
     numbers = array("I", [data.draw(st.integers(0, 1)) for _ in tids]).tobytes()
-    found = [kernels.spread(len(stream), kernels.lanes(keys, numbers), reader) for kernels in (JIT, PURE)]
+    found = [kernels.partition(len(stream), kernels.partition_table(keys, numbers), reader) for kernels in (JIT, PURE)]
     assert found[0] == found[1]
-    (count, used), ends = found[0], JIT.share_ends[: found[0][0]].tolist()
-    assert JIT.share_lanes[:count].tolist() == PURE.share_lanes[:count].tolist()
-    assert ends == PURE.share_ends[:count].tolist()
+    (count, used), ends = found[0], JIT.partition_ends[: found[0][0]].tolist()
+    assert JIT.partition_ids[:count].tolist() == PURE.partition_ids[:count].tolist()
+    assert ends == PURE.partition_ends[:count].tolist()
     size = ends[-1] if ends else 0
     assert size == used
-    assert bytes(JIT.shares[:size]) == bytes(PURE.shares[:size])
+    assert bytes(JIT.partitioned[:size]) == bytes(PURE.partitioned[:size])
 
 
 @SETTINGS
