@@ -8,7 +8,7 @@ client.publish("hello", "greeting")
 """
 
 from smqrt.client.client import SmqClient
-from smqrt.client.ending import ConnectionEnd
+from smqrt.client.close_reason import ConnectionEnd
 
 SMQClient = SmqClient
 """The spelling of older programs."""

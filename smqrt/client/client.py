@@ -5,23 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, TypeVar
 
 import gevent
 from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
-from smqrt.client.answers import credentials_of, delay_of
-from smqrt.client.arguments import FactoryOrMethod, subtopic_key, to_text, topic_key
-from smqrt.client.backoff import Backoff
-from smqrt.client.ending import ConnectionEnd
-from smqrt.client.events import Accepted, Ack, Change, Event, Init, Pong, Published
-from smqrt.client.link import Link
-from smqrt.client.opening import Opener
-from smqrt.client.options import make_options, to_bytes
-from smqrt.client.routes import Handler
-from smqrt.client.session import Session
-from smqrt.client.subscription import Settings, message_handler
+from smqrt.client.callbacks import credentials_of, delay_of
+from smqrt.client.close_reason import ConnectionEnd
+from smqrt.client.connection import Backoff, ClientConnection, SmqConnector
+from smqrt.client.options import SubscriptionOptions, make_options, message_handler, to_bytes
+from smqrt.client.protocol import Accepted, Ack, Change, Event, Init, Pong, Published
+from smqrt.client.session import ClientSession
+from smqrt.client.topics import Handler, subtopic_key, to_text, topic_key
 from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, NoAnswer
 from smqrt.message import Message, Payload, Requests, json_bytes, payload
@@ -39,6 +36,17 @@ Name = str | bytes | int
 """A topic: a name, or an id as `int`. `"self"` means one's own ETID."""
 
 
+class FactoryOrMethod:
+    """A name with two meanings, as documented: on the class it makes an instance, on an instance it is `method`."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object | None, owner: type) -> Callable[..., Any]:
+        return owner if instance is None else MethodType(self._method, instance)
+
+
 class SmqClient:
     """A client of an SMQ broker that connects at once, in the background, and comes back when the connection is lost.
 
@@ -53,7 +61,7 @@ class SmqClient:
     Args:
         url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that gives, each time a connection is
             needed, a `Stream` over which the broker speaks SMQ already, or raises StreamError.
-        options: a mapping of options; see `smqrt.client.options.Options`.
+        options: a mapping of options; see `smqrt.client.options.SmqClientOptions`.
         more: the same as keyword arguments.
 
     Raises:
@@ -66,14 +74,14 @@ class SmqClient:
     def __init__(self, url: str | Callable[[], Stream], options: Mapping[str, Any] | None = None, **more: Any) -> None:
         self._endpoint = None if callable(url) else parse_url(url)
         self._options = opts = make_options(options, more)
-        self._opener = url if callable(url) else Opener(parse_url(url), opts)
+        self._opener = url if callable(url) else SmqConnector(parse_url(url), opts)
         self.onauth, self.onconnect, self.onreconnect = opts.onauth, opts.onconnect, opts.onreconnect
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
         self.end: ConnectionEnd | None = None
-        self._session = Session(opts.queue_bytes, opts.cleanstart)
+        self._session = ClientSession(opts.queue_bytes, opts.cleanstart)
         self._callbacks = Callbacks(log)
         self._backoff = Backoff(opts.reconnect_delay, opts.reconnect_delay_max)
-        self._link: Link | None = None
+        self._link: ClientConnection | None = None
         self._hello: tuple[int, str] = (0, "")
         self._connections = self._reads_ahead = 0
         self._flushes: set[AsyncResult[bool]] = set()
@@ -278,7 +286,7 @@ class SmqClient:
         if isinstance(subtopic, Mapping):
             subtopic, settings = None, subtopic
         self._check_alive()
-        chosen = Settings.make(settings, more)
+        chosen = SubscriptionOptions.make(settings, more)
         key, subkey = topic_key(topic), subtopic_key(subtopic)
         names = (topic,) if subtopic is None else (topic, subtopic)
 
@@ -452,7 +460,7 @@ class SmqClient:
         self._over.set()
 
     def _one_connection(self) -> ConnectionEnd:
-        link = self._link = Link(self._endpoint, self._options, self._opener)
+        link = self._link = ClientConnection(self._endpoint, self._options, self._opener)
         end = ConnectionEnd("closed", "there was no time for more")
         try:
             link.connect()

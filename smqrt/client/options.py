@@ -1,24 +1,29 @@
-"""The options of a client, with their defaults."""
+"""The options of a client and of its subscriptions, with their defaults."""
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from smqrt.client.handshake import check_header
+from smqrt.client.topics import Handler
+from smqrt.client.transport import check_header
 from smqrt.errors import ArgumentError
 from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import Proxy
 from smqrt.wire.smq import MIN_UID_BYTES
+
+log = logging.getLogger("smqrt.client")
 
 Callback = Callable[..., Any] | None
 _MAX_UID_BYTES = 255
 
 
 @dataclass(kw_only=True)
-class Options:
+class SmqClientOptions:
     """What a client can be told (specification: smq.md §7). Times are seconds.
 
     Attributes:
@@ -82,19 +87,65 @@ class Options:
             check_header(name, value)
 
 
-def make_options(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Options:
+def make_options(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> SmqClientOptions:
     """Options from a mapping and keyword arguments; the latter win.
 
     Raises:
         ArgumentError: an unknown name or a wrong value.
     """
     merged = {**(options or {}), **more}
-    known = {option.name for option in fields(Options)}
+    known = {option.name for option in fields(SmqClientOptions)}
     if unknown := sorted(set(merged) - known):
         raise ArgumentError(f"unknown option {unknown[0]!r}; there are: {', '.join(sorted(known))}")
-    return Options(**merged)
+    return SmqClientOptions(**merged)
 
 
 def to_bytes(text: str | bytes) -> bytes:
     """`text` as bytes, UTF-8 when it is str."""
     return text.encode() if isinstance(text, str) else bytes(text)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {"json": json.loads, "text": bytes.decode}
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOptions:
+    """The settings of one subscription; see `SmqClient.subscribe`."""
+
+    onmsg: Callable[[Any, int, int, int], Any] | None = None
+    onack: Callable[..., Any] | None = None
+    datatype: str | None = None
+
+    @classmethod
+    def make(cls, settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> SubscriptionOptions:
+        """Settings from a mapping and keyword arguments.
+
+        Raises:
+            ArgumentError: an unknown name or datatype.
+        """
+        merged = {**(settings or {}), **more}
+        if unknown := sorted(set(merged) - set(cls.__slots__)):
+            raise ArgumentError(f"unknown setting {unknown[0]!r}; there are: {', '.join(cls.__slots__)}")
+        made = cls(**merged)
+        if made.datatype not in (None, *_DECODERS):
+            raise ArgumentError(f"datatype {made.datatype!r} must be None, {', '.join(map(repr, _DECODERS))}")
+        return made
+
+
+def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
+    """The handler of a subscription; None leaves messages to `general`, which also gets what can't be decoded."""
+    onmsg = settings.onmsg
+    if onmsg is None or settings.datatype is None:
+        return onmsg
+    decode = _DECODERS[settings.datatype]
+
+    def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
+        try:
+            value = decode(data)
+        except (ValueError, RecursionError) as error:  # the latter: nested without end
+            log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
+            general(data, ptid, tid, subtid)
+        else:
+            onmsg(value, ptid, tid, subtid)
+
+    return handle

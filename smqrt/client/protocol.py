@@ -3,8 +3,8 @@
     HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
 
 Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
-`receive` never
-raises: a broken rule is the event `Ended`.
+`receive` never raises: a
+broken rule is the event `Ended`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from typing import NamedTuple
 
-from smqrt.client.ending import ConnectionEnd, disconnected, protocol_error, refused
-from smqrt.client.events import Accepted, Ack, Change, Ended, Event, Init, Pong, Published
-from smqrt.client.framing import Framing, RawFraming, WebSocketFraming
-from smqrt.client.handshake import Handshake
+from smqrt.client.close_reason import ConnectionEnd, disconnected, protocol_error, refused
+from smqrt.client.transport import Framing, Handshake, RawFraming, WebSocketFraming
 from smqrt.client.url import Endpoint
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -33,7 +32,60 @@ _PUBLISH = struct.Struct(">III")
 _CHANGE = struct.Struct(">II")
 
 
-class State(Enum):
+class Init(NamedTuple):
+    """The broker said hello: answer with `ClientProtocol.connect`. `address` is this client's IP as the broker sees
+    it."""
+
+    seed: int
+    address: str
+
+
+class Accepted(NamedTuple):
+    """The broker accepted; `etid` is this connection's private return address."""
+
+    etid: int
+
+
+class Ack(NamedTuple):
+    """Answer to Subscribe, Create or Createsub (`kind` is the packet type of the answer); `number` 0 says denied."""
+
+    kind: int
+    number: int
+    name: bytes
+
+
+class Published(NamedTuple):
+    """A published message."""
+
+    data: bytes
+    ptid: int
+    tid: int
+    subtid: int
+
+
+class Change(NamedTuple):
+    """`tid` has `subscribers` subscribers now."""
+
+    tid: int
+    subscribers: int
+
+
+class Pong(NamedTuple):
+    """Answer to the Ping that was sent with `token`."""
+
+    token: object
+
+
+class Ended(NamedTuple):
+    """Nothing comes after this."""
+
+    end: ConnectionEnd
+
+
+Event = Init | Accepted | Ack | Published | Change | Pong | Ended
+
+
+class ClientState(Enum):
     """Where the connection stands."""
 
     HTTP = auto()
@@ -44,7 +96,7 @@ class State(Enum):
     CLOSED = auto()
 
 
-class Protocol:
+class ClientProtocol:
     """The state of one connection.
 
     Args:
@@ -62,7 +114,7 @@ class Protocol:
         headers: Iterable[tuple[str, str]] = (),
         on_output: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = State.HTTP if endpoint else State.INIT
+        self.state = ClientState.HTTP if endpoint else ClientState.INIT
         self.unsent_bytes = 0
         self._handshake = Handshake(endpoint, headers) if endpoint else None
         self._framing: Framing = WebSocketFraming() if endpoint and endpoint.websocket else RawFraming()
@@ -74,7 +126,7 @@ class Protocol:
 
     def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
         """Answer Init with who we are: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
-        self.state = State.CONNACK
+        self.state = ClientState.CONNACK
         self.send_packet(smq.connect(uid, credentials, info))
 
     def ping(self, token: object = None) -> None:
@@ -118,13 +170,13 @@ class Protocol:
             return [self._close(protocol_error(error))]
 
     def _receive(self, data: bytes) -> list[Event]:
-        if self.state is State.CLOSED:
+        if self.state is ClientState.CLOSED:
             return []
-        if self.state is State.HTTP and self._handshake:
+        if self.state is ClientState.HTTP and self._handshake:
             rest = self._handshake.receive(data)
             if rest is None:
                 return []
-            self.state, data = State.INIT, rest
+            self.state, data = ClientState.INIT, rest
         return self._packets(data)
 
     def _packets(self, data: bytes) -> list[Event]:
@@ -143,15 +195,15 @@ class Protocol:
         if replies and (self._framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
             self._out += replies
             self._on_output()
-        if self._framing.closed and self.state is not State.CLOSED:
+        if self._framing.closed and self.state is not ClientState.CLOSED:
             events.append(self._close(ConnectionEnd("socketclosed", "the broker closed the WebSocket")))
 
     def _packet(self, packet: bytes) -> Event | None:
-        if self.state is State.OPEN:
+        if self.state is ClientState.OPEN:
             handler = _HANDLERS.get(packet[0]) if packet else None
         else:
             handler = _GREETINGS.get((self.state, packet[0])) if packet else None
-        if self.state is State.CLOSED:
+        if self.state is ClientState.CLOSED:
             return None
         if handler is None:
             kind = packet[0] if packet else "empty"
@@ -162,14 +214,14 @@ class Protocol:
             raise ProtocolError(CloseReason.SHORT_PACKET, f"packet {packet[0]} of {len(packet)} bytes") from None
 
     def _close(self, end: ConnectionEnd) -> Ended:
-        self.state = State.CLOSED
+        self.state = ClientState.CLOSED
         return Ended(end)
 
     def _init(self, packet: bytes) -> Event:
         version, seed = _ACK.unpack_from(packet, 1)
         if version != smq.VERSION:
             raise ConnectionEnd("protocolerror", f"the broker speaks SMQ version {version}, not 1", can_reconnect=False)
-        self.state = State.GREETED
+        self.state = ClientState.GREETED
         return Init(seed, packet[6:].decode("latin-1"))
 
     def _connack(self, packet: bytes) -> Event:
@@ -178,7 +230,7 @@ class Protocol:
             raise refused(code, packet[6:].decode("utf-8", "replace"))
         if not etid:
             raise ProtocolError(CloseReason.SHORT_PACKET, "the broker accepted without giving an ETID")
-        self.state = State.OPEN
+        self.state = ClientState.OPEN
         return Accepted(etid)
 
     def _ack(self, packet: bytes) -> Event:
@@ -204,26 +256,26 @@ class Protocol:
         return Pong(self._pings.popleft() if self._pings else None)
 
 
-_Handler = Callable[[Protocol, bytes], Event | None]
+_Handler = Callable[[ClientProtocol, bytes], Event | None]
 
-_GREETINGS: dict[tuple[State, int], _Handler] = {
-    (State.INIT, Type.INIT): Protocol._init,
-    (State.CONNACK, Type.CONNACK): Protocol._connack,
-    (State.INIT, Type.CONNACK): Protocol._connack,
-    (State.GREETED, Type.CONNACK): Protocol._connack,
-    (State.INIT, Type.DISCONNECT): Protocol._disconnect,
-    (State.GREETED, Type.DISCONNECT): Protocol._disconnect,
-    (State.CONNACK, Type.DISCONNECT): Protocol._disconnect,
+_GREETINGS: dict[tuple[ClientState, int], _Handler] = {
+    (ClientState.INIT, Type.INIT): ClientProtocol._init,
+    (ClientState.CONNACK, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.INIT, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.GREETED, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.INIT, Type.DISCONNECT): ClientProtocol._disconnect,
+    (ClientState.GREETED, Type.DISCONNECT): ClientProtocol._disconnect,
+    (ClientState.CONNACK, Type.DISCONNECT): ClientProtocol._disconnect,
 }
 """A broker may refuse (out of patience, or going down) before it was told who we are."""
 
 _HANDLERS: dict[int, _Handler] = {
-    Type.SUBACK: Protocol._ack,
-    Type.CREATEACK: Protocol._ack,
-    Type.CREATESUBACK: Protocol._ack,
-    Type.PUBLISH: Protocol._publish,
-    Type.CHANGE: Protocol._change,
-    Type.DISCONNECT: Protocol._disconnect,
-    Type.PING: Protocol._ping,
-    Type.PONG: Protocol._pong,
+    Type.SUBACK: ClientProtocol._ack,
+    Type.CREATEACK: ClientProtocol._ack,
+    Type.CREATESUBACK: ClientProtocol._ack,
+    Type.PUBLISH: ClientProtocol._publish,
+    Type.CHANGE: ClientProtocol._change,
+    Type.DISCONNECT: ClientProtocol._disconnect,
+    Type.PING: ClientProtocol._ping,
+    Type.PONG: ClientProtocol._pong,
 }

@@ -13,16 +13,67 @@ No packet costs more than its own size, however much is open or held: the broker
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from smqrt.client.events import Ack, Change
-from smqrt.client.names import NameTable
-from smqrt.client.open_requests import OpenRequests, Request
-from smqrt.client.protocol import Protocol
-from smqrt.client.routes import SELF, Done, Handler, Routes, Subtopic, Topic
+from smqrt.client.protocol import Ack, Change, ClientProtocol
+from smqrt.client.topics import SELF, Done, Handler, NameTable, Subscriptions, Subtopic, Topic
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+
+
+class PendingRequest(NamedTuple):
+    """What is asked of the broker.
+
+    Attributes:
+        kind: packet type; 0 concerns only this client, and is done as soon as there is a connection.
+        done: gets the number.
+        restores: whether it was answered on an earlier connection already.
+    """
+
+    kind: int
+    name: bytes
+    done: Done | None
+    restores: bool = False
+
+
+class PendingRequests:
+    """Requests in their order, found by what they ask for: an answer costs the same however many are open.
+
+    Attributes:
+        restoring: how many of them restore what was on an earlier connection.
+    """
+
+    def __init__(self) -> None:
+        self.restoring = 0
+        self._requests: dict[int, PendingRequest] = {}
+        self._numbers: dict[tuple[int, bytes], deque[int]] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._requests.values())
+
+    def add(self, request: PendingRequest) -> None:
+        """Put a request at the end."""
+        self._last += 1
+        self._requests[self._last] = request
+        self._numbers.setdefault((request.kind, request.name), deque()).append(self._last)
+        self.restoring += request.restores
+
+    def take(self, kind: int, name: bytes) -> PendingRequest | None:
+        """Take out the oldest of that kind and name, None when there is none."""
+        numbers = self._numbers.get((kind, name))
+        if numbers is None:
+            return None
+        request = self._requests.pop(numbers.popleft())
+        if not numbers:
+            del self._numbers[kind, name]
+        self.restoring -= request.restores
+        return request
+
 
 _REQUEST_OF_ACK: dict[int, Type] = {
     Type.SUBACK: Type.SUBSCRIBE,
@@ -45,7 +96,7 @@ class _Held(NamedTuple):
         return len(self.payload) + smq.PUBLISH_HEADER_BYTES
 
 
-class Session:
+class ClientSession:
     """The state of one client over all its connections.
 
     Args:
@@ -68,11 +119,11 @@ class Session:
         self.subtopics = NameTable()
         self._queue_bytes = queue_bytes
         self._clean_start = clean_start
-        self._protocol: Protocol | None = None
-        self._requests = OpenRequests()
+        self._protocol: ClientProtocol | None = None
+        self._requests = PendingRequests()
         self._asked: set[tuple[int, bytes]] = set()
         self._restored: Callable[[], None] | None = None
-        self._routes = Routes(self._number, self._subnumber)
+        self._subscriptions = Subscriptions(self._number, self._subnumber)
         self._observers: dict[Topic, Callable[[int], None]] = {}
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
@@ -81,12 +132,12 @@ class Session:
 
     # ---- connections come and go
 
-    def open(self, protocol: Protocol, etid: int, restored: Callable[[], None]) -> None:
+    def open(self, protocol: ClientProtocol, etid: int, restored: Callable[[], None]) -> None:
         """A connection stands: ask again for everything; `restored` comes when all is as it was."""
         self._protocol, self.etid, self._restored = protocol, etid, restored
         self.sent = self.confirmed = self.in_doubt = 0
-        self._routes.bind_local()
-        waiting, self._requests = self._requests, OpenRequests()
+        self._subscriptions.bind_local()
+        waiting, self._requests = self._requests, PendingRequests()
         for request in waiting:
             self._issue(request)
         for topic in self._observers:
@@ -100,7 +151,7 @@ class Session:
             self.dropped += self._protocol.unsent_publishes()
         self._protocol, self.etid, self._restored = None, 0, None
         self.in_doubt = self.sent - self.confirmed
-        self._routes.unbind()
+        self._subscriptions.unbind()
         if self._clean_start:
             self._forget_everything()
         else:
@@ -109,7 +160,7 @@ class Session:
     def abandon(self) -> None:
         """No connection will come any more: what still waits is dropped, and counted; what is asked is denied."""
         self._drop_all_held()
-        unanswered, self._requests = self._requests, OpenRequests()
+        unanswered, self._requests = self._requests, PendingRequests()
         for request in unanswered:
             if request.done:
                 request.done(0)
@@ -123,7 +174,7 @@ class Session:
 
     def _plan_to_restore(self) -> None:
         still_open = [request for request in self._requests if not request.restores]
-        subscribed = self._routes.names()
+        subscribed = self._subscriptions.names()
         plan: list[tuple[int, bytes]] = [
             (Type.CREATE, name) for name in self.topics.take_all() if name not in subscribed
         ]
@@ -132,9 +183,11 @@ class Session:
         plan += [(request.kind, request.name) for request in self._requests if request.restores]
         open_keys = {(request.kind, request.name) for request in still_open}
         restoring = [
-            Request(kind, name, None, True) for kind, name in dict.fromkeys(plan) if (kind, name) not in open_keys
+            PendingRequest(kind, name, None, True)
+            for kind, name in dict.fromkeys(plan)
+            if (kind, name) not in open_keys
         ]
-        self._requests = OpenRequests()
+        self._requests = PendingRequests()
         for request in (*restoring, *still_open):
             self._requests.add(request)
         self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
@@ -143,8 +196,8 @@ class Session:
         self._drop_all_held()
         self.topics.take_all()
         self.subtopics.take_all()
-        self._routes = Routes(self._number, self._subnumber)
-        self._requests = OpenRequests()
+        self._subscriptions = Subscriptions(self._number, self._subnumber)
+        self._requests = PendingRequests()
         self._asked.clear()
         self._observers.clear()
 
@@ -178,7 +231,7 @@ class Session:
         self, topic: Topic, subtopic: Subtopic, handler: Handler | None, done: Callable[[int, int], None]
     ) -> None:
         """Subscribe, messages go to `handler`. `done(tid, stid)` tells the numbers, tid 0 when the broker denied."""
-        self._routes.add(topic, subtopic, handler)
+        self._subscriptions.add(topic, subtopic, handler)
 
         def finish(tid: int) -> None:
             stid = self._subnumber(subtopic)
@@ -199,20 +252,20 @@ class Session:
             self._request(_LOCAL, b"", lambda _: finish(self._number(topic) or 0))
 
     def _withdraw(self, topic: Topic, subtopic: Subtopic) -> None:
-        self._routes.remove(topic, subtopic)
-        if topic not in self._routes:
+        self._subscriptions.remove(topic, subtopic)
+        if topic not in self._subscriptions:
             self.unsubscribe(topic)
 
     def unsubscribe(self, topic: Topic) -> None:
         """End a subscription with all its handlers; unknown topics are let be."""
         tid = self._number(topic)
-        self._routes.remove_all(topic, tid)
+        self._subscriptions.remove_all(topic, tid)
         if tid and tid != self.etid and isinstance(topic, bytes):
             self._send_number(Type.UNSUBSCRIBE, tid)
 
     def route(self, tid: int, subtid: int) -> Handler | None:
         """The handler for a message: that of the sub-topic, else the topic's, else None."""
-        return self._routes.find(tid, subtid)
+        return self._subscriptions.find(tid, subtid)
 
     # ---- observers
 
@@ -327,14 +380,14 @@ class Session:
         if kind == Type.CREATESUB:
             self._refused.discard((kind, name))
             self.subtopics.add(name, number)
-            self._routes.bind_subtopic(name)
+            self._subscriptions.bind_subtopic(name)
             return
         self._refused.discard((Type.CREATE, name))
         if self.topics.add(name, number):
-            self._routes.bind(name)
+            self._subscriptions.bind(name)
             if name in self._observers:
                 self._send_number(Type.OBSERVE, number)
-        if kind == Type.SUBSCRIBE and name not in self._routes:
+        if kind == Type.SUBSCRIBE and name not in self._subscriptions:
             self._send_number(Type.UNSUBSCRIBE, number)
 
     def _denied(self, kind: Type, name: bytes) -> None:
@@ -352,9 +405,9 @@ class Session:
             self._request(kind, name, None)
 
     def _request(self, kind: int, name: bytes, done: Done | None) -> None:
-        self._issue(Request(kind, name, done))
+        self._issue(PendingRequest(kind, name, done))
 
-    def _issue(self, request: Request) -> None:
+    def _issue(self, request: PendingRequest) -> None:
         if request.kind == _LOCAL and self._protocol is not None and request.done:
             request.done(0)
             return

@@ -1,6 +1,6 @@
 import pytest
 
-from smqrt.client.backoff import Backoff
+from smqrt.client.connection import Backoff
 
 
 def test_delays_double_up_to_the_longest_and_start_anew_after_success():

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.client.events import Accepted, Ack, Change, Ended, Init, Pong, Published
-from smqrt.client.protocol import Protocol, State
+from smqrt.client.protocol import Accepted, Ack, Change, ClientProtocol, ClientState, Ended, Init, Pong, Published
 from smqrt.client.url import parse_url
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
@@ -18,7 +17,7 @@ PUBLISH = smq.publish_frame(10, 20, 30, b"payload")[2:]
 
 
 def opened(url="http://host/smq"):
-    protocol = Protocol(parse_url(url))
+    protocol = ClientProtocol(parse_url(url))
     if protocol._handshake._key:
         protocol.take()
         protocol.receive(websocket.switching_protocols(protocol._handshake._key))
@@ -29,13 +28,13 @@ def opened(url="http://host/smq"):
     protocol.receive(wire(smq.init(1, "10.0.0.1")))
     protocol.connect(b"abcdef", b"", b"")
     protocol.receive(wire(smq.connack(0, 99)))
-    assert protocol.state is State.OPEN
+    assert protocol.state is ClientState.OPEN
     protocol.take()
     return protocol, wire
 
 
 def test_from_the_request_to_open():
-    protocol = Protocol(URL)
+    protocol = ClientProtocol(URL)
     assert protocol.take().startswith(b"GET /smq HTTP/1.1\r\n")
     assert protocol.receive(HEAD + smq.frame(smq.init(7, "::ffff:10.0.0.1"))) == [Init(7, "10.0.0.1")]
     protocol.connect(b"abcdef", b"secret", b"info")
@@ -106,7 +105,7 @@ def test_a_ping_is_answered():
     ],
 )
 def test_refusals_have_words(code, text, word, can_reconnect):
-    protocol = Protocol(URL)
+    protocol = ClientProtocol(URL)
     protocol.receive(HEAD + smq.frame(smq.init(7, "1.2.3.4")))
     protocol.connect(b"abcdef", b"", b"")
     (ended,) = protocol.receive(smq.frame(smq.connack(code, 0, text)))
@@ -122,18 +121,18 @@ def test_rubbish_ends_the_connection_and_nothing_is_raised(packet, url):
     protocol, wire = opened(url)
     *_, ended = protocol.receive(wire(packet))
     assert ended.end.word == "protocolerror"
-    assert protocol.state is State.CLOSED
+    assert protocol.state is ClientState.CLOSED
 
 
 def test_a_packet_before_its_time_is_an_error():
-    protocol = Protocol(URL)
+    protocol = ClientProtocol(URL)
     (ended,) = protocol.receive(HEAD + smq.frame(PUBLISH))
     assert ended.end.word == "protocolerror"
     assert "INIT" in str(ended.end)
 
 
 def test_another_protocol_version():
-    protocol = Protocol(URL)
+    protocol = ClientProtocol(URL)
     (ended,) = protocol.receive(HEAD + smq.frame(b"\x01\x02\0\0\0\x011.2.3.4"))
     assert "version 2" in str(ended.end)
 
@@ -175,7 +174,7 @@ def test_broken_websocket_frames(frame):
 def test_whatever_arrives_nothing_is_raised(data, websocket_url):
     protocol, _ = opened("ws://host/" if websocket_url else "http://host/")
     protocol.receive(data)
-    Protocol(URL).receive(data)
+    ClientProtocol(URL).receive(data)
 
 
 def test_output_is_taken_in_pieces_that_can_still_be_counted():
@@ -210,8 +209,8 @@ def test_pongs_that_nobody_reads_do_not_pile_up(url):
 
 
 def test_an_etid_of_zero_is_none():
-    protocol = Protocol(URL)
+    protocol = ClientProtocol(URL)
     protocol.receive(HEAD + smq.frame(smq.init(1, "10.0.0.1")))
     protocol.connect(b"abcdef", b"", b"")
     (ended,) = protocol.receive(smq.frame(smq.connack(0, 0)))
-    assert (ended.end.word, protocol.state) == ("protocolerror", State.CLOSED)
+    assert (ended.end.word, protocol.state) == ("protocolerror", ClientState.CLOSED)

@@ -2,10 +2,9 @@
 
 import time
 
-from smqrt.client.events import Ack, Change
-from smqrt.client.protocol import Protocol
-from smqrt.client.routes import SELF
-from smqrt.client.session import Session
+from smqrt.client.protocol import Ack, Change, ClientProtocol
+from smqrt.client.session import ClientSession
+from smqrt.client.topics import SELF
 from smqrt.client.url import parse_url
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
@@ -25,7 +24,7 @@ class Wire:
         self.session, self.denied = session, denied
         self.numbers, self.base = {}, base
         self.log = []
-        self.protocol = Protocol(parse_url("http://host/"))
+        self.protocol = ClientProtocol(parse_url("http://host/"))
         self.protocol.take()
         self.restored = []
         session.open(self.protocol, etid, lambda: self.restored.append(True))
@@ -56,7 +55,7 @@ class Wire:
 
 
 def new_session(**options):
-    return Session(options.pop("queue_bytes", 1 << 20), **options)
+    return ClientSession(options.pop("queue_bytes", 1 << 20), **options)
 
 
 def number(n):

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from smqrt.client import SmqClient
-from smqrt.client.backoff import Backoff
+from smqrt.client.connection import Backoff
 from smqrt.lua.api import smq_client
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services

@@ -16,7 +16,7 @@ from gevent import get_hub
 from gevent.event import AsyncResult
 
 from smqrt.client import ConnectionEnd, SmqClient
-from smqrt.client.options import Options
+from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StreamError
 from smqrt.lua.api.httpc import proxy_of
 from smqrt.lua.bridge import LuaError, encoded
@@ -100,7 +100,7 @@ class ClientHalf:
             for key, value in pairs.items()
             if key.startswith(b"header:")
         }
-        timeout_s = chosen.get("timeout", Options.timeout)
+        timeout_s = chosen.get("timeout", SmqClientOptions.timeout)
         proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
         tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1

@@ -1,8 +1,15 @@
-"""Which handler gets a message: registered by name, found by number (specification: smq.md §2.4, delivery rules)."""
+"""Topics and sub-topics of a client: their names and ids, and the handlers of its subscriptions, registered by name and
+found by id (specification: smq.md §2.4, delivery rules).
+
+Topics and sub-topics are two separate spaces of names; ids are those of one connection.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from smqrt.errors import ArgumentError
+from smqrt.wire.smq import MAX_PACKET_BYTES
 
 SELF = b"self"
 """The topic name that means one's own ETID (specification: smq.md §3)."""
@@ -15,11 +22,95 @@ Handler = Callable[[bytes, int, int, int], None]
 Done = Callable[[int], None]
 """Receives the number the broker gave, 0 when it denied."""
 
+_MAX_NAME_BYTES = MAX_PACKET_BYTES - 1
+_MAX_ID = 0xFFFFFFFF
 _CATCH_ALL = 0
 _MISSING = object()
 
 
-class Routes:
+def topic_key(topic: object) -> Topic:
+    """`topic` as bytes or int.
+
+    Raises:
+        ArgumentError: it is neither a name nor an id.
+    """
+    if isinstance(topic, int) and not isinstance(topic, bool):
+        return _id(topic, "topic")
+    return _name(topic, "topic")
+
+
+def subtopic_key(subtopic: object) -> Subtopic:
+    """`subtopic` as bytes, int or None.
+
+    Raises:
+        ArgumentError: it is neither a name, nor an id, nor None.
+    """
+    if subtopic is None or subtopic == 0:
+        return None
+    if isinstance(subtopic, int) and not isinstance(subtopic, bool):
+        return _id(subtopic, "subtopic")
+    return _name(subtopic, "subtopic")
+
+
+def _id(number: int, what: str) -> int:
+    if not 0 < number <= _MAX_ID:
+        raise ArgumentError(f"{what} id {number} must be from 1 to {_MAX_ID}")
+    return number
+
+
+def _name(name: object, what: str) -> bytes:
+    if not isinstance(name, str | bytes | bytearray):
+        raise ArgumentError(f"{what} must be a name (str or bytes) or an id (int), not {type(name).__name__}")
+    key = name.encode() if isinstance(name, str) else bytes(name)
+    if len(key) > _MAX_NAME_BYTES:
+        raise ArgumentError(f"{what} names have at most {_MAX_NAME_BYTES} bytes, not {len(key)}")
+    return key
+
+
+def to_text(name: bytes | None) -> str | bytes | None:
+    """A name as applications see it: str, or bytes when it is not UTF-8."""
+    if name is None:
+        return None
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name
+
+
+class NameTable:
+    """A two-way table of names and the numbers the broker gave them."""
+
+    __slots__ = ("_ids", "_names")
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+
+    def number(self, name: bytes) -> int | None:
+        """The number of `name`, None when the broker has not told it yet."""
+        return self._ids.get(name)
+
+    def name(self, number: int) -> bytes | None:
+        """The name behind `number`, None when it is not known."""
+        return self._names.get(number)
+
+    def add(self, name: bytes, number: int) -> bool:
+        """Remember what the broker said; tells whether it is news."""
+        if self._ids.get(name) == number:
+            return False
+        self._ids[name] = number
+        self._names[number] = name
+        return True
+
+    def take_all(self) -> list[bytes]:
+        """Forget every number and return the names, oldest first."""
+        names = list(self._ids)
+        self._ids.clear()
+        self._names.clear()
+        return names
+
+
+class Subscriptions:
     """Handlers of subscriptions. Names stay; numbers are bound anew on every connection.
 
     Args:

@@ -1,13 +1,18 @@
-"""The HTTP exchange that comes before SMQ: one request out, one head in (specification: smq.md §1.1)."""
+"""The transport below SMQ: the HTTP exchange that comes first, one request out and one head in (specification: smq.md
+§1.1), and the framing behind it.
+
+Inside the client everything to send is a *frame* (see `smqrt.wire.smq`), everything received a *packet*.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Protocol
 
-from smqrt.client.ending import ConnectionEnd, not_smq
+from smqrt.client.close_reason import ConnectionEnd, not_smq
 from smqrt.client.url import Endpoint
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.wire import websocket, wsclient
 
 _MAX_HEAD_BYTES = 16384
@@ -97,3 +102,72 @@ def check_header(name: str, value: str) -> tuple[str, str]:
 
 def _is_latin1(text: str) -> bool:
     return all(ord(c) < 256 for c in text)
+
+
+class Framing(Protocol):
+    """The framing of packets: unchanged on a raw socket, as masked binary messages on a WebSocket."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the broker ended the conversation below SMQ."""
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        """The bytes on the wire of `frames`."""
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """The packets that `data` completes."""
+
+    def take_replies(self) -> bytes:
+        """Bytes that the transport itself wants to send."""
+
+
+class RawFraming:
+    """`u16 length` before each packet."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        return b"".join(frames)
+
+    def receive(self, data: bytes) -> list[bytes]:
+        if self._rest:
+            data = self._rest + data
+        packets, start, end = [], 0, len(data)
+        while end - start >= 2:
+            size = data[start] << 8 | data[start + 1]
+            if size < 3:
+                raise ProtocolError(CloseReason.SHORT_PACKET, f"a frame of length {size}")
+            if start + size > end:
+                break
+            packets.append(data[start + 2 : start + size])
+            start += size
+        self._rest = data[start:]
+        return packets
+
+    def take_replies(self) -> bytes:
+        return b""
+
+
+class WebSocketFraming:
+    """One binary message for each packet."""
+
+    def __init__(self) -> None:
+        self._decoder = wsclient.Decoder()
+
+    @property
+    def closed(self) -> bool:
+        return self._decoder.closed
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        return b"".join(wsclient.encode(websocket.BINARY, frame[2:]) for frame in frames)
+
+    def receive(self, data: bytes) -> list[bytes]:
+        return self._decoder.receive(data)
+
+    def take_replies(self) -> bytes:
+        replies = bytes(self._decoder.replies)
+        self._decoder.replies.clear()
+        return replies

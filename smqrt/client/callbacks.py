@@ -9,8 +9,8 @@ from typing import Any
 
 import gevent
 
-from smqrt.client.ending import ConnectionEnd
-from smqrt.client.events import Init
+from smqrt.client.close_reason import ConnectionEnd
+from smqrt.client.protocol import Init
 
 log = logging.getLogger("smqrt.client")
 

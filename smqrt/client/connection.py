@@ -1,24 +1,80 @@
-"""One connection's socket: opened, read, written and watched with greenlets around a `Protocol`."""
+"""One connection's socket: opened, read, written and watched with greenlets around a `ClientProtocol`."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import gevent
 from gevent.event import Event as Signal
 
-from smqrt.client.ending import ConnectionEnd, from_stream_error
-from smqrt.client.events import Ended, Event
-from smqrt.client.options import Options
-from smqrt.client.protocol import Protocol
+from smqrt.client.close_reason import ConnectionEnd, from_stream_error
+from smqrt.client.options import SmqClientOptions
+from smqrt.client.protocol import ClientProtocol, Ended, Event
 from smqrt.client.url import Endpoint
 from smqrt.errors import StreamError
+from smqrt.net.contexts import ClientTls
+from smqrt.net.proxy import open_through
 from smqrt.net.stream import Stream
+from smqrt.net.trust import Trust
 from smqrt.net.turn import Turn
 from smqrt.wire import smq
+
+_REASONS = {
+    Trust.CERTCN: "the certificate is out of date",
+    Trust.CERT: "the certificate is for another name",
+    Trust.CN: "nobody trusted vouches for the certificate",
+    Trust.NONE: "the certificate is for another name, and nobody trusted vouches for it",
+}
+
+
+class SmqConnector:
+    """Makes the connections of one client.
+
+    Args:
+        endpoint: the broker.
+        options: TLS, the proxy and the time it may take.
+
+    Raises:
+        ArgumentError: a file with certificates can't be read or is wrong.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: SmqClientOptions) -> None:
+        self._endpoint, self._options = endpoint, options
+        files = (options.cafile, options.certfile, options.keyfile)
+        self._tls = (options.tls or ClientTls.from_files(*files)) if endpoint.secure else None
+
+    def __call__(self) -> Stream:
+        """A new connection.
+
+        Raises:
+            StreamError: it could not be made.
+        """
+        end_s = monotonic() + self._options.timeout
+        stream = self._connected()
+        if self._tls is not None:
+            stream.starttls(self._tls.context(), self._endpoint.host, timeout_s=end_s - monotonic())
+            if self._options.verify:
+                self._check_trust(stream, self._tls)
+        return stream
+
+    def _connected(self) -> Stream:
+        host, port, timeout_s = self._endpoint.host, self._endpoint.port, self._options.timeout
+        if self._options.proxy is None:
+            return Stream.connect(host, port, timeout_s)
+        return open_through(self._options.proxy, host, port, timeout_s)
+
+    def _check_trust(self, stream: Stream, tls: ClientTls) -> None:
+        assert stream.tls is not None
+        trust = tls.store.judge(stream.tls.peer_chain(), self._endpoint.host)
+        if trust is not Trust.TRUSTED:
+            stream.close()
+            raise StreamError("sslnottrusted", _REASONS[trust])
+
 
 _READ_BYTES = 16384
 """What is worked off at once; a broker can put 5,000 packets into it."""
@@ -26,7 +82,7 @@ _FAREWELL_S = 2.0
 """How long the broker may take to close after our Disconnect."""
 
 
-class Link:
+class ClientConnection:
     """A connection to a broker.
 
     Args:
@@ -35,7 +91,7 @@ class Link:
         opener: makes the connection; may raise StreamError.
     """
 
-    def __init__(self, endpoint: Endpoint | None, options: Options, opener: Callable[[], Stream]) -> None:
+    def __init__(self, endpoint: Endpoint | None, options: SmqClientOptions, opener: Callable[[], Stream]) -> None:
         self._name = str(endpoint or "the application's connection")
         self._options = options
         self._opener = opener
@@ -47,7 +103,7 @@ class Link:
         self._last_call: gevent.Greenlet[..., Any] | None = None
         self._opening_until = time.monotonic() + options.timeout
         self.opened = False
-        self.protocol = Protocol(endpoint, options.headers.items(), self._wake.set)
+        self.protocol = ClientProtocol(endpoint, options.headers.items(), self._wake.set)
 
     # ---- open
 
@@ -183,3 +239,28 @@ class Link:
             yield
         except StreamError as error:
             raise self._lost() if self._closed else from_stream_error(error, self._name) from None
+
+
+class Backoff:
+    """Delays that double from `first_s` to `longest_s`, each shortened by up to a half at random.
+
+    The jitter spreads the clients of a restarted broker over time instead of letting them all come at once.
+    """
+
+    __slots__ = ("_ceiling_s", "_first_s", "_longest_s", "_random")
+
+    def __init__(self, first_s: float, longest_s: float, rnd: Callable[[], float] = random.random) -> None:
+        self._first_s = first_s
+        self._longest_s = max(first_s, longest_s)
+        self._ceiling_s = first_s
+        self._random = rnd
+
+    def next_s(self) -> float:
+        """The delay before the next attempt, in seconds."""
+        ceiling_s = self._ceiling_s
+        self._ceiling_s = min(2 * ceiling_s, self._longest_s)
+        return ceiling_s * (1 - 0.5 * self._random())
+
+    def reset(self) -> None:
+        """An attempt succeeded: start from the shortest delay again."""
+        self._ceiling_s = self._first_s

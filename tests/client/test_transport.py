@@ -1,7 +1,7 @@
 import pytest
 
-from smqrt.client.ending import ConnectionEnd
-from smqrt.client.handshake import Handshake
+from smqrt.client.close_reason import ConnectionEnd
+from smqrt.client.transport import Handshake
 from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError
 from smqrt.wire.websocket import accept_key
