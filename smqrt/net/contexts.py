@@ -92,7 +92,9 @@ class ClientTls:
         """The context for a connection that offers these protocols (TLS 1.2 and later)."""
         context = self._contexts.get(tuple(alpn))
         if context is None:
-            context = self._contexts[tuple(alpn)] = _prepared(ssl.PROTOCOL_TLS_CLIENT, self.identities, alpn)
+            context = self._contexts[tuple(alpn)] = _prepared(
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.identities, alpn
+            )
         return context
 
 
@@ -118,7 +120,9 @@ class ServerTls:
         """The context for a listener that speaks these protocols (TLS 1.2 and later)."""
         context = self._contexts.get(tuple(alpn))
         if context is None:
-            context = self._contexts[tuple(alpn)] = _prepared(ssl.PROTOCOL_TLS_SERVER, self.identities, alpn)
+            context = self._contexts[tuple(alpn)] = _prepared(
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.identities, alpn
+            )
             self._ask_clients(context)
         return context
 
@@ -128,8 +132,7 @@ class ServerTls:
             context.verify_mode = ssl.CERT_OPTIONAL
 
 
-def _prepared(protocol: ssl._SSLMethod, identities: Sequence[Identity], alpn: Sequence[str]) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _prepared(context: ssl.SSLContext, identities: Sequence[Identity], alpn: Sequence[str]) -> ssl.SSLContext:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for identity in identities:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 from dataclasses import dataclass, field
+from typing import cast
 
 import gevent
-from python_socks._connectors.socks5_sync import Socks5SyncConnector
-from python_socks._protocols.errors import ReplyError
-from python_socks.sync._resolver import SyncResolver
+from python_socks import ProxyError, ProxyType
+from python_socks.sync import Proxy as SocksProxy
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.stream import Stream
@@ -90,36 +91,49 @@ def open_through(
 
 
 def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
-    connector = Socks5SyncConnector(proxy.user, proxy.password, True, SyncResolver())
+    through = SocksProxy(
+        ProxyType.SOCKS5, proxy.host, proxy.port, proxy.user, proxy.password, rdns=True, forward=_Connected(stream)
+    )
     try:
-        connector.connect(_Wire(stream), host, port)  # type: ignore[arg-type]  # all that it calls is there
-    except ReplyError as error:
+        through.connect(host, port)
+    except ProxyError as error:
         raise _socks_failure(error) from None
     except (UnicodeError, ValueError) as error:
         raise StreamError("prxaddress", f"{host}: {error}") from None
 
 
-def _socks_failure(error: ReplyError) -> StreamError:
+def _socks_failure(error: ProxyError) -> StreamError:
     if error.error_code is not None:
         return StreamError(_SOCKS_WORDS.get(error.error_code, "prxgeneral"), str(error))
     word = "proxyauth" if "authentication" in str(error) else "prxnotcompatible"
     return StreamError(word, str(error))
 
 
-class _Wire:
-    """What python-socks knows as a stream."""
+class _Connected(SocksProxy):
+    """The proxy to "go through first", which is our connection: python-socks would open one that blocks the loop."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(ProxyType.SOCKS5, "", 0)
+        self._stream = stream
+
+    def connect(self, dest_host: str, dest_port: int, timeout: float | None = None, **kwargs: object) -> socket.socket:
+        return cast(socket.socket, _Socket(self._stream))
+
+
+class _Socket:
+    """What python-socks calls of a socket."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
-    def write(self, data: bytes) -> None:
+    def sendall(self, data: bytes) -> None:
         self._stream.write(data)
 
-    def read_exactly(self, size_bytes: int) -> bytes:
-        data = b""
-        while len(data) < size_bytes:
-            data += _received(self._stream, size_bytes - len(data))
-        return data
+    def recv(self, size_bytes: int) -> bytes:
+        return _received(self._stream, size_bytes)
+
+    def close(self) -> None:
+        """Left to `open_through`."""
 
 
 # ---- HTTP
