@@ -10,13 +10,12 @@ import time
 import brokers
 from wsclient import connect
 
-from smqrt.wire import wsclient
-from smqrt.wire.websocket import BINARY
+from smqrt.wire.websocket import BINARY, encode_masked
 
 BAR = 20_000
 PAYLOAD = b"0123456789abcdef" * 2
 WINDOW = 512  # messages under way
-MASKED = wsclient.encode(BINARY, PAYLOAD)
+MASKED = encode_masked(BINARY, PAYLOAD)
 ECHO_BYTES = len(MASKED) - 4
 
 

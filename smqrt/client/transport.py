@@ -13,10 +13,12 @@ from typing import Protocol
 from smqrt.client.close_reason import ConnectionEnd, not_smq
 from smqrt.client.url import Endpoint
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
-from smqrt.wire import websocket, wsclient
+from smqrt.wire import websocket
 
 _MAX_HEAD_BYTES = 16384
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
+_MAX_MESSAGE_BYTES = 0xFFFF
+"""The largest SMQ packet is smaller; a server that announces more is not an SMQ broker."""
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
@@ -29,14 +31,14 @@ class Handshake:
 
     def __init__(self, endpoint: Endpoint, headers: Iterable[tuple[str, str]]) -> None:
         self._endpoint = endpoint
-        self._key = wsclient.new_key() if endpoint.websocket else None
+        self._key = websocket.new_key() if endpoint.websocket else None
         self._received = bytearray()
         self.request = self._build(headers)
 
     def _build(self, headers: Iterable[tuple[str, str]]) -> bytes:
         fields = [("Host", self._endpoint.authority)]
         if self._key:
-            fields += wsclient.request_headers(self._key)
+            fields += websocket.request_headers(self._key)
         else:
             fields += [("SimpleMQ", "1"), ("SendSmqHttpResponse", "true")]
         if self._endpoint.authorization:
@@ -155,19 +157,23 @@ class WebSocketFraming:
     """One binary message for each packet."""
 
     def __init__(self) -> None:
-        self._decoder = wsclient.Decoder()
+        self._codec = websocket.WebSocketCodec(is_client=True, max_message_bytes=_MAX_MESSAGE_BYTES)
 
     @property
     def closed(self) -> bool:
-        return self._decoder.closed
+        return self._codec.close_code is not None
 
     def encode(self, frames: Iterable[bytes]) -> bytes:
-        return b"".join(wsclient.encode(websocket.BINARY, frame[2:]) for frame in frames)
+        return b"".join(websocket.encode_masked(websocket.BINARY, frame[2:]) for frame in frames)
 
     def receive(self, data: bytes) -> list[bytes]:
-        return self._decoder.receive(data)
+        self._codec.feed(data)
+        packets = []
+        while (message := self._codec.next()) or self._codec.has_more:
+            if message:
+                packets.append(message.data)
+        return packets
 
     def take_replies(self) -> bytes:
-        replies = bytes(self._decoder.replies)
-        self._decoder.replies.clear()
+        replies, self._codec.replies = self._codec.replies, b""
         return replies

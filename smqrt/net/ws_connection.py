@@ -15,14 +15,6 @@ from smqrt.wire.websocket import Assembler, Frame
 
 unmask = datapath.kernels.unmask
 
-_CLOSE_CODES = {
-    CloseReason.WEBSOCKET_PROTOCOL: websocket.CLOSE_PROTOCOL_ERROR,
-    CloseReason.MESSAGE_TOO_LARGE: websocket.CLOSE_TOO_BIG,
-    CloseReason.TOO_MANY_FRAGMENTS: websocket.CLOSE_POLICY,
-    CloseReason.INVALID_TEXT: websocket.CLOSE_INVALID_TEXT,
-    CloseReason.SHUTDOWN: websocket.CLOSE_GOING_AWAY,
-}
-
 
 class WsConnection(RawConnection):
     """A client on a WebSocket.
@@ -112,14 +104,16 @@ class WsConnection(RawConnection):
         if frame.fin and frame.opcode != websocket.CONTINUATION and not (self.assembler and self.assembler.busy):
             return websocket.checked(frame.opcode, frame.payload)
         if self.assembler is None:
-            self.assembler = Assembler(smq.MAX_PACKET_BYTES)
-        return self.assembler.add(frame)
+            self.assembler = Assembler()
+        return self.assembler.add(frame, smq.MAX_PACKET_BYTES)
 
     def _closing(self, payload: bytes) -> None:
-        code = websocket.check_close(payload)
-        self.put(websocket.close_frame(code) if payload else websocket.encode(websocket.CLOSE, b""))
-        self.close_sent = True
+        self._send_close(websocket.check_close(payload))
         self.session.hub.disconnect(self.session, CloseReason.WEBSOCKET_CLOSED)
+
+    def _send_close(self, code: int) -> None:
+        self.close_sent = True
+        self.put(websocket.encode(websocket.CLOSE, websocket.close_payload(code)))
 
     # ---- writing
 
@@ -141,6 +135,5 @@ class WsConnection(RawConnection):
 
     def _last_words(self, reason: CloseReason) -> None:
         if not self.close_sent:
-            self.close_sent = True
-            self.put(websocket.close_frame(_CLOSE_CODES.get(reason, websocket.CLOSE_NORMAL)))
+            self._send_close(websocket.close_code(reason))
         super()._last_words(reason)

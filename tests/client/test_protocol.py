@@ -139,7 +139,7 @@ def test_another_protocol_version():
 
 def test_a_websocket_close_is_answered_and_ends():
     protocol, _ = opened("ws://host/")
-    (ended,) = protocol.receive(websocket.close_frame(1001, b"going"))
+    (ended,) = protocol.receive(websocket.encode(websocket.CLOSE, websocket.close_payload(1001, b"going")))
     assert ended.end.word == "socketclosed"
     frame, _ = websocket.parse_client_frame(protocol.take(), 1000)
     assert (frame.opcode, frame.payload) == (websocket.CLOSE, (1001).to_bytes(2, "big"))

@@ -6,7 +6,7 @@ import pytest
 from app_server import AppServer
 
 from smqrt.lua.api import smq_hub
-from smqrt.wire import wsclient
+from smqrt.wire.websocket import new_key, request_headers
 
 FOREIGN = {"Origin": "http://evil.example"}
 PAGE = "<?lsp app.smq:connect(request) print 'behind' ?>"
@@ -14,7 +14,7 @@ PAGE = "<?lsp app.smq:connect(request) print 'behind' ?>"
 
 def websocket(server: AppServer, path: str, origin: str | None) -> int:
     """The status of a WebSocket handshake."""
-    fields = dict(wsclient.request_headers(wsclient.new_key())) | ({"Origin": origin} if origin else {})
+    fields = dict(request_headers(new_key())) | ({"Origin": origin} if origin else {})
     return server.ask(path, headers=fields, upgrades=True).status
 
 

@@ -18,9 +18,8 @@ from gevent.ssl import SSLContext
 from smqrt.net.listener import Listener
 from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
-from smqrt.wire import websocket, wsclient
-from smqrt.wire.conversation import Conversation, Message
-from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
+from smqrt.wire import websocket
+from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT, WebSocketCodec, WebSocketMessage
 
 ECHO = """
 local function echo(s)
@@ -46,8 +45,8 @@ class Client:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
         if tls:
             self.sock = tls.wrap_socket(self.sock)
-        key = wsclient.new_key()
-        fields = "".join(f"{name}: {value}\r\n" for name, value in wsclient.request_headers(key))
+        key = websocket.new_key()
+        fields = "".join(f"{name}: {value}\r\n" for name, value in websocket.request_headers(key))
         self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}{headers}\r\n".encode())
         head = b""
         while b"\r\n\r\n" not in head:
@@ -55,30 +54,30 @@ class Client:
         head, _, rest = head.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 "), head
         assert websocket.accept_key(key).encode() in head
-        self.conversation = Conversation(is_client=True)
-        self.conversation.feed(rest)
+        self.codec = WebSocketCodec(is_client=True)
+        self.codec.feed(rest)
 
     def send(self, opcode: int, data: bytes, fin: bool = True) -> None:
-        frame = bytearray(wsclient.encode(opcode, data))
+        frame = bytearray(websocket.encode_masked(opcode, data))
         if not fin:
             frame[0] &= 0x7F
         self.sock.sendall(frame)
 
-    def receive(self) -> Message | None:
+    def receive(self) -> WebSocketMessage | None:
         """The next message, None when the server has closed."""
-        while (message := self.conversation.next()) is None:
-            if self.conversation.close_code is not None:
+        while (message := self.codec.next()) is None:
+            if self.codec.close_code is not None:
                 return None
             data = self.sock.recv(65536)
             if not data:
                 return None
-            self.conversation.feed(data)
+            self.codec.feed(data)
         return message
 
     def closed(self) -> int | None:
         """Waits for the close frame and gives its code."""
         assert self.receive() is None
-        return self.conversation.close_code
+        return self.codec.close_code
 
 
 def page(server: AppServer, code: str) -> Any:
@@ -139,10 +138,10 @@ def test_ping_is_answered(echo: AppServer) -> None:
 
 
 def test_messages_that_come_with_the_request(echo: AppServer) -> None:
-    key = wsclient.new_key()
-    fields = "".join(f"{name}: {value}\r\n" for name, value in wsclient.request_headers(key))
+    key = websocket.new_key()
+    fields = "".join(f"{name}: {value}\r\n" for name, value in websocket.request_headers(key))
     with socket.create_connection(("127.0.0.1", echo.port), timeout=5) as sock:
-        early = wsclient.encode(TEXT, b"early")
+        early = websocket.encode_masked(TEXT, b"early")
         sock.sendall(f"GET /ws.lsp HTTP/1.1\r\nHost: x\r\n{fields}\r\n".encode() + early)
         got = b""
         while not got.endswith(b"\x81\x05early"):
@@ -164,8 +163,8 @@ def test_a_large_frame_arrives_in_pieces(echo: AppServer) -> None:
     ("frame", "code"),
     [
         (websocket.encode(TEXT, b"not masked"), 1002),
-        (wsclient.encode(TEXT, b"\xff\xfe"), 1007),
-        (wsclient.encode(CONTINUATION, b"of nothing"), 1002),
+        (websocket.encode_masked(TEXT, b"\xff\xfe"), 1007),
+        (websocket.encode_masked(CONTINUATION, b"of nothing"), 1002),
         (b"\x82\xff\x7f" + b"\xff" * 7, 1009),
     ],
     ids=["unmasked", "no UTF-8", "continuation", "too large"],
@@ -185,7 +184,7 @@ def test_a_client_that_just_goes(echo: AppServer) -> None:
 
 def test_slow_bytes(echo: AppServer) -> None:
     client = Client(echo.port)
-    for byte in wsclient.encode(TEXT, b"byte by byte"):
+    for byte in websocket.encode_masked(TEXT, b"byte by byte"):
         client.sock.sendall(bytes((byte,)))
         gevent.sleep(0)
     assert client.receive() == (b"byte by byte", True, 0, 0)
@@ -219,7 +218,7 @@ def test_close_with_a_code_and_ping_and_limits(server: AppServer) -> None:
     other.send(BINARY, b"x" * 101)
     while other.receive():
         pass
-    assert other.conversation.close_code == 1009
+    assert other.codec.close_code == 1009
 
 
 def test_write_under_back_pressure(server: AppServer) -> None:

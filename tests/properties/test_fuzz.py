@@ -58,7 +58,7 @@ def test_connect_round_trip(uid: bytes, credentials: bytes, info: bytes, max_fra
 @SETTINGS
 @given(st.binary(max_size=60))
 def test_websocket_decoder_never_raises_anything_else(data: bytes) -> None:
-    assembler = Assembler(100)
+    assembler = Assembler()
     with contextlib.suppress(ProtocolError):
         while True:
             frame, used = parse_client_frame(data, 100)
@@ -68,7 +68,7 @@ def test_websocket_decoder_never_raises_anything_else(data: bytes) -> None:
             if frame.opcode == websocket.CLOSE:
                 websocket.check_close(frame.payload)
             elif frame.opcode < websocket.CLOSE:
-                assembler.add(frame)
+                assembler.add(frame, 100)
 
 
 def _good(rng: random.Random, device: object, etid: int) -> bytes:

@@ -15,7 +15,7 @@ from smqrt.net.proxy import Proxy, open_through
 from smqrt.net.stream import Stream
 from smqrt.net.trust import Trust
 from smqrt.net.turn import share
-from smqrt.wire import websocket, wsclient
+from smqrt.wire import websocket
 
 READ_BYTES = 65536
 LARGE_BYTES = 1 << 20  # whoever reads more as a whole has a turn of the loop for it
@@ -110,7 +110,7 @@ class Conversation:
             self.close()
             raise StreamError("sslnotenabled", f"{request.url} without TLS, where the server has to be trusted")
         if request.url.websocket:
-            self._key = wsclient.new_key()
+            self._key = websocket.new_key()
             request = request.as_websocket(self._key)
         self.request = request
         stream = self._kept_for(request.url)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from smqrt.errors import ArgumentError
 from smqrt.http.client.url import Url
-from smqrt.wire import wsclient
+from smqrt.wire import websocket
 
 _CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
@@ -85,7 +85,7 @@ class Request:
 
     def as_websocket(self, key: str) -> Request:
         """The same with the fields that ask for an upgrade to WebSocket."""
-        return replace(self, method="GET", headers=[*self.headers, *wsclient.request_headers(key)])
+        return replace(self, method="GET", headers=[*self.headers, *websocket.request_headers(key)])
 
     def redirected(self, status: int, url: Url) -> Request | None:
         """The request that a redirect asks for; None when it would have to send the body again.

@@ -284,7 +284,7 @@ class SocketHalf:
         end = self._end(number)
         if not isinstance(end, WebSocketEnd):
             raise StreamError("incorrectuse")
-        end.conversation.max_message_bytes = size_bytes
+        end.codec.max_message_bytes = size_bytes
         return True
 
     def count(self) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ProtocolError
 from smqrt.lua.bridge import fail
 from smqrt.lua.sockets.ends import AGAIN, StreamEnd, Values
 from smqrt.net.stream import Stream
 from smqrt.net.turn import share
 from smqrt.wire import websocket
-from smqrt.wire.conversation import Conversation, Message, Violation
+from smqrt.wire.websocket import WebSocketCodec, WebSocketMessage
 
 MAX_WRITE_BYTES = 65535
 MAX_PING_BYTES = 125
@@ -21,11 +21,11 @@ ONWARD: Values = ("onward",)  # no read gives this
 class WebSocketEnd(StreamEnd):
     """A WebSocket behind its handshake. See `StreamEnd` for the arguments; `is_client`: this side connected."""
 
-    __slots__ = ("_last", "conversation")
+    __slots__ = ("_last", "codec")
 
     def __init__(self, stream: Stream, is_client: bool, tls: Any = None, host: str = "", server: Any = None) -> None:
         super().__init__(stream, tls, host, server)
-        self.conversation = Conversation(is_client)
+        self.codec = WebSocketCodec(is_client)
         self._last: Values | None = None
 
     def receive(self) -> Values | None:
@@ -41,18 +41,18 @@ class WebSocketEnd(StreamEnd):
 
     def _step(self) -> Values | None:
         """Look at what is there and, when that is nothing, at what has arrived: what a read gives, or `ONWARD`."""
-        conversation = self.conversation
+        codec = self.codec
         try:
-            message = conversation.next()
-        except Violation as violation:
-            return self._end_with("socketreadfailed", violation.code)
-        if conversation.replies:
+            message = codec.next()
+        except ProtocolError as violation:
+            return self._end_with("socketreadfailed", websocket.close_code(violation.reason))
+        if codec.replies:
             self._reply()
         if message is not None:
             return _values(message)
-        if conversation.close_code is not None:
-            return self._end_with("socketclosed", conversation.close_code)
-        return ONWARD if conversation.has_more else self._fill()
+        if codec.close_code is not None:
+            return self._end_with("socketclosed", codec.close_code)
+        return ONWARD if codec.has_more else self._fill()
 
     def _fill(self) -> Values | None:
         data = self.stream.try_read()
@@ -60,7 +60,7 @@ class WebSocketEnd(StreamEnd):
             return None
         if not data:
             return self.gone()
-        self.conversation.feed(data)
+        self.codec.feed(data)
         return ONWARD
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
@@ -69,24 +69,24 @@ class WebSocketEnd(StreamEnd):
             raise ArgumentError(f"write: {len(data)} bytes; a WebSocket message takes at most {MAX_WRITE_BYTES} a call")
         if is_text and not data.isascii():
             _check_text(data)
-        return self.stream.push(self.conversation.message(data, bool(is_text)))
+        return self.stream.push(self.codec.message(data, bool(is_text)))
 
     def ping(self, data: bytes) -> bool:
         """Send a ping; false when the queue is full. Raises StreamError, ArgumentError."""
         if len(data) > MAX_PING_BYTES:
             raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
-        return self.stream.try_write(self.conversation.ping(data))
+        return self.stream.try_write(self.codec.ping(data))
 
     def close(self, code: int = websocket.CLOSE_NORMAL, text: bytes = b"") -> None:
         """Say goodbye and close; the reader, if any, gets nil, "socketclosed"."""
         if not self.stream.closed:
-            goodbye = self.conversation.close(code, text)
+            goodbye = self.codec.close(code, text)
             if goodbye:
                 self.stream.push_or_forget(goodbye)
             self.stream.close(linger=True)
 
     def _reply(self) -> None:
-        replies, self.conversation.replies = self.conversation.replies, b""
+        replies, self.codec.replies = self.codec.replies, b""
         self.stream.push_or_forget(replies)
 
     def _end_with(self, word: str, code: int) -> Values:
@@ -95,7 +95,7 @@ class WebSocketEnd(StreamEnd):
         return self._last
 
 
-def _values(message: Message) -> Values:
+def _values(message: WebSocketMessage) -> Values:
     return tuple(message) if message.frame_bytes else message[:2]
 
 

@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smqrt.errors import ProtocolError
 from smqrt.wire import websocket
-from smqrt.wire.conversation import FRAMES_AT_A_TIME, NO_CODE, PIECE_BYTES, Conversation, Message, Violation
-from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
+from smqrt.wire.websocket import (
+    BINARY,
+    CLOSE,
+    CLOSE_NO_CODE,
+    CONTINUATION,
+    FRAMES_AT_A_TIME,
+    PIECE_BYTES,
+    PING,
+    TEXT,
+    WebSocketCodec,
+    WebSocketMessage,
+    close_code,
+)
 
 
 def frame(opcode: int, payload: bytes, fin: bool = True, masked: bool = True) -> bytes:
@@ -25,8 +37,10 @@ def frame(opcode: int, payload: bytes, fin: bool = True, masked: bool = True) ->
     return bytes(head) + key + websocket.mask(payload, key)
 
 
-def received(data: bytes, size: int = 1 << 20, is_client: bool = False, limit: int | None = None) -> list[Message]:
-    side = Conversation(is_client)
+def received(
+    data: bytes, size: int = 1 << 20, is_client: bool = False, limit: int | None = None
+) -> list[WebSocketMessage]:
+    side = WebSocketCodec(is_client)
     if limit:
         side.max_message_bytes = limit
     messages = []
@@ -84,27 +98,27 @@ def test_large_fragments_make_one_message() -> None:
 @settings(max_examples=60)
 def test_what_one_side_sends_the_other_receives(messages: list[tuple[int, bytes]], size: int) -> None:
     for is_client in (False, True):
-        sender = Conversation(not is_client)
+        sender = WebSocketCodec(not is_client)
         stream = b"".join(sender.message(data.hex().encode(), opcode == TEXT) for opcode, data in messages)
         expected = [(data.hex().encode(), opcode == TEXT, 0, 0) for opcode, data in messages]
         assert received(stream, size, is_client) == expected
 
 
 def test_ping_is_answered_and_close_ends() -> None:
-    side = Conversation()
+    side = WebSocketCodec()
     side.feed(frame(PING, b"hi") + frame(CLOSE, b"\x03\xe8bye") + frame(TEXT, b"never"))
     assert side.next() is None
     assert side.replies == b"\x8a\x02hi" + b"\x88\x02\x03\xe8"
     assert side.close_code == 1000
     assert side.close(1000) == b""
-    other = Conversation()
+    other = WebSocketCodec()
     other.feed(frame(CLOSE, b""))
     assert other.next() is None
-    assert (other.close_code, other.replies) == (NO_CODE, b"\x88\0")
+    assert (other.close_code, other.replies) == (CLOSE_NO_CODE, b"\x88\0")
 
 
 def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
-    side = Conversation()
+    side = WebSocketCodec()
     side.feed(frame(PING, b"hi") * (FRAMES_AT_A_TIME + 10) + frame(TEXT, b"then"))
     assert side.next() is None
     assert side.has_more
@@ -114,7 +128,7 @@ def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
 
 
 def test_a_message_of_tiny_fragments_takes_what_it_weighs() -> None:
-    side = Conversation()
+    side = WebSocketCodec()
     side.feed(frame(BINARY, b"x", False))
     tracemalloc.start()
     for _ in range(4):
@@ -151,22 +165,22 @@ def test_a_message_of_tiny_fragments_takes_what_it_weighs() -> None:
     ],
 )
 def test_violations(data: bytes, code: int) -> None:
-    with pytest.raises(Violation) as caught:
+    with pytest.raises(ProtocolError) as caught:
         received(data, 7000, limit=2000 if code == 1009 else None)
-    assert caught.value.code == code
+    assert close_code(caught.value.reason) == code
 
 
 def test_a_masked_frame_from_a_server() -> None:
-    with pytest.raises(Violation):
+    with pytest.raises(ProtocolError):
         received(frame(TEXT, b"x"), is_client=True)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x"])
 def test_a_message_of_endless_fragments_is_a_violation(payload: bytes) -> None:
-    side = Conversation()
+    side = WebSocketCodec()
     side.feed(frame(BINARY, payload, fin=False) + frame(CONTINUATION, payload, fin=False) * 4096)
     for _ in range(4096 // FRAMES_AT_A_TIME):
         assert side.next() is None
-    with pytest.raises(Violation, match="more than 4096 frames") as caught:
+    with pytest.raises(ProtocolError, match="more than 4096 frames") as caught:
         side.next()
-    assert caught.value.code == 1008
+    assert close_code(caught.value.reason) == 1008
