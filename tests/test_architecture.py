@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, settings + place + printable + manual, wire, broker, net, message + wsgi, "
+    "errors, options, settings + place + printable + manual, wire, broker, net, message + wsgi, "
     "http + client + mqtt + gunicorn, journal, hub, pyapps, lua, reload + state + supervise, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("disk", "durability", "writer", "recorder", "outgoing", "service", "ends", "announcer")
@@ -76,7 +76,7 @@ def test_lupa_has_few_doors(module: Path) -> None:
         assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/lua and the kernels import lupa"
 
 
-ALONE = ("errors", "settings", "printable", "pipeline", "journal", "")
+ALONE = ("errors", "options", "settings", "printable", "pipeline", "journal", "")
 
 
 def test_the_journal_core_and_pipelines_stand_alone(module: Path) -> None:

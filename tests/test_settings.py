@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import StartError
+from smqrt.journal.settings import JournalSettings
+from smqrt.options import manual as manual_of
 from smqrt.settings import Settings, environment_name, flag, load_file, manual, table
 
 
@@ -42,3 +44,8 @@ def test_a_wrong_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str
 def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="can't be read: No such file"):
         load_file(tmp_path / "smqrt.toml")
+
+
+@pytest.mark.parametrize(("page", "options"), [("journal.md", JournalSettings)])
+def test_the_manual_shows_the_options(page: str, options: type) -> None:
+    assert manual_of(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")

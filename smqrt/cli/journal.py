@@ -221,8 +221,8 @@ def compact(
     smqrt journal compact plant --watch 60s --after 10m
     """
     from smqrt.journal.compact import Options
-    from smqrt.journal.settings import parse_duration, parse_size
     from smqrt.journal.typed import merged
+    from smqrt.options import parse_duration, parse_size
 
     pairs = dict(map(_schema_pair, schemas))
     merged(pairs)

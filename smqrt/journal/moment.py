@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from smqrt.errors import ArgumentError
-from smqrt.journal.settings import parse_duration
+from smqrt.options import parse_duration
 
 EARLIEST_US = 0
 

@@ -535,7 +535,7 @@ def _optional_count(where: str, name: str, value: Any) -> int | None:
 
 
 def _size(where: str, name: str, value: Any) -> int | None:
-    from smqrt.journal.settings import parse_size  # Spark's helpers import this file, and need no journal for it
+    from smqrt.options import parse_size  # Spark's helpers import this file, and need no journal for it
 
     try:
         return None if value is None else _count(where, name, parse_size(value))

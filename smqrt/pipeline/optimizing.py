@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.deltalog import one_line
-from smqrt.journal.settings import parse_duration
+from smqrt.options import parse_duration
 from smqrt.pipeline import lake_tables, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.lake_tables import LakeTable

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from smqrt.errors import ArgumentError
 from smqrt.journal import link, uris
 from smqrt.journal.filters import Filter
-from smqrt.journal.settings import parse_duration, parse_size
+from smqrt.options import parse_duration, parse_size
 
 Offsets = dict[str, int]
 """The next seq of every node, as in every offset of the journal."""

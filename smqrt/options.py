@@ -1,0 +1,303 @@
+"""Options: one way to declare the name, kind, range, default and help of what users may set, and one wording of errors.
+
+A table of options is a dataclass whose fields `option` makes:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        keepalive: int = option(60, whole(0, 0xFFFF, "seconds"), "After this silence the other side is asked.")
+
+`make(Options, {"keepalive": "often"})` raises
+
+    ArgumentError: keepalive must be a whole number from 0 to 65535 (seconds), not 'often'.
+
+The server's settings, a hub's, a journal's and the clients' are such tables, and the manual shows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from math import inf, isfinite
+from typing import Any, TypeVar
+
+from smqrt.errors import ArgumentError
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
+_SECONDS = {
+    "us": 1e-6, "ms": 1e-3, "s": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600,
+    "d": 86400, "day": 86400, "w": 604800, "week": 604800,
+}  # fmt: skip
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{i}b": (1024 if i else 1000) ** power for power, prefix in enumerate("kmgt", 1) for i in ("", "i")
+}
+
+
+class NotThisError(ValueError):
+    """A value breaks a rule; the text, if any, is said in place of the rule's own."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What values an option takes.
+
+    Attributes:
+        says: what follows "must be" in errors.
+        read: returns the value to use; raises NotThisError, or ArgumentError with a sentence of its own.
+        kind: the type that a text of a command line or the environment is read as first.
+    """
+
+    says: str
+    read: Callable[[Any], Any]
+    kind: type = str
+
+    def check(self, name: str, value: object) -> Any:
+        """Returns the value to use.
+
+        Raises:
+            ArgumentError: one sentence that names the option, the rule and the value.
+        """
+        try:
+            return self.read(value)
+        except NotThisError as error:
+            raise ArgumentError(f"{name} must be {error if error.args else self.says}, not {value!r}.") from None
+        except ArgumentError as error:  # of a table inside, which has said the name
+            raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
+
+
+def option(default: Any, rule: Rule, help_text: str, *, name: str | None = None, shown: str | None = None) -> Any:
+    """Returns the dataclass field of an option.
+
+    Args:
+        default: its value when nothing is given; a function makes one for each table.
+        rule: what it takes.
+        help_text: for the manual and the command line.
+        name: what users call it, when that is not the name of the field.
+        shown: the default as the manual shows it, when it isn't a plain value.
+    """
+    metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def options_of(table: type) -> dict[str, Field[Any]]:
+    """Returns the options of a table by the names that users give them, in the order of the manual."""
+    return {item.metadata["name"] or item.name: item for item in fields(table) if "rule" in item.metadata}
+
+
+def read(table: type, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns what is to be used, by the names of the fields, of what a user gave.
+
+    Args:
+        table: a dataclass of options.
+        values: by the names of the options; those that are missing keep their defaults.
+        prefix: stands before the names in errors: "journal.".
+
+    Raises:
+        ArgumentError: there is no such option, or a value breaks its rule.
+    """
+    known = options_of(table)
+    for name in values:
+        if name not in known:
+            raise ArgumentError(unknown(f"{prefix}{name}", known, str(name)))
+    return {known[name].name: known[name].metadata["rule"].check(prefix + name, values[name]) for name in values}
+
+
+def unknown(name: str, known: Sequence[str] | Mapping[str, Any], given: str | None = None) -> str:
+    """Returns the sentence for a name that doesn't exist, with the one that may have been meant."""
+    near = difflib.get_close_matches((given or name)[:64], list(known), 1)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return f"{name} is no option{meant} There are: {', '.join(known)}."
+
+
+def make(table: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Returns the table with what a user gave. Arguments and errors are those of `read`."""
+    return table(**read(table, values, prefix))
+
+
+def manual(table: type) -> str:
+    """Returns the options as a table of the manual, in Markdown."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for name, item in options_of(table).items():
+        lines.append(f"| `{name}` | {_default(item)} | {item.metadata['help']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(item: Field[Any]) -> str:
+    if item.metadata["shown"] is not None:
+        return str(item.metadata["shown"])
+    return "" if item.default in (None, "", MISSING) else f"`{str(item.default).lower()}`"
+
+
+# ---- rules
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and isfinite(value))
+
+
+def _span(least: float, most: float, unit: str) -> str:
+    span = f"of at least {least}" if most == inf else f"from {least} to {most}"
+    return f"{span} ({unit})" if unit else span
+
+
+def whole(least: int, most: float = inf, unit: str = "") -> Rule:
+    """Whole numbers from `least` to `most`; a float without a fraction is one, because Lua may give it."""
+
+    def read_whole(value: Any) -> int:
+        if not _is_number(value) or not least <= value <= most or value != int(value):
+            raise NotThisError
+        return int(value)
+
+    return Rule(f"a whole number {_span(least, most, unit)}", read_whole, int)
+
+
+def number(least: float, most: float = inf, unit: str = "", *, above: bool = False) -> Rule:
+    """Numbers from `least` to `most`; with `above`, greater than `least`."""
+
+    def read_number(value: Any) -> float:
+        if not _is_number(value) or not least <= value <= most or (above and value == least):
+            raise NotThisError
+        return float(value)
+
+    span = _span(least, most, unit)
+    if above:
+        span = span.replace("of at least", "greater than").replace("from 0 to", "greater than 0, at most")
+    return Rule(f"a number {span}", read_number, float)
+
+
+def switch() -> Rule:
+    """True or False."""
+
+    def read_switch(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise NotThisError
+        return value
+
+    return Rule("true or false", read_switch, bool)
+
+
+def instance(says: str, *types: type) -> Rule:
+    """Objects of these types, as they are."""
+
+    def read_instance(value: Any) -> Any:
+        if not isinstance(value, types):
+            raise NotThisError
+        return value
+
+    return Rule(says, read_instance)
+
+
+def text() -> Rule:
+    """Texts."""
+    return instance("a text", str)
+
+
+def path() -> Rule:
+    """Paths of files, as str."""
+
+    def read_path(value: Any) -> str:
+        if not isinstance(value, str | bytes | os.PathLike) or not os.fspath(value):
+            raise NotThisError
+        return os.fsdecode(value)
+
+    return Rule("the path of a file", read_path)
+
+
+def function() -> Rule:
+    """What can be called."""
+
+    def read_function(value: Any) -> Any:
+        if not callable(value):
+            raise NotThisError
+        return value
+
+    return Rule("a function", read_function)
+
+
+def choice(*words: object) -> Rule:
+    """One of these values."""
+
+    def read_choice(value: Any) -> Any:
+        if value not in words or isinstance(value, bool):
+            raise NotThisError
+        return value
+
+    listed = ", ".join(map(repr, words))
+    return Rule(f"one of {listed}" if len(words) > 1 else listed, read_choice)
+
+
+def optional(rule: Rule) -> Rule:
+    """None, or what `rule` takes."""
+    return Rule(f"{rule.says}, or nothing", lambda value: None if value is None else rule.read(value), rule.kind)
+
+
+def duration(least_s: float = 0.0, most_s: float = inf) -> Rule:
+    """Times in seconds, given as a text such as "10m", or as a number."""
+    span = f" from {least_s:g} to {most_s:g} s" if most_s < inf else ""
+    return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, least_s, most_s))
+
+
+def positive_duration() -> Rule:
+    """Times above 0, in seconds."""
+    return Rule("a time above 0 such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, 1e-6, inf))
+
+
+def size(least_bytes: int = 0) -> Rule:
+    """Bytes, given as a text such as "64MB", or as a number."""
+    span = f" of at least {least_bytes} bytes" if least_bytes else ""
+    return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", _quantity(parse_size, least_bytes, inf))
+
+
+def _quantity(parse: Callable[[object], float], least: float, most: float) -> Callable[[Any], float]:
+    def read_quantity(value: Any) -> float:
+        try:
+            found = parse(value)
+        except ArgumentError:
+            raise NotThisError from None
+        if not least <= found <= most:
+            raise NotThisError
+        return found
+
+    return read_quantity
+
+
+def parse_duration(value: object) -> float:
+    """Returns seconds.
+
+    Args:
+        value: a text such as "200 ms", "10m", "7d", "1 hour"; or a number of seconds.
+
+    Raises:
+        ArgumentError: it is none, or negative.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf:
+        return float(value)
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    unit = match[2].lower() if match else ""
+    factor = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+    if not match or not factor:
+        raise ArgumentError(f"{value!r} is no duration; it's a number and a unit, such as '200 ms', '10m', '2h', '7d'")
+    return float(match[1]) * factor
+
+
+def parse_size(value: object) -> int:
+    """Returns bytes.
+
+    Args:
+        value: a text such as "64MB" (10⁶), "64MiB" (2²⁰), "20 GB"; or a number of bytes.
+
+    Raises:
+        ArgumentError: it is none, or negative.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    factor = _BYTES.get(match[2].lower()) if match else None
+    if not match or not factor:
+        raise ArgumentError(f"{value!r} is no size; it's a number and a unit, such as '64MB', '20GB', '512MiB'")
+    return int(float(match[1]) * factor)
