@@ -123,11 +123,12 @@ def manual(table: type) -> str:
     """Returns the options as a table of the manual, in Markdown."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for name, item in options_of(table).items():
-        lines.append(f"| `{name}` | {_default(item)} | {item.metadata['help']} |")
+        lines.append(f"| `{name}` | {shown_default(item)} | {item.metadata['help']} |")
     return "\n".join(lines) + "\n"
 
 
-def _default(item: Field[Any]) -> str:
+def shown_default(item: Field[Any]) -> str:
+    """Returns the default of an option as the manual shows it; empty when there is none."""
     if item.metadata["shown"] is not None:
         return str(item.metadata["shown"])
     return "" if item.default in (None, "", MISSING) else f"`{str(item.default).lower()}`"

@@ -8,91 +8,106 @@ environment, the environment over the file, the file over the default.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
-from smqrt.errors import StartError
+from smqrt.errors import ArgumentError, StartError
+from smqrt.options import number, option, optional, options_of, read, shown_default, switch, text, unknown, whole
 
 FILE_NAME = "smqrt.toml"
-
-
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True)
 class Settings:
     """What `smqrt serve` can be told. Paths are relative to the current folder."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on; 0.0.0.0 or :: for every interface.")
-    port: int = _setting(9357, "Port for HTTP, WebSocket and raw SMQ; 0 picks a free one.")
-    tls_port: int | None = _setting(None, "Port for the same over TLS; 0 picks a free one. Off when not given.")
-    cert: str | None = _setting(
-        None, "Certificate chain for TLS, a PEM file. A self-signed pair is made when none is given."
+    host: str = option("127.0.0.1", text(), "Address to listen on; 0.0.0.0 or :: for every interface.")
+    port: int = option(9357, whole(0, 0xFFFF), "Port for HTTP, WebSocket and raw SMQ; 0 picks a free one.")
+    tls_port: int | None = option(
+        None, optional(whole(0, 0xFFFF)), "Port for the same over TLS; 0 picks a free one. Off when not given."
     )
-    key: str | None = _setting(None, "Private key for TLS, a PEM file.")
-    client_ca: str | None = _setting(None, "Authorities (PEM) that client certificates are checked against.")
-    hosts: str = _setting(
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain for TLS, a PEM file. A self-signed pair is made when none is given."
+    )
+    key: str | None = option(None, optional(text()), "Private key for TLS, a PEM file.")
+    client_ca: str | None = option(
+        None, optional(text()), "Authorities (PEM) that client certificates are checked against."
+    )
+    hosts: str = option(
         "",
+        text(),
         "Names the server answers to, with commas between: `example.com`, `*.example.com`, an address, `*` for all. "
         "When not given: every name; on loopback only those of loopback.",
     )
-    origins: str = _setting(
+    origins: str = option(
         "",
+        text(),
         "Origins whose pages may connect and send, beside the server's own: `https://example.com`, "
         "`https://*.example.com`, `null`, with commas between; `*` for all.",
     )
-    debug: bool | None = _setting(
+    debug: bool | None = option(
         None,
+        optional(switch()),
         "Show clients the traceback of an error instead of a number that stands in the log. "
         "On when the server listens on loopback, for clients of this machine.",
     )
-    served_files: str = _setting(
+    served_files: str = option(
         "",
+        text(),
         "Patterns of file names that are served though they are code, keys or data, with commas between: `*.py`.",
     )
-    reload: bool = _setting(False, "Restart an application when its .preload or a module of it changes.")
-    pipelines: bool = _setting(False, "Run the pipelines of every application that has some, each in its own process.")
-    commit_mib: int = _setting(4, "The most that a pipeline may commit at once over HTTP, in MiB.")
-    bodies_mib: int = _setting(
-        128, "Memory for bodies of requests that are read as a whole, of all requests together, in MiB; beyond, 503."
+    reload: bool = option(False, switch(), "Restart an application when its .preload or a module of it changes.")
+    pipelines: bool = option(
+        False, switch(), "Run the pipelines of every application that has some, each in its own process."
     )
-    max_connections: int = _setting(
-        0, "Connections that may be open at once; beyond, 503. 0: as many as there are file descriptors, less 128."
+    commit_mib: int = option(4, whole(1), "The most that a pipeline may commit at once over HTTP, in MiB.")
+    bodies_mib: int = option(
+        128,
+        whole(1),
+        "Memory for bodies of requests that are read as a whole, of all requests together, in MiB; beyond, 503.",
     )
-    connections_per_address: int = _setting(
+    max_connections: int = option(
+        0,
+        whole(0),
+        "Connections that may be open at once; beyond, 503. 0: as many as there are file descriptors, less 128.",
+    )
+    connections_per_address: int = option(
         2000,
+        whole(0),
         "Connections of one IP address; beyond, 503. 0: no limit. Addresses of this machine have none. "
         "More when all clients come through one proxy elsewhere.",
     )
-    sessions_per_address: int = _setting(
+    sessions_per_address: int = option(
         1000,
+        whole(1),
         "HTTP sessions of one IP address; beyond, the one it used least recently ends. "
         "More when all clients come through one proxy.",
     )
-    json_values: int = _setting(
+    json_values: int = option(
         262_144,
+        whole(1),
         "Values that a JSON document given to `ba.json.decode` may have, and a quarter of it members of one object. "
         "More hold the server for longer: 50 ms for half a million.",
     )
-    drain_s: float = _setting(2.0, "Seconds that requests under way may take when the server stops.")
-    lua_loop_s: float = _setting(
-        10.0, "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes."
+    drain_s: float = option(2.0, number(0), "Seconds that requests under way may take when the server stops.")
+    lua_loop_s: float = option(
+        10.0,
+        number(0),
+        "Seconds that Lua may compute without giving way before it gets an error; 0 for as long as it likes.",
     )
 
     def __post_init__(self) -> None:
-        """Raises StartError for a limit that is none."""
-        if not self.lua_loop_s >= 0:
-            raise StartError(f"lua_loop_s is {self.lua_loop_s:g}; give a number of seconds, or 0 for no limit.")
-        for name in ("bodies_mib", "sessions_per_address", "json_values"):
-            if getattr(self, name) < 1:
-                raise StartError(f"{name} is {getattr(self, name)}; give a number of at least 1.")
+        """Raises StartError for a value that breaks its rule."""
+        try:
+            read(Settings, {name: getattr(self, name) for name in options_of(Settings)})
+        except ArgumentError as error:
+            raise StartError(str(error)) from None
 
 
 def table() -> tuple[Field[Any], ...]:
     """Returns the settings as dataclass fields, in the order of the manual."""
-    return fields(Settings)
+    return tuple(options_of(Settings).values())
 
 
 def flag(setting: Field[Any]) -> str:
@@ -123,10 +138,10 @@ def load_file(path: Path) -> dict[str, Any]:
         raise StartError(f"{path} can't be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartError(f"{path} is not valid TOML: {error}.") from None
-    known = [setting.name for setting in table()]
+    known = options_of(Settings)
     for name in values:
         if name not in known:
-            raise StartError(f"{path} has an unknown setting {name!r}; the settings are {', '.join(known)}.")
+            raise StartError(unknown(f"{path}: {name}", known, name))
     return values
 
 
@@ -134,7 +149,6 @@ def manual() -> str:
     """Returns the table of the manual in Markdown."""
     lines = ["| in smqrt.toml | flag | environment | default | meaning |", "|---|---|---|---|---|"]
     for setting in table():
-        default = "" if setting.default in (None, "", MISSING) else f"`{str(setting.default).lower()}`"
-        row = (f"`{setting.name}`", f"`{flag(setting)}`", f"`{environment_name(setting)}`", default)
+        row = (f"`{setting.name}`", f"`{flag(setting)}`", f"`{environment_name(setting)}`", shown_default(setting))
         lines.append(f"| {' | '.join(row)} | {setting.metadata['help']} |")
     return "\n".join(lines) + "\n"

@@ -32,7 +32,7 @@ def test_a_file_gives_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("prot = 80", "unknown setting 'prot'; the settings are host, port"), ("port 80", "is not valid TOML")],
+    [("prot = 80", "prot is no option; did you mean port\\? There are: host, port"), ("port 80", "is not valid TOML")],
 )
 def test_a_wrong_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "smqrt.toml"

@@ -19,8 +19,6 @@ from smqrt.printable import printable
 from smqrt.runtime import Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
 
-_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-
 _EXAMPLES = """\b
 Examples:
   smqrt serve                      ./app_preload, else the current folder
@@ -49,7 +47,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, value: str | None) -> N
 def _settings(command: Callable[..., None]) -> Callable[..., None]:
     """Adds one option per setting."""
     for setting in reversed(table()):
-        kind = _KINDS[str(setting.type).partition(" ")[0]]
+        kind = setting.metadata["rule"].kind
         either = f"/--no-{flag(setting)[2:]}" if kind is bool and setting.default is None else ""
         add = click.option(
             flag(setting) + either,

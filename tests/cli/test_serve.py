@@ -386,7 +386,7 @@ def test_wrong_certificates_get_one_sentence(tmp_path: Path) -> None:
 def test_wrong_settings_get_one_sentence(tmp_path: Path) -> None:
     application(tmp_path)
     (tmp_path / "smqrt.toml").write_text("prot = 1")
-    assert "unknown setting 'prot'" in refused(cwd=tmp_path)
+    assert "smqrt.toml: prot is no option; did you mean port?" in refused(cwd=tmp_path)
     assert "missing.toml can't be read" in refused("--config", "missing.toml", cwd=tmp_path)
 
 
