@@ -30,7 +30,8 @@ from smqrt.http.tree import ResourceReader, Root
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
-from smqrt.lua.api import base, smq_client, smq_hub
+from smqrt.lua import api
+from smqrt.lua.api import smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -116,7 +117,7 @@ class Server:
         self.vm = Vm()
         self._collector = Collector()
         self._watchdog = Watchdog(self.vm, loop_s=settings.lua_loop_s)
-        base.install(self.vm, self.services)
+        api.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
         smq_client.install(self.vm, self.services)

@@ -75,7 +75,7 @@ def python(port: int, qos: int, seconds: float) -> None:
 
 def lua(port: int, qos: int, seconds: float) -> None:
     """require"mqttc"."""
-    from smqrt.lua.api import base
+    from smqrt.lua import api
     from smqrt.lua.services import Services
     from smqrt.lua.vm import Vm
 
@@ -86,7 +86,7 @@ def lua(port: int, qos: int, seconds: float) -> None:
         total = count
 
     vm = Vm()
-    base.install(vm, Services())
+    api.install(vm, Services())
     vm.namespace("bench", {"report": report}, source=b"local core, py = ... report = py.report")
     values = {"PORT": port, "QOS": qos, "ON_THEIR_WAY": ON_THEIR_WAY, "PAYLOAD": f"'{PAYLOAD.decode()}'"}
     header = "".join(f"local {name} <const> = {value} " for name, value in values.items())

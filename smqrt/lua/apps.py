@@ -20,7 +20,7 @@ from smqrt.http.message import Request
 from smqrt.http.resources import DiskIo, Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.zips import ZipIo
-from smqrt.lua.api import cookies, deferred, dirs, exchange, files, mako, multipart, pages, request, response, sessions
+from smqrt.lua.api import dirs, exchange, files, pages, request, response, sessions, system
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -228,14 +228,11 @@ class Applications:
         self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
         response.install(vm, services, self.exchanges)
-        cookies.install(vm, self.exchanges)
-        multipart.install(vm, self.exchanges)
-        deferred.install(vm, self.exchanges)
         self._sessions = sessions.install(vm, services, self.exchanges)
         self.sessions = self._sessions.sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
-        self.exit_functions = mako.install(vm, services)
+        self.exit_functions = system.install_mako(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
         self._next_number = itertools.count(1).__next__
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.lua import flat
+from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.parking import Parking
 from smqrt.lua.vm import Vm
@@ -50,9 +50,9 @@ class LuaCall:
     def values(self, first: Any, second: Any, third: Any, fourth: Any = None) -> tuple[Any, ...]:
         """Kind and reference, then the four arguments of an event: properties are flat, None when there are none."""
         if self._kind == b"pub":
-            return b"pub", self._ref, first.encode(), second, flat.dump(third) if third else None, fourth
+            return b"pub", self._ref, first.encode(), second, table_codec.dump(third) if third else None, fourth
         if self._kind == b"ack":
-            return b"ack", self._ref, first.encode(), second, flat.dump(third) if third else None, None
+            return b"ack", self._ref, first.encode(), second, table_codec.dump(third) if third else None, None
         return b"status", self._ref, first, second, third, None
 
     def size_bytes(self, arguments: tuple[Any, ...]) -> int:

@@ -8,23 +8,52 @@ from __future__ import annotations
 
 import atexit
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib import resources
 from typing import Any
 from weakref import WeakSet
 
 import lupa.lua54 as lupa
 
-from smqrt.lua import library
 from smqrt.lua.activity import Activities
 from smqrt.lua.bridge import Function, LuaError, Op, encoded, guarded
 from smqrt.lua.clock import clock_ms, pause, sleep_ms
 from smqrt.net.refusals import ErrorLimit
 
+_LIBRARY_NAME = re.compile(r"[A-Za-z0-9_]+(?:[./][A-Za-z0-9_]+)*")
+_NOT_FOR_APPLICATIONS = ("core", "ba")  # run by the vm itself, no modules for applications
+
+
+def chunk_name(name: str) -> bytes:
+    """The Lua chunk name of library `name`; the prefix tells library frames from those of applications."""
+    return f"@smqrt/lua/lib/{_library_path(name)}".encode()
+
+
+@cache
+def library_source(name: str) -> bytes | None:
+    """The source of library `name`, dots or slashes between its parts; None when there is none."""
+    if not _LIBRARY_NAME.fullmatch(name):
+        return None
+    file = resources.files("smqrt.lua") / "lib" / _library_path(name)
+    return file.read_bytes() if file.is_file() else None
+
+
+def requirable_source(name: str) -> bytes | None:
+    """The same for what an application may `require`."""
+    return None if re.split(r"[./]", name)[0] in _NOT_FOR_APPLICATIONS else library_source(name)
+
+
+def _library_path(name: str) -> str:
+    return name.replace(".", "/") + ".lua"
+
+
 log = logging.getLogger("smqrt.lua")
 
-CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "flat", "sandbox", "require")
+CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "table_codec", "sandbox", "require")
 """The parts of the Lua half, in the order they build on each other."""
 
 
@@ -106,7 +135,7 @@ class Vm:
         What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
         ValueError when there is none.
         """
-        source = source if source is not None else library.source(name)
+        source = source if source is not None else library_source(name)
         if source is None:
             raise ValueError(f"there is no Lua half smqrt/lua/lib/{name}.lua")
         halves: list[Any] = []
@@ -116,7 +145,7 @@ class Vm:
             halves += (key.encode(), Op(fn, name=f"{name}.{key}"))
         for key, fn in (parking or {}).items():
             halves += (key.encode(), Op(fn, True, f"{name}.{key}"))
-        self.run(self._refs[b"install"], name.encode(), source, library.chunk_name(name), len(functions), *halves)
+        self.run(self._refs[b"install"], name.encode(), source, chunk_name(name), len(functions), *halves)
 
     def compile(self, source: str | bytes, name: str = "=compile") -> int:
         """Return a reference to the function that Lua source text is, with the global environment.
@@ -163,16 +192,16 @@ def _load_core(runtime: Any) -> Any:
     core = runtime.table()
     for part in CORE:
         name = f"core.{part}"
-        source = library.source(name)
+        source = library_source(name)
         assert source is not None, name
-        runtime.compile(source, library.chunk_name(name))(core)
+        runtime.compile(source, chunk_name(name))(core)
     return core
 
 
 def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
     text = name.decode("utf-8", "replace")
-    source = library.module_source(text)
-    return None if source is None else (source, library.chunk_name(text))
+    source = requirable_source(text)
+    return None if source is None else (source, chunk_name(text))
 
 
 _limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)

@@ -12,7 +12,7 @@ from smqrt.http.made import server_io
 from smqrt.http.resources import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Root
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -46,7 +46,7 @@ class AppServer:
         self.stops: list[int] = []
         ios = {"disk": DiskIo("/"), "home": DiskIo(folder), "vm": server_io()}
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
-        base.install(self.vm, self.services)
+        api.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
         self.server = self.services.http_server = HttpServer(self.root, access=Access(debug=True))
         self.listener = Listener("127.0.0.1", 0, self.server.accepted)

@@ -14,8 +14,8 @@ import pytest
 from app_server import AppServer
 from recorder import Recorder
 
+from smqrt.lua import api
 from smqrt.lua.activity import Activities
-from smqrt.lua.api import base
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -59,7 +59,7 @@ def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def vm() -> Iterator[Vm]:
     """A runtime with the API that needs no server."""
     machine = Vm()
-    base.install(machine, Services())
+    api.install(machine, Services())
     yield machine
     machine.stop()
     gevent.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -108,7 +108,7 @@ def test_offset_and_date(vm: Vm) -> None:
 
 
 machine = Vm()
-base.install(machine, Services())
+api.install(machine, Services())
 shown = machine.compile("""
 local d = ba.datetime(...)
 local t = d:date()

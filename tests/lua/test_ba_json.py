@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -161,7 +161,7 @@ def test_depth_and_name_length_are_limited(vm: Vm) -> None:
 )
 def test_what_a_document_may_hold_is_limited(text: str, limit: str) -> None:
     vm = Vm()
-    base.install(vm, Services(json_values=10_000))
+    api.install(vm, Services(json_values=10_000))
     value, word, sentence = vm.eval("return ba.json.decode((...))", "=test", text.encode())
     assert (value, word) == (None, b"mem")
     assert limit in sentence.decode()
@@ -176,7 +176,7 @@ values = st.recursive(
 )
 documents = st.lists(values, min_size=1, max_size=4) | st.dictionaries(st.text(), values, max_size=4)
 machine = Vm()
-base.install(machine, Services())
+api.install(machine, Services())
 round_trip = machine.compile("return ba.json.encode(ba.json.decode((...)))")
 
 
@@ -284,7 +284,7 @@ def wanted(inner: str) -> bytes:
 
 
 long_strings = Vm()
-base.install(long_strings, Services())
+api.install(long_strings, Services())
 
 
 def test_two_decode_at_the_same_time(vm: Vm) -> None:

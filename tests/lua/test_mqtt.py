@@ -10,7 +10,8 @@ import gevent
 import pytest
 
 from smqrt.http.resources import DiskIo
-from smqrt.lua.api import base, files
+from smqrt.lua import api
+from smqrt.lua.api import files
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
@@ -49,7 +50,7 @@ def lua(tmp_path: Path) -> Iterator[Lua]:
     services = Services(ios={"disk": DiskIo(tmp_path)})
     machine = Vm()
     lines: list[str] = []
-    base.install(machine, services)
+    api.install(machine, services)
     files.install(machine, services)
     put = (
         b"local core, py = ... function put(...) local t = {...} "

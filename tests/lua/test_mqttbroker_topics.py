@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -38,7 +38,7 @@ filters = st.builds(lambda some, end: "/".join(some + end), parts, st.sampled_fr
 @pytest.fixture(scope="module")
 def machine() -> Vm:
     vm = Vm()
-    base.install(vm, Services())
+    api.install(vm, Services())
     return vm
 
 

@@ -13,7 +13,7 @@ import trustme
 from gevent import socket
 from recorder import Recorder
 
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from tests.pki import client_of, expired, gevent_context, server_of
@@ -35,7 +35,7 @@ def services(authority: trustme.CA) -> Services:
 @pytest.fixture
 def vm(services: Services) -> Iterator[Vm]:
     machine = Vm()
-    base.install(machine, services)
+    api.install(machine, services)
     yield machine
     machine.stop()
     gevent.sleep(0)

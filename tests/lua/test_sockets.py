@@ -12,7 +12,7 @@ import pytest
 from gevent import socket
 from recorder import Recorder
 
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.sockets import draining
 from smqrt.lua.vm import Vm
@@ -28,7 +28,7 @@ def services() -> Services:
 @pytest.fixture
 def vm(services: Services) -> Iterator[Vm]:
     machine = Vm()
-    base.install(machine, services)
+    api.install(machine, services)
     yield machine
     machine.stop()
     gevent.sleep(0)

@@ -8,13 +8,13 @@ import sys
 SCRIPT = """
 import gc
 import gevent
-from smqrt.lua.api import base
+from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 def quiet_runtime():
     vm = Vm()
-    base.install(vm, Services())
+    api.install(vm, Services())
     vm.eval('''
     for i = 1, 50 do
       _G["timer" .. i] = ba.timer(function() return true end)

@@ -1,2 +1,16 @@
-"""The Python halves of the Lua API, one file per namespace, each with `install(vm, services, ...)`; their Lua halves
-lie in `lua/lib`."""
+"""The Python halves of the API that Lua applications have: one module per namespace. The Lua halves are in lua/lib."""
+
+from __future__ import annotations
+
+from smqrt.lua.api import codec, httpc, mqtt, scheduling, servcon, sockets, system, tls
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+
+PARTS = (system, scheduling, codec, tls, sockets, httpc, servcon, mqtt)
+"""What needs nothing of a server around it."""
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `trace`, `tracep`, `print`, the helpers of `ba` (spec: bas-api §7), sockets and clients."""
+    for part in PARTS:
+        part.install(vm, services)

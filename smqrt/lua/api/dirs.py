@@ -12,8 +12,7 @@ from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.files import FilesHalf
 from smqrt.lua.api.pages import Compiler, Pages
-from smqrt.lua.api.text import from_latin1, from_utf8, utf8
-from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.bridge import ArgumentError, from_latin1, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 

@@ -12,8 +12,7 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.lua.api.text import from_utf8, utf8
-from smqrt.lua.bridge import ArgumentError, fail
+from smqrt.lua.bridge import ArgumentError, fail, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 

@@ -16,9 +16,8 @@ from smqrt.http.client import cookies, url
 from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, Conversation, Options
 from smqrt.http.client.follower import Follower
 from smqrt.http.client.request import Request
-from smqrt.lua.api.certificates import describe
-from smqrt.lua.api.text import from_latin1, from_utf8, latin1, utf8
-from smqrt.lua.bridge import fail
+from smqrt.lua.api.tls import describe
+from smqrt.lua.bridge import fail, from_latin1, from_utf8, latin1, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.contexts import ClientTls

@@ -16,7 +16,7 @@ import gevent
 from gevent.event import AsyncResult
 
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
-from smqrt.lua import flat
+from smqrt.lua import table_codec
 from smqrt.lua.bridge import fail
 from smqrt.lua.mqtt_inbox import Inbox, LuaCall
 from smqrt.lua.parking import Parking
@@ -70,7 +70,7 @@ class MqttHalf:
         chosen = self._options(options)
         client = MqttClient(
             where,
-            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), flat.dump(more))),
+            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), table_codec.dump(more))),
             self._call(number, "pub"),
             resubscribe=False,
             **chosen,
@@ -88,7 +88,7 @@ class MqttHalf:
 
     def _options(self, packed: bytes) -> dict[str, Any]:
         """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
-        chosen: dict[str, Any] = {key.decode(): value for key, value in flat.load(packed).items()}
+        chosen: dict[str, Any] = {key.decode(): value for key, value in table_codec.load(packed).items()}
         for name in _TEXTS:
             if name in chosen:
                 chosen[name] = chosen[name].decode("utf-8", "replace")
@@ -183,7 +183,7 @@ class MqttHalf:
         client = self._clients.get(number)
         if client is None:
             return False
-        props = _properties(flat.load(properties)) if properties else None
+        props = _properties(table_codec.load(properties)) if properties else None
         try:
             item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
         except QueueFullError:
@@ -215,7 +215,7 @@ class MqttHalf:
             nolocal=nolocal,
             retainaspublished=retainaspublished,
             retainhandling=retainhandling,
-            properties=_properties(flat.load(properties)) if properties else None,
+            properties=_properties(table_codec.load(properties)) if properties else None,
         )
 
     def _ask(self, number: int, method: Callable[..., bool], *arguments: Any, **options: Any) -> Any:
@@ -234,13 +234,13 @@ class MqttHalf:
             MqttClient.unsubscribe,
             topic.decode("utf-8", "surrogateescape"),
             self._optional(number, "ack", onunsuback),
-            _properties(flat.load(properties)) if properties else None,
+            _properties(table_codec.load(properties)) if properties else None,
         )
 
     def setwill(self, number: int, will: bytes | None) -> None:
         """`mqtt:setwill`."""
         if client := self._clients.get(number):
-            client.setwill(_will(flat.load(will)) if will else None)
+            client.setwill(_will(table_codec.load(will)) if will else None)
 
     def disconnect(self, number: int, reason: int) -> bool:
         """`mqtt:disconnect`: whether it was connected."""

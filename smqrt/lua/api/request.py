@@ -1,17 +1,18 @@
-"""What came in: the Python half of `request` (spec: bas-api §2.1). Every function takes the exchange's handle first."""
+"""The Python half of `request` (spec: bas-api §2.1). Every function takes the exchange's handle first."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from smqrt.http.dates import http_date, parse_date
 from smqrt.http.message import Request
+from smqrt.http.multipart import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.status import HttpError
-from smqrt.lua.api.certificates import describe
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.api.text import from_latin1, latin1, utf8
-from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.api.tls import describe
+from smqrt.lua.bridge import ArgumentError, from_latin1, latin1, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -160,12 +161,57 @@ def url_of(request: Request, https_port: int = 0) -> str:
     return f"{scheme}://{host}{request.target.partition('?')[0]}"
 
 
+def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
+    """`request:multipart`: forms with files, read as they arrive."""
+    forms: dict[int, Iterator[Event]] = {}
+
+    def open_form(handle: int, size_bytes: int) -> None:
+        exchange = exchanges.of(handle)
+        request = exchange.request
+        boundary = boundary_of(request.get("content-type") or "")
+        if boundary is None:
+            raise exchange.mismatched(415, f"multipart: the body is not {FORM_TYPE}", Accept=FORM_TYPE)
+        if request.response.committed:
+            raise ArgumentError("multipart: iscommitted")
+        if size_bytes < 1:
+            raise ArgumentError("multipart: the buffer size must be at least 1")
+        forms[handle] = read_form(request.chunks(size_bytes), boundary, request.hold)
+
+    def next_event(handle: int) -> Any:
+        """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""
+        try:
+            return _for_lua(next(forms[handle], None))
+        except MultipartError as error:
+            return b"error", str(error).encode()
+        except HttpError as error:
+            exchanges.of(handle).refusal = error
+            return False
+
+    def close_form(handle: int) -> None:
+        forms.pop(handle, None)
+
+    vm.namespace("ba.multipart", {"open_form": open_form, "close_form": close_form}, {"next_event": next_event})
+
+
+def _for_lua(event: Event | None) -> tuple[bytes, ...]:
+    if event is None:
+        return (b"end",)
+    if isinstance(event, Field):
+        return b"field", utf8(event.name), event.value
+    if isinstance(event, File):
+        return b"file", *map(utf8, event)
+    return b"data", event
+
+
+_DIRECT = (
+    "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay cipher "
+    "certificate allow is_newer open_body"
+)
+
+
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
-    """Give Lua the request half of exchanges."""
+    """Give Lua the request half of exchanges, and their forms."""
     half = RequestHalf(services, exchanges)
-    direct = (
-        "method has_body parameters header headers uri url domain peername sockname issecure version setnodelay cipher "
-        "certificate allow is_newer open_body"
-    )
-    functions = {name: getattr(half, name) for name in direct.split()}
+    functions = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.request", functions, {"read_parameters": half.parameters, "read_body": half.read_body})
+    _install_multipart(vm, exchanges)

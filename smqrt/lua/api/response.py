@@ -1,17 +1,21 @@
-"""What goes out: the Python half of `response` (spec: bas-api §2.2). Every function takes the handle first."""
+"""The Python half of `response`, cookies and deferred responses (spec: bas-api §2.1, §2.2). Every function takes the
+exchange's handle first."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import quote, urljoin
 
+from gevent.event import Event
+
+from smqrt.http.cookies import cookie_of, set_cookie_field
 from smqrt.http.dates import http_date
-from smqrt.http.status import error_page
+from smqrt.http.message import Response
+from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.request import url_of
-from smqrt.lua.api.text import from_latin1, from_utf8, latin1
-from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.bridge import ArgumentError, from_latin1, from_utf8, latin1
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -65,6 +69,21 @@ class ResponseHalf:
         if with_query and request.query:
             location += ("&" if "?" in location else "?") + request.query
         return location.encode("ascii")
+
+    def cookie(self, handle: int, name: bytes) -> bytes | None:
+        """The value of a cookie of the request."""
+        value = cookie_of(self._of(handle).get("cookie") or "", from_latin1(name))
+        return None if value is None else latin1(value)
+
+    def add_cookie(self, handle: int, name: bytes, value: bytes, *attributes: bytes | bool) -> None:
+        """`attributes`: names and values in turn; the value of one that has none is True."""
+        texts = (None if isinstance(text, bool) else from_latin1(text) for text in attributes[1::2])
+        names = (from_latin1(bytes(key)) for key in attributes[::2])
+        try:
+            field = set_cookie_field(from_latin1(name), from_latin1(value), dict(zip(names, texts, strict=True)))
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        self._of(handle).response.headers.add("Set-Cookie", field)
 
     def error_body(self, handle: int, status: int, text: bytes | None) -> bytes:
         """The small page of an error status; the connection ends behind it."""
@@ -124,16 +143,110 @@ class ResponseHalf:
         self._root.internal(exchange.request, target if target.startswith("/") else folder + target, directory, mode)
 
 
+class DeferredResponse:
+    """A response in the hands of Lua code that outlives its page."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self.closed = Event()
+        self.is_aborted = False
+
+    def wait(self) -> None:
+        """Block until it is closed.
+
+        Raises ClientGoneError when it was aborted: the connection ends without a complete response.
+        """
+        self.closed.wait()
+        if self.is_aborted:
+            raise ClientGoneError("the deferred response was aborted")
+
+
+class DeferredHalf:
+    """The functions of one server."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        self._open: dict[int, DeferredResponse] = {}
+
+    def defer(self, handle: int) -> int:
+        """Make the exchange's response a deferred one; its handle stays the same number."""
+        exchange = self._exchanges.of(handle)
+        if exchange.request.response.committed:
+            raise ArgumentError("deferred: iscommitted")
+        deferred = self._open[handle] = DeferredResponse(exchange.request.response)
+        exchange.wait = deferred.wait
+        return handle
+
+    def set_status(self, handle: int, status: int) -> bool:
+        self._of(handle).response.status = status
+        return True
+
+    def set_header(self, handle: int, name: bytes, value: bytes | None) -> bool:
+        headers = self._of(handle).response.headers
+        try:
+            if value is None:
+                headers.remove(from_latin1(name))
+            else:
+                headers.set(from_latin1(name), from_latin1(value))
+        except ValueError as error:
+            raise ArgumentError(f"setheader: {error}") from None
+        return True
+
+    def is_valid(self, handle: int) -> bool:
+        return handle in self._open
+
+    def write(self, handle: int, data: bytes, flush: bool) -> bool:
+        """Add to the body; False when the client is gone."""
+        response = self._of(handle).response
+        try:
+            response.write(data)
+            if flush:
+                response.flush()
+        except ConnectionError:
+            self.abort(handle)
+            return False
+        return True
+
+    def close(self, handle: int, close_connection: bool) -> bool:
+        """Complete the response; the worker sends what is left."""
+        deferred = self._open.pop(handle, None)
+        if deferred is None:
+            return False
+        deferred.response.close |= close_connection
+        deferred.closed.set()
+        return True
+
+    def abort(self, handle: int) -> bool:
+        """End the connection without completing the response."""
+        deferred = self._open.pop(handle, None)
+        if deferred is None:
+            return False
+        deferred.is_aborted = True
+        deferred.closed.set()
+        return True
+
+    def _of(self, handle: int) -> DeferredResponse:
+        deferred = self._open.get(handle)
+        if deferred is None:
+            raise ArgumentError("the deferred response is closed")
+        return deferred
+
+
 _BLOCKING = "flush include forward redirect_inside"
 _DIRECT = (
     "committed status set_status response_header set_header remove_header set_date_header redirect absolute_url "
     "error_body reset initial is_include is_forward is_valid byte_count"
 )
+_DEFERRED = "defer set_status set_header is_valid close abort"
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
-    """Give Lua the response half of exchanges."""
-    half = ResponseHalf(services, exchanges)
+    """Give Lua the response half of exchanges, their cookies, and deferred responses."""
+    half, deferred = ResponseHalf(services, exchanges), DeferredHalf(exchanges)
     direct = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.response", direct, {name: getattr(half, name) for name in _BLOCKING.split()})
     vm.namespace("ba.filter", {"committed": half.committed})
+    vm.namespace("ba.cookies", {"cookie": half.cookie, "add_cookie": half.add_cookie})
+    vm.namespace(
+        "ba.deferred", {name: getattr(deferred, name) for name in _DEFERRED.split()}, {"write": deferred.write}
+    )

@@ -10,8 +10,7 @@ from smqrt.http.cookies import cookie_of
 from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE, Session, Sessions, cookie_field
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.api.text import from_utf8, utf8
-from smqrt.lua.bridge import ArgumentError
+from smqrt.lua.bridge import ArgumentError, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import workers

@@ -24,8 +24,7 @@ from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketHalf
-from smqrt.lua.api.text import from_utf8
-from smqrt.lua.bridge import LuaError
+from smqrt.lua.bridge import LuaError, from_utf8
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.peer import PeerEnd
 from smqrt.lua.vm import Vm

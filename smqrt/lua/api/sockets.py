@@ -13,7 +13,7 @@ from typing import Any
 from smqrt.errors import StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
-from smqrt.lua.api.certificates import describe
+from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import ArgumentError, fail
 from smqrt.lua.parking import Parking
 from smqrt.lua.services import Services

@@ -1,16 +1,28 @@
-"""What the server tells about itself, dates, and numbers in network byte order (spec: bas-api §7, §8.1)."""
+"""The server process as Lua sees it: version, clock, trace and output, and the `mako` table (spec: bas-api §3, §7,
+§8.1, runtime §7)."""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
+import sys
 import time
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
+import smqrt
+from smqrt.lua.bridge import Function, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.printable import PrintableFormatter
+
+log = logging.getLogger("smqrt.lua")
 
 BAS_VERSION = 5900  # examples demand up to 5803 of the server whose interface this is
 LUA_VERSION = 504
 BUILD_DATE = b"2026-11-21"
+SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
 
 
 def version() -> tuple[int, int, bytes]:
@@ -36,8 +48,72 @@ def _plain(text: bytes) -> object:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
+def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
+    """What `trace` writes to: the log, and stderr when nobody set up logging."""
+    if not trace_log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(PrintableFormatter())
+        trace_log.addHandler(handler)
+        trace_log.setLevel(logging.INFO)
+
+    def trace(priority: int, text: bytes) -> None:
+        if priority <= SHOWN_PRIORITY:
+            trace_log.info("%s", text.decode("utf-8", "replace"))
+
+    return trace
+
+
+def _print(text: bytes) -> None:
+    sys.stdout.write(text.decode("utf-8", "replace") + "\n")
+    sys.stdout.flush()
+
+
+class ExitFunctions:
+    """What applications registered with `mako.onexit`."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._ref = 0
+
+    def attach(self, ref: int) -> None:
+        """Take the reference of the Lua function that runs them."""
+        self._ref = ref
+
+    def run(self) -> None:
+        """Run them, in the order of their registration; errors are logged. May block."""
+        self._vm.run(self._ref)
+
+
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of `ba.socket`."""
+    """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
+    `ba.socket`."""
+    vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": _print})
     vm.namespace("ba.system", {"version": version, "cmpaddr": same_address})
     vm.namespace("ba.socket", {})
     vm.namespace("ba.datetime", {"now": now})
+
+
+def install_mako(vm: Vm, services: Services) -> ExitFunctions:
+    """Give Lua the `mako` table; return its exit functions."""
+    exit_functions = ExitFunctions(vm)
+    functions: dict[str, Function] = {
+        "argv": lambda: tuple(utf8(word) for word in services.argv),
+        "environment": lambda: tuple(map(utf8, itertools.chain.from_iterable(os.environ.items()))),
+        "cfgdir": _current_folder,
+        "cfgfname": lambda: None,
+        "cwd": _current_folder,
+        "date": lambda: BUILD_DATE,
+        "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
+        "version": lambda: smqrt.__version__.encode(),
+        "port": lambda secure: (services.https_port if secure else services.http_port) or None,
+        "can_stop": lambda: services.stop is not None,
+        "stop": lambda status: services.stop(status) if services.stop else None,
+        "attach": exit_functions.attach,
+        "report": lambda text: log.error("%s", text.decode("utf-8", "replace")),
+    }
+    vm.namespace("ba.mako", functions)
+    return exit_functions
+
+
+def _current_folder() -> bytes:
+    return utf8(os.getcwd() + "/")

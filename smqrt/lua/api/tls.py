@@ -6,15 +6,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.lua.api.certificates import describe
 from smqrt.lua.bridge import fail
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net import certificates
 from smqrt.net.contexts import ClientTls, Identity, ServerTls
 from smqrt.net.trust import CertStore
+
+
+def describe(data: bytes | None) -> bytes | None:
+    """What `certificates.describe` says as JSON text, from which the Lua half makes a table."""
+    fields = certificates.describe(data)
+    return json.dumps(fields).encode() if fields else None
 
 
 class TlsHalf:

@@ -2,7 +2,7 @@
 local core, py = ...
 
 local arg, ref, dump, load, rawtype, setmetatable, tostring, xpcall =
-  core.arg, core.ref, core.flat.dump, core.flat.load, core.rawtype, setmetatable, tostring, xpcall
+  core.arg, core.ref, core.table_codec.dump, core.table_codec.load, core.rawtype, setmetatable, tostring, xpcall
 local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}

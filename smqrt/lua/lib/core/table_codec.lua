@@ -1,4 +1,4 @@
--- Tables as strings, to cross between Lua and Python in one piece; smqrt/lua/flat.py tells the format.
+-- Tables as strings, to cross between Lua and Python in one piece; smqrt/lua/table_codec.py tells the format.
 
 local core = ...
 
@@ -7,8 +7,8 @@ local concat, error, mathtype, next, pack, rawtype, tostring, unpack =
 
 local DEEPEST <const> = 20
 
-local flat = {}
-core.flat = flat
+local table_codec = {}
+core.table_codec = table_codec
 
 local put
 
@@ -40,7 +40,7 @@ function put(parts, value, depth)
 end
 
 --- `value` as a string. Raises for functions, userdata but byte arrays, and tables without an end.
-function flat.dump(value)
+function table_codec.dump(value)
   local parts = {}
   put(parts, value, 1)
   return concat(parts)
@@ -65,12 +65,12 @@ function get(text, at)
   local kind = text:sub(at, at)
   if kind == "m" then return get_fields(text, at + 1) end
   if kind == "t" or kind == "f" then return kind == "t", at + 1 end
-  local format = FORMATS[kind] or error("no flat value")
+  local format = FORMATS[kind] or error("no encoded table")
   return unpack(format, text, at + 1)
 end
 
 --- The inverse; an empty table for nil.
-function flat.load(text)
+function table_codec.load(text)
   if not text then return {} end
   return (get(text, 1))
 end

@@ -1,4 +1,4 @@
-"""Tables as bytes, to cross between Python and Lua in one piece. The other half is lib/core/flat.lua.
+"""Tables as bytes, to cross between Python and Lua in one piece. The other half is lib/core/table_codec.lua.
 
 A value is a letter and what follows: "s" a string with its length, "i" an integer, "n" a float, "t" and "f" booleans,
 "m" a table with the number of its fields, then keys and values in turn. Lists are tables with the keys 1, 2, ...

@@ -1,15 +1,18 @@
-"""ba.timer: callbacks at intervals (spec: bas-api §7)."""
+"""Time, and work beside the request: ba.timer, ba.thread, ba.sleep, ba.clock and ba.exec (spec: bas-api §7, runtime
+§6)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gevent import get_hub
+from gevent import get_hub, subprocess
 
+from smqrt.lua.clock import clock_ms, sleep_ms
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 MIN_INTERVAL_MS = 1.0
+MAX_OUTPUT_BYTES = 64 * 1024
 
 
 class Timers:
@@ -43,7 +46,35 @@ class Timers:
         return handle in self._watchers
 
 
+def execute(command: bytes) -> tuple[object, ...]:
+    """Run a shell command and return its output (stdout and stderr, at most 64 KiB) and exit code.
+
+    Returns None, code, output when the command failed.
+    """
+    with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            output = _head_of(process)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    return (output, code) if code == 0 else (None, code, output)
+
+
+def _head_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    head: bytes = process.stdout.read(MAX_OUTPUT_BYTES)
+    while process.stdout.read(MAX_OUTPUT_BYTES):  # the rest, so that the command never waits for a reader
+        pass
+    return head
+
+
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.timer`."""
+    """Give Lua `ba.timer`, `ba.thread`, `ba.sleep`, `ba.clock` and `ba.exec`."""
     timers = Timers(vm)
+
+    def soon(ref: int, handle: int) -> None:
+        get_hub().loop.run_callback(vm.start, ref, handle)
+
     vm.namespace("ba.timer", {"start": timers.start, "stop": timers.stop, "active": timers.active})
+    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"exec": execute}, parking={"sleep": sleep_ms})
