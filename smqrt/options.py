@@ -172,12 +172,12 @@ def number(least: float, most: float = inf, unit: str = "", *, above: bool = Fal
 
 
 def switch() -> Rule:
-    """True or False."""
+    """True or False; 1 and 0 are taken for them."""
 
     def read_switch(value: Any) -> bool:
-        if not isinstance(value, bool):
+        if value not in (0, 1):
             raise NotThisError
-        return value
+        return bool(value)
 
     return Rule("true or false", read_switch, bool)
 

@@ -69,7 +69,7 @@ NAN, INFINITE = float("nan"), float("inf")
         (options.whole(1, 5), [1, 5], [0, 6]),
         (options.number(0.5), [0.5, 7], [0.4, False, "1", NAN, INFINITE]),
         (options.number(0, above=True), [0.1], [0]),
-        (options.switch(), [True, False], [0, 1, "true", None]),
+        (options.switch(), [True, False, 1, 0], [2, "true", None]),
         (options.text(), ["", "a"], [b"a", 1]),
         (options.path(), ["a", b"a"], ["", 1, None]),
         (options.function(), [print], [1]),

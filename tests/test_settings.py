@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StartError
 from smqrt.journal.settings import JournalSettings
+from smqrt.mqtt.options import MqttOptions
 from smqrt.options import manual as manual_of
 from smqrt.settings import Settings, environment_name, flag, load_file, manual, table
 
@@ -46,6 +48,9 @@ def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
         load_file(tmp_path / "smqrt.toml")
 
 
-@pytest.mark.parametrize(("page", "options"), [("journal.md", JournalSettings)])
+@pytest.mark.parametrize(
+    ("page", "options"),
+    [("journal.md", JournalSettings), ("mqtt-python.md", MqttOptions), ("clients.md", SmqClientOptions)],
+)
 def test_the_manual_shows_the_options(page: str, options: type) -> None:
     assert manual_of(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")

@@ -15,7 +15,7 @@ from gevent.event import Event as Signal
 from smqrt.client.callbacks import credentials_of, delay_of
 from smqrt.client.close_reason import ConnectionEnd
 from smqrt.client.connection import Backoff, ClientConnection, SmqConnector
-from smqrt.client.options import SubscriptionOptions, make_options, message_handler, to_bytes
+from smqrt.client.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
 from smqrt.client.protocol import Accepted, Ack, Change, Event, Init, Pong, Published
 from smqrt.client.session import ClientSession
 from smqrt.client.topics import Handler, subtopic_key, to_text, topic_key
@@ -24,6 +24,7 @@ from smqrt.errors import ArgumentError, ClosedError, DeliveryError, NoAnswer
 from smqrt.message import Message, Payload, Requests, json_bytes, payload
 from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 from smqrt.net.stream import Stream
+from smqrt.options import make
 
 log = logging.getLogger("smqrt.client")
 
@@ -73,7 +74,7 @@ class SmqClient:
 
     def __init__(self, url: str | Callable[[], Stream], options: Mapping[str, Any] | None = None, **more: Any) -> None:
         self._endpoint = None if callable(url) else parse_url(url)
-        self._options = opts = make_options(options, more)
+        self._options = opts = make(SmqClientOptions, {**(options or {}), **more})
         self._opener = url if callable(url) else SmqConnector(parse_url(url), opts)
         self.onauth, self.onconnect, self.onreconnect = opts.onauth, opts.onconnect, opts.onreconnect
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
@@ -286,7 +287,7 @@ class SmqClient:
         if isinstance(subtopic, Mapping):
             subtopic, settings = None, subtopic
         self._check_alive()
-        chosen = SubscriptionOptions.make(settings, more)
+        chosen = make(SubscriptionOptions, {**(settings or {}), **more})
         key, subkey = topic_key(topic), subtopic_key(subtopic)
         names = (topic,) if subtopic is None else (topic, subtopic)
 

@@ -11,6 +11,6 @@ from smqrt.mqtt.client import MqttClient, OnPub
 from smqrt.mqtt.decision import OnStatus
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End
-from smqrt.mqtt.options import Options, Will
+from smqrt.mqtt.options import MqttOptions, Will
 
-__all__ = ["Delivery", "End", "MqttClient", "OnPub", "OnStatus", "Options", "Will"]
+__all__ = ["Delivery", "End", "MqttClient", "OnPub", "OnStatus", "MqttOptions", "Will"]

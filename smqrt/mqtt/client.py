@@ -16,7 +16,7 @@ from smqrt.mqtt.decision import DEFAULT_DELAY_S, OnStatus, delay_of
 from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.ending import End, refused
 from smqrt.mqtt.opening import Opener
-from smqrt.mqtt.options import Will, check_qos, make_options, to_bytes
+from smqrt.mqtt.options import MqttOptions, Will, check_qos, to_bytes
 from smqrt.mqtt.protocol import FIRST_FAILURE, Engine
 from smqrt.mqtt.queue import SendQueue
 from smqrt.mqtt.subscriptions import Request, Requests, Routes
@@ -24,6 +24,7 @@ from smqrt.mqtt.topics import check_filter, check_topic
 from smqrt.mqtt.url import parse_address
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
+from smqrt.options import make
 from smqrt.wire.mqtt_properties import MAX_PROPERTIES, Packet, Props, encode, encode_body
 
 log = logging.getLogger("smqrt.mqtt")
@@ -57,7 +58,7 @@ class MqttClient:
         onpub: see `OnPub`, for messages of subscriptions without a callback of their own.
         properties: of CONNECT, names in lower case; `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
             `sessionexpiryinterval`, ...; others go as user properties.
-        options: see `smqrt.mqtt.options.Options`.
+        options: see `smqrt.mqtt.options.MqttOptions`.
         callbacks: runs the callbacks, if not this client shall.
 
     Raises:
@@ -77,7 +78,7 @@ class MqttClient:
         callbacks: Callbacks | None = None,
         **options: Any,
     ) -> None:
-        self._options = opts = make_options(options)
+        self._options = opts = make(MqttOptions, options)
         self.onstatus, self.onpub = onstatus, onpub
         self.end: End | None = None
         self._properties = dict(properties or {})

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.mqtt.options import Options
+from smqrt.mqtt.options import MqttOptions
 from smqrt.mqtt.url import Address
 from smqrt.net.contexts import ClientTls, Identity
 from smqrt.net.stream import Stream
@@ -26,7 +26,7 @@ class Opener:
         ArgumentError: a file can't be read or is wrong.
     """
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(self, address: Address, options: MqttOptions) -> None:
         self._address, self._options = address, options
         secure = options.secure or address.secure or bool(options.cafile or options.certfile)
         self.tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options) if secure else None
@@ -56,7 +56,7 @@ def _check_trust(stream: Stream, tls: ClientTls, host: str) -> None:
         raise StreamError(trust.value, f"the certificate of {host} is not to be trusted")
 
 
-def _client_tls(options: Options) -> ClientTls:
+def _client_tls(options: MqttOptions) -> ClientTls:
     tls = ClientTls()
     if options.cafile:
         tls.store = CertStore()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from smqrt.errors import ArgumentError
 from smqrt.mqtt.topics import check_topic
 from smqrt.net.contexts import ClientTls
+from smqrt.options import NotThisError, Rule, choice, instance, number, option, optional, path, switch, text, whole
 from smqrt.wire.mqtt_properties import Packet, Props, encode
 
 _MAX_TEXT_BYTES = 0xFFFF
@@ -57,108 +58,101 @@ class Will:
             raise ArgumentError(f"a will has a topic and may have more of: {names}; not {dict(value)!r}") from None
 
 
+def _secure(value: object) -> bool | ClientTls:
+    return value if isinstance(value, ClientTls) else switch().read(value)
+
+
+def _alpn(value: object) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
+        raise NotThisError
+    return list(value)
+
+
+def _identifier() -> str:
+    return f"smqrt-{secrets.token_hex(8)}"
+
+
+_TEXT = optional(text())
+_FILE = optional(path())
+_WILL = Rule("a will: topic, payload, qos, retain, properties", lambda value: Will.make(value))
+_SECURE = Rule("true, false or a ClientTls", _secure)
+_PASSWORD = optional(instance("a text or bytes", str, bytes))
+_WHOLE = 1 << 53
+"""The largest number that Lua and JSON keep whole."""
+
+
 @dataclass(kw_only=True)
-class Options:
-    """What a client can be told. Times are seconds.
+class MqttOptions:
+    """What a client can be told. Times are seconds."""
 
-    Attributes:
-        version: 5, or 4 for MQTT 3.1.1.
-        port: default 1883, with TLS 8883.
-        secure: True for TLS with the system's authorities, or a `smqrt.net.contexts.ClientTls`.
-        nocheck: with TLS, accept any certificate.
-        cafile: PEM file with certificates to trust instead of the system's.
-        certfile, keyfile: one's own certificate.
-        alpn: protocol names to offer in TLS, the best first.
-        timeout: for making a connection, until the broker's CONNACK.
-        source: local address to connect from.
-        ipv6: use IPv6 only.
-        clientidentifier: default: random, kept over reconnects.
-        keepalive: after half of it without a packet the broker is pinged, and after the other half without an answer
-            the connection counts as lost; 0 never asks. The broker may say another value.
-        username, password: sent only after the broker's certificate was found trustworthy, if it has one.
-        will: a `Will`, or a mapping of its attributes.
-        cleanstart: None: as the session expiry says, see `MqttClient`; True: always; False: also the first connection
-            resumes a session. For MQTT 3.1.1 None is True.
-        queuesize: how many messages and subscriptions may wait to be sent, with and without a connection.
-        queuebytes: and how many bytes of messages, those included that wait for their acknowledgement.
-        queuefull: what `publish` does where there is no room: "wait" for it, at most `timeout`, and then raise
-            QueueFullError; "raise" that at once; "drop" the oldest message that waits.
-        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement. None: with MQTT 5 as many as the
-            broker says (at most 32767), with 3.1.1 20, because brokers drop what is beyond.
-        maxpacketsize: bytes of the largest packet, both ways. The broker is told (MQTT 5); one that sends a larger one
-            nevertheless is left before the packet has arrived.
-        topicalias: send aliases for topics to brokers that accept them (MQTT 5).
-        resubscribe: subscribe again by itself when the broker has lost the session.
-    """
-
-    version: int = 5
-    port: int | None = None
-    secure: bool | ClientTls = False
-    nocheck: bool = False
-    cafile: str | None = None
-    certfile: str | None = None
-    keyfile: str | None = None
-    alpn: list[str] = field(default_factory=list)
-    timeout: float = 5.0
-    source: str | None = None
-    ipv6: bool = False
-    clientidentifier: str = field(default_factory=lambda: f"smqrt-{secrets.token_hex(8)}")
-    keepalive: int = 60
-    username: str | None = None
-    password: str | bytes | None = None
-    will: Will | Mapping[str, Any] | None = None
-    cleanstart: bool | None = None
-    queuesize: int = 10_000
-    queuebytes: int = 16 << 20
-    queuefull: str = "wait"
-    inflight: int | None = None
-    maxpacketsize: int = 1 << 20
-    topicalias: bool = False
-    resubscribe: bool = True
+    version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
+    port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
+    secure: bool | ClientTls = option(
+        False, _SECURE, "true: TLS with the authorities of this machine; or a `smqrt.net.contexts.ClientTls`"
+    )
+    nocheck: bool = option(False, switch(), "with TLS, accept any certificate")
+    cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of those of this machine")
+    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    keyfile: str | None = option(None, _FILE, "PEM file with its key")
+    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the best first")
+    timeout: float = option(
+        5.0,
+        number(0, _LONGEST_S, "seconds", above=True),
+        "seconds until the broker has to have accepted; also how long `publish` waits for room",
+        shown="`5`",
+    )
+    source: str | None = option(None, _TEXT, "local address to connect from")
+    ipv6: bool = option(False, switch(), "use IPv6 only")
+    clientidentifier: str = option(_identifier, text(), "kept over reconnects", shown="random")
+    keepalive: int = option(
+        60,
+        whole(0, 0xFFFF, "seconds"),
+        "seconds; after half of it in silence the broker is asked, after the other half without an answer it is lost; "
+        "0: never. The broker may say another value",
+    )
+    username: str | None = option(None, _TEXT, "sent only after the broker's certificate was found trustworthy")
+    password: str | bytes | None = option(None, _PASSWORD, "the same")
+    will: Will | None = option(
+        None, _WILL, 'what the broker publishes for this client: `{"topic", "payload", "qos", "retain", "properties"}`'
+    )
+    cleanstart: bool | None = option(None, optional(switch()), "forget the session of before", shown="as below")
+    queuesize: int = option(
+        10_000,
+        whole(1, _WHOLE, "messages"),
+        "how many messages and subscriptions may wait to be sent, with and without a connection",
+    )
+    queuebytes: int = option(
+        16 << 20,
+        whole(1, _WHOLE, "bytes"),
+        "how many bytes of messages may wait, those included that wait for their acknowledgement",
+        shown="16 MiB",
+    )
+    queuefull: str = option(
+        "wait",
+        choice(*QUEUE_POLICIES),
+        'what `publish` does there: `"wait"` for room, and raise `QueueFullError` after `timeout`; `"raise"` it at '
+        'once; `"drop"` the oldest message that waits',
+    )
+    inflight: int | None = option(
+        None,
+        optional(whole(1, 0x7FFF)),
+        "how many QoS 1 and 2 messages may wait for their acknowledgement; less when the broker wants less",
+        shown="MQTT 5: what the broker says; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, and can't say so
+    )
+    maxpacketsize: int = option(
+        1 << 20,
+        whole(64, _LARGEST_PACKET_BYTES, "bytes"),
+        "bytes of the largest packet, both ways; the broker is told (MQTT 5), and left before a larger one has arrived",
+        shown="1 MiB",
+    )
+    topicalias: bool = option(False, switch(), "send short numbers for topics to brokers that accept them (MQTT 5)")
+    resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
-        if self.version not in (4, 5):
-            raise ArgumentError(f"version must be 5 or 4 (MQTT 3.1.1), not {self.version!r}")
-        self.keepalive = _whole("keepalive", self.keepalive, 0, 0xFFFF, " seconds")
-        self.queuesize = _whole("queuesize", self.queuesize, 1, 1 << 53, " messages")
-        self.queuebytes = _whole("queuebytes", self.queuebytes, 1, 1 << 53, " bytes")
-        self.maxpacketsize = _whole("maxpacketsize", self.maxpacketsize, 64, _LARGEST_PACKET_BYTES, " bytes")
-        if self.inflight is not None:
-            self.inflight = _whole("inflight", self.inflight, 1, 0x7FFF)
-        if self.port is not None:
-            self.port = _whole("port", self.port, 1, 0xFFFF)
-        if not _is_number(self.timeout) or not 0 < self.timeout <= _LONGEST_S:
-            rule = f"more than 0 and at most {_LONGEST_S:.0f} seconds"
-            raise ArgumentError(f"timeout must be {rule}, not {self.timeout!r}")
-        if self.queuefull not in QUEUE_POLICIES:
-            raise ArgumentError(f"queuefull must be one of {', '.join(QUEUE_POLICIES)}, not {self.queuefull!r}")
         if self.password is not None and self.username is None and self.version == 4:
             raise ArgumentError("password needs a username with MQTT 3.1.1")
         if self.cleanstart is False and not self.clientidentifier:
             raise ArgumentError("cleanstart=False needs a clientidentifier")
-        self.will = Will.make(self.will)
-
-
-def make_options(options: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments.
-
-    Raises:
-        ArgumentError: an unknown name or a wrong value.
-    """
-    known = {option.name for option in fields(Options)}
-    if unknown := sorted(set(options) - known):
-        raise ArgumentError(f"unknown option {unknown[0]!r}; there are: {', '.join(sorted(known))}")
-    return Options(**options)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(name: str, value: Any, least: int, most: int, unit: str = "") -> int:
-    if not _is_number(value) or not least <= value <= most or value != int(value):
-        raise ArgumentError(f"{name} must be a whole number from {least} to {most}{unit}, not {value!r}")
-    return int(value)
 
 
 def check_qos(qos: object) -> int:

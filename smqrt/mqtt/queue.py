@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from smqrt.errors import QueueFullError
 from smqrt.mqtt.delivery import Delivery
-from smqrt.mqtt.options import Options
+from smqrt.mqtt.options import MqttOptions
 from smqrt.mqtt.subscriptions import Request
 
 
@@ -27,7 +27,7 @@ class SendQueue:
         refused: how many times there was no room.
     """
 
-    def __init__(self, options: Options, flying_bytes: Callable[[], int]) -> None:
+    def __init__(self, options: MqttOptions, flying_bytes: Callable[[], int]) -> None:
         self._options, self._flying_bytes = options, flying_bytes
         self.items: deque[Delivery | Request] = deque()
         self.dropped = self.refused = 0
