@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from smqrt.journal import arrow, committed, compact, index, manifest, segment, summary
-from smqrt.journal.index import DATA, INDEX, INDEXED
-from smqrt.journal.pages import DataFile
+from smqrt.journal import arrow, committed, compact, index, manifest, segment
+from smqrt.journal.index import DATA, INDEX, INDEXED, summary_of
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.record import Row
 
 ROWS = 200_000
@@ -135,4 +135,4 @@ def _segment(folder: Path, first: int, ts_us: int) -> None:
             file.write(INDEX.pack(*numbers, 0, 0, 0))
     path.with_suffix(DATA).write_bytes(schema)
     os.truncate(path.with_suffix(DATA), len(schema) + BATCHES * BATCH_BYTES)
-    summary.of(path.with_suffix(DATA))
+    summary_of(path.with_suffix(DATA))

@@ -137,7 +137,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
 
 
 def _as_lines(found: Figures, others: int) -> Iterator[str]:
-    from smqrt.journal.moment import iso
+    from smqrt.journal.timestamps import iso
 
     yield f"messages   {found.rows:,}"
     if found.first_us is not None and found.last_us is not None:

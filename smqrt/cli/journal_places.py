@@ -75,7 +75,7 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
     Raises:
         ArgumentError: it is none.
     """
-    from smqrt.journal.moment import parse_moment
+    from smqrt.journal.timestamps import parse_moment
 
     if moment in ("earliest", "latest"):
         return opened.begin() if moment == "earliest" else opened.end()

@@ -13,8 +13,8 @@ from smqrt.cli.interrupted import only_this_greenlet
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.journal.inspect import Recorded
-from smqrt.journal.moment import iso
 from smqrt.journal.replay import Publish
+from smqrt.journal.timestamps import iso
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 _BACKLOG_BYTES = 1 << 18

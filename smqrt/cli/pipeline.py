@@ -26,7 +26,7 @@ from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import uris
-from smqrt.journal.moment import iso
+from smqrt.journal.timestamps import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import LIVE, Status, read, read_all
 

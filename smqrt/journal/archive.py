@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import deltalog, held, uris
 from smqrt.journal.deltalog import Updated, milliseconds
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 
 _FILES = 64
 """Of a commit: what was copied before a kill is not copied again."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal.flatbuffer import Child, Table, Writer, string, structs, table, vector
 from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
 
 _VERSION_5 = 4
@@ -33,21 +32,168 @@ FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMEN
 _PADDING = [bytes(size) for size in range(8)]
 
 
-def _type(column: Column) -> tuple[int, Child]:
+# ---- flatbuffers, as much as Arrow's messages need (flatbuffers.dev, "Internals")
+#
+# A table is a vtable, which says where each slot is, then its fields. What a field refers to is written behind it:
+# every offset points forward.
+
+_U32 = struct.Struct("<I")
+_SIZES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "q": 8}
+
+_Object = Callable[["_FlatBuffer"], int]
+"""Writes an object and returns its position."""
+_Slot = tuple[str, int] | _Object | None
+"""A field: (struct character, number), an object, or absent."""
+
+
+class _FlatBuffer:
+    """A buffer under construction.
+
+    Args:
+        root: the root table.
+    """
+
+    def __init__(self, root: _Object) -> None:
+        self.data = bytearray(4)
+        _U32.pack_into(self.data, 0, root(self))
+
+    def align(self, size: int, ahead: int = 0) -> int:
+        """Pads until the byte `ahead` of here is aligned; returns the position."""
+        self.data += bytes(-(len(self.data) + ahead) % size)
+        return len(self.data)
+
+
+def _table(*slots: _Slot) -> _Object:
+    """Returns a table of fields; a slot that is None is left out."""
+
+    def write(writer: _FlatBuffer) -> int:
+        offsets, size = _slot_offsets(slots)
+        vtable = writer.align(2)
+        writer.data += struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), size, *offsets)
+        start = writer.align(8)
+        writer.data += struct.pack("<i", start - vtable) + bytes(size - 4)
+        for slot, offset in zip(slots, offsets, strict=True):
+            _fill(writer, slot, start + offset)
+        return start
+
+    return write
+
+
+def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
+    """Returns where each field stands behind the table's start (0: absent), and the table's size."""
+    offsets, end = [], 4
+    for slot in slots:
+        size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
+        at = end + -end % size
+        offsets.append(0 if slot is None else at)
+        end = end if slot is None else at + size
+    return offsets, end
+
+
+def _fill(writer: _FlatBuffer, slot: _Slot, at: int) -> None:
+    if isinstance(slot, tuple):
+        struct.pack_into("<" + slot[0], writer.data, at, slot[1])
+    elif slot is not None:
+        _U32.pack_into(writer.data, at, slot(writer) - at)
+
+
+def _string(text: str) -> _Object:
+    """Returns a string."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start, raw = writer.align(4), text.encode("utf-8", "replace")
+        writer.data += _U32.pack(len(raw)) + raw + b"\0"
+        return start
+
+    return write
+
+
+def _vector(*children: _Object) -> _Object:
+    """Returns a vector of tables."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start = writer.align(4)
+        writer.data += _U32.pack(len(children)) + bytes(4 * len(children))
+        for at, child in enumerate(children, 1):
+            _U32.pack_into(writer.data, start + 4 * at, child(writer) - start - 4 * at)
+        return start
+
+    return write
+
+
+def _structs(count: int, raw: bytes) -> _Object:
+    """Returns a vector of `count` structs of 8-byte numbers."""
+
+    def write(writer: _FlatBuffer) -> int:
+        start = writer.align(8, ahead=4)
+        writer.data += _U32.pack(count) + raw
+        return start
+
+    return write
+
+
+class _FlatTable:
+    """A table that is read: `_FlatTable.root(data)`, then slot by slot.
+
+    Raises:
+        ValueError, struct.error: the bytes are no flatbuffer.
+    """
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self.data, self.start = data, start
+        self._vtable = start - struct.unpack_from("<i", data, start)[0]
+
+    @classmethod
+    def root(cls, data: bytes | memoryview) -> _FlatTable:
+        """Returns the root table."""
+        return cls(data, _U32.unpack_from(data, 0)[0])
+
+    def _at(self, slot: int) -> int:
+        size = struct.unpack_from("<H", self.data, self._vtable)[0]
+        where = 4 + 2 * slot
+        offset = struct.unpack_from("<H", self.data, self._vtable + where)[0] if where < size else 0
+        if not offset:
+            raise ValueError(f"slot {slot} is absent")
+        return self.start + int(offset)
+
+    def _follow(self, at: int) -> int:
+        return at + int(_U32.unpack_from(self.data, at)[0])
+
+    def table(self, slot: int) -> _FlatTable:
+        """Returns the table a slot refers to."""
+        return _FlatTable(self.data, self._follow(self._at(slot)))
+
+    def tables(self, slot: int) -> list[_FlatTable]:
+        """Returns the tables of a slot's vector."""
+        start = self._follow(self._at(slot))
+        count = _U32.unpack_from(self.data, start)[0]
+        return [_FlatTable(self.data, self._follow(start + 4 * at)) for at in range(1, count + 1)]
+
+    def string(self, slot: int) -> str:
+        """Returns the string of a slot."""
+        start = self._follow(self._at(slot))
+        size = _U32.unpack_from(self.data, start)[0]
+        return str(self.data[start + 4 : start + 4 + size], "utf-8")
+
+
+# ---- batches and schemas of segments
+
+
+def _type(column: Column) -> tuple[int, _Object]:
     if column.type == "TIMESTAMP":
-        return _TIMESTAMP, table(("h", 2), string("UTC"))
+        return _TIMESTAMP, _table(("h", 2), _string("UTC"))
     if column.type in _CODES:
-        return _INT, table(("i", 64 if column.type == "BIGINT" else 32), ("B", 1))
-    return (_UTF8 if column.type == "STRING" else _BINARY), table()
+        return _INT, _table(("i", 64 if column.type == "BIGINT" else 32), ("B", 1))
+    return (_UTF8 if column.type == "STRING" else _BINARY), _table()
 
 
-def _field(column: Column) -> Child:
+def _field(column: Column) -> _Object:
     number, described = _type(column)
-    return table(string(column.name), ("B", column.nullable), ("B", number), described, None, vector())
+    return _table(_string(column.name), ("B", column.nullable), ("B", number), described, None, _vector())
 
 
-def _message(kind: int, header: Child, body_size: int = 0) -> bytes:
-    data = Writer(table(("h", _VERSION_5), ("B", kind), header, ("q", body_size))).data
+def _message(kind: int, header: _Object, body_size: int = 0) -> bytes:
+    data = _FlatBuffer(_table(("h", _VERSION_5), ("B", kind), header, ("q", body_size))).data
     data += bytes(-len(data) % 8)
     return struct.pack("<Ii", 0xFFFFFFFF, len(data)) + data
 
@@ -59,8 +205,8 @@ def schema_message(node: str, broker: str) -> bytes:
         node: the writer's name.
         broker: the name of its hub.
     """
-    pairs = [table(string(key), string(value)) for key, value in (("node", node), ("broker", broker))]
-    return _message(_SCHEMA, table(("h", 0), vector(*map(_field, SEGMENT_COLUMNS)), vector(*pairs)))
+    pairs = [_table(_string(key), _string(value)) for key, value in (("node", node), ("broker", broker))]
+    return _message(_SCHEMA, _table(("h", 0), _vector(*map(_field, SEGMENT_COLUMNS)), _vector(*pairs)))
 
 
 def message_size(start: bytes | memoryview) -> int:
@@ -82,7 +228,7 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
         ValueError: it is no schema of a segment.
     """
     try:
-        schema = Table.root(message[8 : message_size(message)]).table(2)
+        schema = _FlatTable.root(message[8 : message_size(message)]).table(2)
         return {pair.string(0): pair.string(1) for pair in schema.tables(2)}
     except struct.error as error:
         raise ValueError(f"no Arrow schema: {error}") from None
@@ -93,7 +239,7 @@ def _template() -> tuple[struct.Struct, list[bytes]]:
     marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
     rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
     nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
-    header = _message(_RECORD_BATCH, table(("q", rows), structs(FIELDS, nodes), structs(BUFFERS, buffers)), body)
+    header = _message(_RECORD_BATCH, _table(("q", rows), _structs(FIELDS, nodes), _structs(BUFFERS, buffers)), body)
     first, rest = header.split(marks[1])
     second, rest = rest.split(marks[0])
     third, rest = rest.split(nodes)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import checksums, committed, held, index, manifest, merge, recovery, segment, summary
-from smqrt.journal.files import FILE_MODE, age_s
-from smqrt.journal.manifest import Manifest
-from smqrt.journal.pages import DataFile
+from smqrt.journal import committed, held, index, manifest, merge, recovery, segment
+from smqrt.journal.files import FILE_MODE, age_s, crc32
+from smqrt.journal.index import remove_summary
+from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
 from smqrt.journal.settings import CompactSettings, JournalSettings
 from smqrt.journal.typed import TypedColumn
@@ -291,7 +291,7 @@ class _Run:
             one.path.with_suffix(index.INDEXED).unlink(missing_ok=True)
             self._step("index removed")
             one.path.unlink(missing_ok=True)
-            summary.remove(one.path)
+            remove_summary(one.path)
             self._step("removed")
             self._done.removed += 1
         segment.sync_folder(folder)
@@ -395,7 +395,7 @@ def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
     broker = schema.metadata[b"broker"].decode()
     for entry in entries:
         piece = whole[entry.offset : entry.end]
-        if len(piece) != entry.length or checksums.crc32(piece) != entry.crc32:
+        if len(piece) != entry.length or crc32(piece) != entry.crc32:
             raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
         yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
 

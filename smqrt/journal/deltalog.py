@@ -18,8 +18,8 @@ from urllib.parse import unquote
 
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, merge, tables
-from smqrt.journal.moment import iso
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
+from smqrt.journal.timestamps import iso
 
 NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"

@@ -10,10 +10,10 @@ from typing import Any
 
 from smqrt.journal import manifest, readers
 from smqrt.journal.inspect import latest
-from smqrt.journal.moment import iso
 from smqrt.journal.planning import WAL, Chunk
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import RemoteJournal
+from smqrt.journal.timestamps import iso
 
 
 @dataclass

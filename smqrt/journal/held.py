@@ -24,7 +24,7 @@ from pathlib import Path
 
 from smqrt.journal import merge
 from smqrt.journal.files import FILE_MODE, make_folder
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 
 FOLDER = "held"
 HOLD_S = 24 * 3600.0

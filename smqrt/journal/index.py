@@ -1,7 +1,12 @@
-"""The index of a segment: 64 bytes per batch, and the names of the files.
+"""The index of a segment, 64 bytes per batch, its summary, and the names of the files.
 
 A batch counts from the moment its index record is whole; it is written after the batch. So a reader that goes by the
 index sees whole batches only, while the one writer appends.
+
+    <first_seq>.sum      first_seq, end, rows, batches, ts_min_us, ts_max_us, size of the index, crc32
+
+The summary is written when a segment is sealed, and made anew from the index where it is missing or not that of the
+index: whoever asks when the rows of a sealed segment are from needn't read its index.
 """
 
 from __future__ import annotations
@@ -9,10 +14,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
+from smqrt.journal.files import crc32, touch
 
 INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
@@ -22,6 +29,11 @@ HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
 _FLAGS_AT = struct.calcsize("<qqqqqqI")
 DATA, INDEXED = ".arrows", ".idx"
+SUMMARY = ".sum"
+_VALUES, _CRC = struct.Struct("<7q"), struct.Struct("<q")
+
+_SegmentPath = Path | str
+"""A plan asks for hundreds: a str takes a third of the time of a Path."""
 REMEDY = "`smqrt journal verify` says what can be read and what to do"
 
 
@@ -143,3 +155,106 @@ def check(entries: Sequence[Entry], path: Path | str, offset: int = 0) -> None:
             where = f"{str(path).removesuffix(DATA).removesuffix(INDEXED)}{INDEXED} is damaged at offset "
             where += str(offset + at * INDEX.size)
             raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")
+
+
+# ---- the summary
+
+
+class Summary(NamedTuple):
+    """What a segment holds.
+
+    Attributes:
+        first_seq, end: its rows are from `first_seq` up to, without, `end`.
+        rows, batches: how many.
+        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC; both 0 when there is no row.
+        index_bytes: the size of the index it was made of.
+    """
+
+    first_seq: int
+    end: int
+    rows: int
+    batches: int
+    ts_min_us: int
+    ts_max_us: int
+    index_bytes: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it has rows, and no number between them is missing."""
+        return 0 < self.rows == self.end - self.first_seq
+
+
+def summary_of(path: _SegmentPath) -> Summary:
+    """Returns the summary of a sealed segment; one that is missing or outdated is made, and written if possible.
+
+    Args:
+        path: of the segment.
+
+    Raises:
+        FileNotFoundError: the segment has gone.
+        OSError: it can't be read.
+    """
+    os.stat(path)
+    found = known_summary(path)
+    if found is None:
+        found = _made(path)
+        with suppress(OSError):  # a reader may not write here
+            _write(Path(_beside(path, SUMMARY)), found)
+    return found
+
+
+def known_summary(path: _SegmentPath) -> Summary | None:
+    """Returns the summary that stands beside a segment; None when there is none for its index.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    size = _index_bytes(path)
+    try:
+        with open(_beside(path, SUMMARY), "rb", buffering=0) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    found = _parsed(data)
+    return found if found and (found.first_seq, found.index_bytes) == (first_seq(path), size) else None
+
+
+def remove_summary(path: _SegmentPath) -> None:
+    """Removes the summary of a segment that was changed."""
+    Path(_beside(path, SUMMARY)).unlink(missing_ok=True)
+
+
+def _beside(path: _SegmentPath, suffix: str) -> str:
+    return str(path).removesuffix(DATA) + suffix
+
+
+def _parsed(data: bytes) -> Summary | None:
+    size = _VALUES.size
+    if len(data) != size + _CRC.size or _CRC.unpack_from(data, size)[0] != crc32(data[:size]):
+        return None
+    return Summary._make(_VALUES.unpack_from(data))
+
+
+def _made(path: _SegmentPath) -> Summary:
+    first, size = first_seq(path), _index_bytes(path)
+    if not size:
+        return Summary(first, first, 0, 0, 0, 0, 0)
+    with open(_beside(path, INDEXED), "rb") as file:
+        data = file.read(size)
+    firsts, rows, _, _, earliest, latest, *_ = zip(*INDEX.iter_unpack(data), strict=True)
+    return Summary(first, firsts[-1] + rows[-1], sum(rows), len(rows), min(earliest), max(latest), size)
+
+
+def _index_bytes(path: _SegmentPath) -> int:
+    """The size of a segment's index, whole records only."""
+    try:
+        return os.stat(_beside(path, INDEXED)).st_size // INDEX.size * INDEX.size
+    except FileNotFoundError:
+        return 0
+
+
+def _write(path: Path, found: Summary) -> None:
+    values, beside = _VALUES.pack(*found), path.with_name(f".{path.name}.{os.getpid()}")
+    touch(beside)
+    beside.write_bytes(values + _CRC.pack(crc32(values)))
+    os.replace(beside, path)

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from smqrt.journal.moment import iso
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.record import Flag, Row
+from smqrt.journal.timestamps import iso
 from smqrt.printable import json_line, printable
 
 _FIRST_WINDOW_ROWS = 4096

@@ -1,8 +1,13 @@
-"""`manifest.json`: which rows are Parquet by now, and in which files. And how far pipelines have read (`readers/`).
+"""The manifest of a journal: which rows are Parquet by now, and in which files.
 
-Readers take rows below a node's `compacted_through` from Parquet and the others from its segments. The manifest is a
-small root that lists pages (see `pages`) with what is in them, so that nobody reads what is known of all files in order
-to find a few. Who changes it does so in `edit`, and whole: new pages get new names, then the root is replaced.
+Readers take rows below a node's `compacted_through` from Parquet and the others from its segments. The root,
+`manifest.json`, is small and lists pages with what is in them, so that nobody reads what is known of all files in order
+to find a few. A page, a JSON file in `manifest/`, says what is known of a few hundred files of one node that follow
+each other. It never changes: another content has another name, which ends with its digest. So whoever has read a page
+needn't look at it again, and a root always finds the pages it was written with. Pages are cut by number of rows, not by
+day: so they neither overlap nor become long, and a range of numbers finds them by bisection (decision 0014).
+
+Who changes the manifest does so in `edit`, and whole: new pages get new names, then the root is replaced.
 """
 
 from __future__ import annotations
@@ -13,21 +18,202 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from smqrt.errors import JournalError
-from smqrt.journal import pages
 from smqrt.journal.files import FILE_MODE, age_s, make_folder, sync_folder, write_whole
-from smqrt.journal.pages import PAGE_FILES, DataFile, Page
 
 FILE = "manifest.json"
 VERSION = 2
+PAGES_FOLDER = "manifest"
+PAGE_FILES = 256
+"""A page has at most so many files: reading one takes a millisecond or two."""
+PAGE_BYTES = 512 << 10
+"""And so many bytes, unless it is one file: those with thousands of topics say more of themselves."""
+MOST_TOPICS = 64
+"""A file of more topics than this doesn't list them; it has a filter."""
+_KEPT_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
 """So long a page stays that no root lists any more: a reader may have the old root."""
 EVERYTHING = 1 << 63
 """Behind every number of a row."""
+
+
+# ---- files and pages
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file.
+
+    Attributes:
+        path: relative to the journal, `data/date=…/hour=…/<node>-<first>-<last>.parquet`.
+        node: whose rows.
+        first, last: its lowest and highest number; all between are in it.
+        rows: how many.
+        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
+        bytes: its size.
+        topics: the names in it; None when there are more than `MOST_TOPICS`.
+        topic_filter: then which names may be in it, see `filters.bloom_filter`; None in files of older versions.
+        crc32: of the whole file; None in files of older versions, whose pages have no checksums either.
+        footer_crc32: of its footer, which says what is where.
+        schemas: (topics, DDL) that its column `json` was made with; none when it has no such column, or an older
+            version wrote it.
+        variant: whether it has a column `variant`; not known of older versions.
+    """
+
+    path: str
+    node: str
+    first: int
+    last: int
+    rows: int
+    ts_min_us: int
+    ts_max_us: int
+    bytes: int
+    topics: tuple[str, ...] | None = None
+    topic_filter: str | None = None
+    crc32: int | None = None
+    footer_crc32: int | None = None
+    schemas: tuple[tuple[str, str], ...] = ()
+    variant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the root says of a page.
+
+    Attributes:
+        name: of its file in `manifest/`.
+        node: whose files.
+        first, last: the lowest and highest number in them.
+        files, rows, bytes: how many files, their rows, and their size.
+        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
+    """
+
+    name: str
+    node: str
+    first: int
+    last: int
+    files: int
+    rows: int
+    bytes: int
+    ts_min_us: int
+    ts_max_us: int
+
+
+_FILE_FIELDS = tuple(field.name for field in fields(DataFile))
+_PAGE_FIELDS = tuple(field.name for field in fields(Page))
+
+
+def file_from_json(values: dict[str, Any]) -> DataFile:
+    """Returns a file out of its JSON value.
+
+    Raises:
+        TypeError: it's none.
+    """
+    topics, schemas = values.get("topics"), tuple((pattern, ddl) for pattern, ddl in values.get("schemas", ()))
+    return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
+
+
+def page_as_json(page: Page) -> dict[str, Any]:
+    """Returns what the root holds of a page."""
+    return {name: getattr(page, name) for name in _PAGE_FIELDS}
+
+
+def _file_text(file: DataFile) -> str:
+    values = {name: getattr(file, name) for name in _FILE_FIELDS}
+    told = {name: value for name, value in values.items() if value is not None and value != () and value is not False}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[DataFile]:
+    """Yields those of a page that have numbers from `start` up to, without, `end`."""
+    for at in range(bisect_left(files, start, key=lambda file: file.last), len(files)):
+        if files[at].first >= end:
+            return
+        yield files[at]
+
+
+def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[Page, bytes, tuple[DataFile, ...]]]:
+    """Yields pages (what the root says, their text, their files) of one node's files, which are in order."""
+    some: list[DataFile] = []
+    texts: list[str] = []
+    size = 0
+    for file in files:
+        text = _file_text(file)
+        if some and (len(some) == PAGE_FILES or size + len(text) > PAGE_BYTES):
+            yield _made(some, texts)
+            some, texts, size = [], [], 0
+        some.append(file)
+        texts.append(text)
+        size += len(text)
+    if some:
+        yield _made(some, texts)
+
+
+def _made(files: list[DataFile], texts: list[str]) -> tuple[Page, bytes, tuple[DataFile, ...]]:
+    text = ('{"files": [\n' + ",\n".join(texts) + "\n]}\n").encode()
+    name = f"{files[0].node}-{files[0].first:020d}-{_digest(text)}.json"
+    return page_of(name, files), text, tuple(files)
+
+
+def _digest(text: bytes) -> str:
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+def page_of(name: str, files: Sequence[DataFile]) -> Page:
+    """Returns what the root says of a page with these files, at least one."""
+    return Page(
+        name,
+        files[0].node,
+        files[0].first,
+        max(file.last for file in files),
+        len(files),
+        sum(file.rows for file in files),
+        sum(file.bytes for file in files),
+        min(file.ts_min_us for file in files),
+        max(file.ts_max_us for file in files),
+    )
+
+
+def parse_page(page: Page, text: bytes) -> tuple[DataFile, ...]:
+    """Returns the files of a page.
+
+    Raises:
+        ValueError: the text isn't that of the page.
+    """
+    if not page.name.endswith(f"-{_digest(text)}.json"):
+        raise ValueError("its content has another checksum than its name says")
+    try:
+        return tuple(map(file_from_json, json.loads(text)["files"]))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it has no proper {error}") from None
+
+
+@lru_cache(maxsize=_KEPT_PAGES)
+def load_page(journal: Path, page: Page) -> tuple[DataFile, ...]:
+    """Returns the files of a page of a journal; the latest pages are kept in memory.
+
+    Raises:
+        FileNotFoundError: it was replaced some time ago: read the root anew.
+        JournalError: it can't be read.
+    """
+    path = journal / PAGES_FOLDER / page.name
+    try:
+        return parse_page(page, path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+
+
+# ---- the root
+
 
 ReadPage = Callable[[Page], Sequence[DataFile]]
 
@@ -83,7 +269,7 @@ class Manifest:
             if some[at].first >= end:
                 return
             if wanted(some[at]):
-                yield from pages.between(self.read_page(some[at]), start, end)
+                yield from files_between(self.read_page(some[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
         """Yields the files of all nodes; raises as `files`."""
@@ -107,7 +293,7 @@ def parse(values: Any, read_page: ReadPage) -> Manifest:
             raise ValueError(f"version {version} is not {VERSION}")
         nodes = {node: int(one["compacted_through"]) for node, one in values["nodes"].items()}
         if version == 1:
-            return _of_files(nodes, map(pages.file_from, values["files"]))
+            return _of_files(nodes, map(file_from_json, values["files"]))
         settled = {node: int(one["settled"]) for node, one in values["nodes"].items() if "settled" in one}
         return Manifest(nodes, [Page(**one) for one in values["pages"]], read_page, settled)
     except (KeyError, TypeError, AttributeError) as error:
@@ -122,7 +308,7 @@ def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
         some = list(of_node)
         for at in range(0, len(some), PAGE_FILES):
             piece = some[at : at + PAGE_FILES]
-            found[pages.summary("", piece)] = piece
+            found[page_of("", piece)] = piece
     return Manifest(nodes, found, found.__getitem__)
 
 
@@ -130,7 +316,7 @@ def _as_json(nodes: Mapping[str, int], listed: Iterable[Page], settled: Mapping[
     of_nodes = {node: {"compacted_through": through} for node, through in nodes.items()}
     for node, below in settled.items():
         of_nodes.setdefault(node, {"compacted_through": 0})["settled"] = below
-    return {"version": VERSION, "nodes": of_nodes, "pages": list(map(pages.page_as_json, listed))}
+    return {"version": VERSION, "nodes": of_nodes, "pages": list(map(page_as_json, listed))}
 
 
 # ---- on disk
@@ -163,7 +349,7 @@ def _remembered(path: Path) -> Manifest:
         while len(_known) >= _MOST_KNOWN:
             _known.pop(next(iter(_known)), None)
         journal = path.parent
-        manifest = parse(json.loads(path.read_bytes()), lambda page: pages.read(journal, page))
+        manifest = parse(json.loads(path.read_bytes()), lambda page: load_page(journal, page))
         known = _known[path] = version, manifest
     return known[1]
 
@@ -211,7 +397,7 @@ class Edit:
         for node in self._touched():
             listed += self._node(journal, node)
         if listed:
-            sync_folder(journal / pages.FOLDER)  # a root never outlives its pages
+            sync_folder(journal / PAGES_FOLDER)  # a root never outlives its pages
         write_json(journal / FILE, _as_json(self.nodes, listed, self.settled))
         names = {page.name for page in listed}
         _remove_old_pages(journal, {page.name for page in self._before.pages()} - names - {""}, names)
@@ -228,8 +414,8 @@ class Edit:
         files = {file for page in known[first:end] for file in self._before.read_page(page)}
         left = sorted(files - removed | {*self._added.get(node, ())}, key=lambda file: file.first)
         yield from known[:first]
-        for page, content, _ in pages.cut(left):
-            _write_page(journal / pages.FOLDER / page.name, content)
+        for page, content, _ in cut_pages(left):
+            _write_page(journal / PAGES_FOLDER / page.name, content)
             yield page
         yield from known[end:]
 
@@ -252,7 +438,7 @@ def _write_page(path: Path, content: bytes) -> None:
 
 def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
     """Removes pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
-    folder = journal / pages.FOLDER
+    folder = journal / PAGES_FOLDER
     for name in replaced:
         with suppress(FileNotFoundError):
             os.utime(folder / name)

@@ -20,7 +20,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import tables
 from smqrt.journal.files import age_s, make_folder
 from smqrt.journal.index import REMEDY
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.parquet import MergedFile, Shred, Unnamed, day_folder_of, folder_of, hour_of
 from smqrt.journal.planning import PARQUET, Chunk
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import checksums, tables, topicset
-from smqrt.journal.files import make_folder, touch
-from smqrt.journal.moment import iso
-from smqrt.journal.pages import MOST_TOPICS, DataFile
+from smqrt.journal import filters, tables
+from smqrt.journal.files import crc32_of_file, crc32_of_footer, make_folder, touch
+from smqrt.journal.manifest import MOST_TOPICS, DataFile
 from smqrt.journal.record import COLUMNS
+from smqrt.journal.timestamps import iso
 from smqrt.journal.typed import TypedColumn
 
 GROUP_ROWS = 1 << 16
@@ -144,9 +144,9 @@ class CompactedFile:
             self._ts_max_us,
             self._path.stat().st_size,
             names if few else None,
-            None if few else topicset.made(names),
-            checksums.of_file(self._path),
-            checksums.of_footer(self._path),
+            None if few else filters.bloom_filter(names),
+            crc32_of_file(self._path),
+            crc32_of_footer(self._path),
             self._schemas,
             self._variant,
         )

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from smqrt.journal.filters import Filter
+from smqrt.journal.filters import Filter, WantedTopics
 from smqrt.journal.index import INDEX, TIMES, Entry, check, parse_index
-from smqrt.journal.manifest import Manifest
-from smqrt.journal.pages import DataFile, Page
-from smqrt.journal.topicset import Wanted
+from smqrt.journal.manifest import DataFile, Manifest, Page
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
@@ -196,7 +194,7 @@ class Planner:
 
     def files(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[DataFile]:
         """Yields the compacted files of a node that may have rows of a range, in the order of their numbers."""
-        names = Wanted.of(topics)
+        names = WantedTopics.of(topics)
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             is_inside = max(start, file.first) < min(end, file.last + 1)
             if is_inside and _overlaps(file, ts_us) and _may_have(file, topics, names):
@@ -240,7 +238,7 @@ def _meet(times: Times, wanted: Times) -> bool:
     return times[0] <= wanted[1] and times[1] >= wanted[0]
 
 
-def _may_have(file: DataFile, topics: Filter | None, names: Wanted | None) -> bool:
+def _may_have(file: DataFile, topics: Filter | None, names: WantedTopics | None) -> bool:
     if topics is None:
         return True
     if file.topics is not None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, checksums, manifest, merge, planning, summary, tables
+from smqrt.journal import arrow, index, manifest, merge, planning, tables
 from smqrt.journal import index as indexes
-from smqrt.journal.files import there
+from smqrt.journal.files import crc32, there
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
 from smqrt.journal.link import MOVED, Unreachable
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Sealed, Snapshot, Times, segment_file
 from smqrt.journal.record import Row
 
@@ -337,7 +337,7 @@ class Journal:
     def _check(self, file: str, entry: Entry, batch: memoryview) -> None:
         if len(batch) < entry.length:
             raise self._damaged(file, entry.offset, f"the batch has {len(batch)} of its {entry.length} bytes")
-        if self.verify and checksums.crc32(batch) != entry.crc32:
+        if self.verify and crc32(batch) != entry.crc32:
             raise self._damaged(file, entry.offset, "the batch's checksum is wrong")
 
     def _damaged(self, file: str, offset: int, what: str) -> JournalError:
@@ -389,7 +389,7 @@ class Journal:
             FileNotFoundError: the segment has gone.
         """
         path = f"{self.path}/{segment_file(node, first)}"
-        found = summary.of(path)
+        found = index.summary_of(path)
         if not found.is_dense:
             return None
         return Sealed(found.end, os.stat(path).st_size, found.ts_min_us, found.ts_max_us)

@@ -11,8 +11,8 @@ from pathlib import Path
 from smqrt.errors import JournalError
 from smqrt.journal import standing
 from smqrt.journal.files import age_s
-from smqrt.journal.moment import iso
 from smqrt.journal.settings import JournalSettings
+from smqrt.journal.timestamps import iso
 
 STALE_S = 86400.0
 """A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""

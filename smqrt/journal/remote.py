@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, pages, uris
+from smqrt.journal import manifest, uris
 from smqrt.journal.commit import with_token
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.link import Address, Link, Refused, checked, trusted
-from smqrt.journal.pages import DataFile, Page
+from smqrt.journal.manifest import DataFile, Page
 from smqrt.journal.planning import Chunk, Index, Offsets, Sealed, Snapshot, segment_file
 from smqrt.journal.reader import Journal
 
@@ -148,9 +148,9 @@ class RemoteJournal(Journal):
         """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""
         found = self._pages.get(page.name)
         if found is None:
-            body = self._get(f"{pages.FOLDER}/{page.name}", 0)
+            body = self._get(f"{manifest.PAGES_FOLDER}/{page.name}", 0)
             try:
-                found = pages.parsed(page, body)
+                found = manifest.parse_page(page, body)
             except ValueError as error:
                 raise JournalError(f"{self._place(page.name)} is damaged: {error}; {REMEDY}.") from None
             while len(self._pages) >= _KEPT_PAGES:

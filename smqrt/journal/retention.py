@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import held, index, manifest, readers, summary
+from smqrt.journal import held, index, manifest, readers
 from smqrt.journal.files import there
-from smqrt.journal.index import DATA, INDEXED
-from smqrt.journal.manifest import Manifest
-from smqrt.journal.pages import DataFile
+from smqrt.journal.index import DATA, INDEXED, remove_summary, summary_of
+from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.settings import JournalSettings
 
 
@@ -124,7 +123,7 @@ def _files(journal: Path, state: Manifest, node: str) -> Iterator[_Piece]:
 def _of_segment(segment: _Segment, following: _Segment) -> _Piece | None:
     """Returns a sealed segment; None when it has just gone."""
     try:
-        latest_us = summary.of(segment.path).ts_max_us
+        latest_us = summary_of(segment.path).ts_max_us
     except FileNotFoundError:
         return None
     paths = (segment.path, segment.path.with_suffix(INDEXED))
@@ -171,7 +170,7 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
             size = path.stat().st_size
             path.unlink()
             if path.suffix == DATA:
-                summary.remove(path)
+                remove_summary(path)
             freed += size
         except FileNotFoundError:
             continue

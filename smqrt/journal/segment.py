@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, checksums
-from smqrt.journal.files import FILE_MODE, make_folder, sync_folder
+from smqrt.journal import arrow
+from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder
 from smqrt.journal.index import (
     DATA,
     HAS_TXN,
@@ -165,7 +165,7 @@ class SegmentFile:
         """
         length, crc = sum(map(len, pieces)), 0
         for piece in pieces:
-            crc = checksums.crc32(piece, crc)
+            crc = crc32(piece, crc)
         record = INDEX.pack(first_seq, rows, self.size_bytes, length, ts_min_us, ts_max_us, crc, flags, 0)
         try:
             _write(self._data, pieces, self.size_bytes)
@@ -237,7 +237,7 @@ class SegmentFile:
             _write(self._data, [self._schema], 0)
         for entry in entries:
             batch = os.pread(self._data, entry.length, entry.offset)
-            if checksums.crc32(batch) == entry.crc32:
+            if crc32(batch) == entry.crc32:
                 _write(self._data, [batch], entry.offset)
             else:
                 lost.append(entry)

@@ -13,9 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, summary
+from smqrt.journal import index, manifest
 from smqrt.journal.files import there
-from smqrt.journal.index import DATA
+from smqrt.journal.index import DATA, summary_of
 from smqrt.journal.link import MOVED
 from smqrt.journal.reader import Journal
 
@@ -89,7 +89,7 @@ def _segments(folder: Path) -> Iterator[dict[str, int]]:
     for first in firsts[:-1]:
         path = f"{folder}/{index.name(first)}{DATA}"
         try:
-            found, size_bytes = summary.of(path), os.stat(path).st_size
+            found, size_bytes = summary_of(path), os.stat(path).st_size
         except FileNotFoundError:  # just compacted
             continue
         told = {"first": first, "idx_bytes": found.index_bytes}

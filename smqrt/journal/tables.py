@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smqrt.journal import arrow, checksums, gather
+from smqrt.journal import arrow, gather
+from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import Chunk
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
@@ -155,7 +156,7 @@ def parquet_file(source: Any, chunk: Chunk, as_dictionaries: Sequence[str] = ())
     """
     from pyarrow import parquet
 
-    checksums.check_footer(source, chunk.footer_crc32)
+    check_footer(source, chunk.footer_crc32)
     options = {"pre_buffer": True, "page_checksum_verification": True}
     return parquet.ParquetFile(source, read_dictionary=list(as_dictionaries), **options)
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, checksums, committed, index, manifest, pages, recovery, segment
-from smqrt.journal.checksums import MAGIC
+from smqrt.journal import arrow, committed, index, manifest, recovery, segment
+from smqrt.journal.files import MAGIC, crc32, crc32_of_file
 from smqrt.journal.index import DATA, INDEX, INDEXED, Entry
-from smqrt.journal.manifest import Manifest
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile, Manifest
 
 _RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
 _REBUILD = "the hub makes it again from the batches when it starts, or do it now with --repair"
@@ -217,11 +216,7 @@ class _Segment:
 
     def _is_whole(self, entry: Entry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
-        return (
-            len(batch) == entry.length > 0
-            and checksums.crc32(batch) == entry.crc32
-            and not _contradiction(entry, batch)
-        )
+        return len(batch) == entry.length > 0 and crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
 
     def _damaged(self, entry: Entry, data: bytes) -> Fault:
         batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
@@ -229,7 +224,7 @@ class _Segment:
             what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
         elif len(batch) != entry.length:
             what = f"{len(batch)} of its {entry.length} bytes are there"
-        elif checksums.crc32(batch) != entry.crc32:
+        elif crc32(batch) != entry.crc32:
             what = "its checksum is wrong"
         else:
             what = _contradiction(entry, batch) or "it doesn't stand where the one before it ends"
@@ -280,7 +275,7 @@ def _files(journal: Path, state: Manifest, report: Report, on_file: Callable[[],
         listed = list(state.all_files())
     except (JournalError, FileNotFoundError) as error:
         what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); bring it back from a backup"
-        yield Fault(journal / pages.FOLDER, f"a page {what}")
+        yield Fault(journal / manifest.PAGES_FOLDER, f"a page {what}")
         return
     for file in listed:
         report.files += 1
@@ -324,7 +319,7 @@ def _file_fault(path: Path, file: DataFile) -> str:
         opened.seek(-len(MAGIC), os.SEEK_END)
         if start != MAGIC or opened.read() != MAGIC:
             return "is no Parquet file"
-    if file.crc32 is not None and checksums.of_file(path) != file.crc32:
+    if file.crc32 is not None and crc32_of_file(path) != file.crc32:
         return "is not as it was written: its checksum is wrong"
     return _footer_fault(path, file)
 

@@ -24,14 +24,13 @@ from smqrt import place
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
 from smqrt.journal.arrow import encode, schema_message
-from smqrt.journal.clock import Clock
 from smqrt.journal.columns import Piece
-from smqrt.journal.disk import RETRY_S
-from smqrt.journal.durability import Durability, Unconfirmed
+from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE
 from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
+from smqrt.journal.timestamps import Clock
 from smqrt.net.broker import Broker
 from smqrt.net.threads import in_thread
 

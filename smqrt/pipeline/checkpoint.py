@@ -223,7 +223,7 @@ def _given(text: str) -> Offsets:
 
 
 def _time_us(text: str, option: str) -> int:
-    from smqrt.journal.moment import parse_moment
+    from smqrt.journal.timestamps import parse_moment
 
     return parse_moment(text, option)
 

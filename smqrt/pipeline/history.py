@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import checksums, ddl, filters, held, typed, uris
+from smqrt.journal import ddl, filters, held, typed, uris
+from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import REMEDY
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
@@ -270,7 +271,7 @@ def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
     for file, path in zip(files, paths, strict=True):
         try:
             with path.open("rb") as opened:
-                checksums.check_footer(opened, file.footer_crc32)
+                check_footer(opened, file.footer_crc32)
         except (OSError, ValueError) as error:
             raise JournalError(f"{file.path} is damaged: {error}; {REMEDY}.") from None
 

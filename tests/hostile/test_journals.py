@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.progress import MOST_NODES
 from smqrt.journal.service import BODY_BYTES
 from smqrt.journal.staged import MOST_PARTS

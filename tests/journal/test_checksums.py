@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from smqrt.cli.journal import journal as commands
 from smqrt.errors import JournalError
-from smqrt.journal import checksums, compact, manifest
+from smqrt.journal import compact, manifest
 from smqrt.journal.compact import Options
+from smqrt.journal.files import crc32
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
@@ -97,13 +98,13 @@ DATA = bytes(range(256)) * 999
 
 
 def test_they_are_those_of_zlib() -> None:
-    begun = checksums.crc32(memoryview(DATA)[:1000])
-    assert checksums.crc32(DATA[1000:], begun) == checksums.crc32(bytearray(DATA)) == zlib.crc32(DATA)
+    begun = crc32(memoryview(DATA)[:1000])
+    assert crc32(DATA[1000:], begun) == crc32(bytearray(DATA)) == zlib.crc32(DATA)
 
 
 @pytest.mark.parametrize("missing", ["", "zlib_ng"])
 def test_a_fast_package_is_used_where_it_is_installed(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from smqrt.journal import checksums"
-    code += "; print(checksums.crc32.__module__)"
+    code = f"import sys; sys.modules[{missing!r}] = None; from smqrt.journal import files"
+    code += "; print(files.crc32.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ("zlib" if missing else "zlib_ng.zlib_ng")

@@ -12,8 +12,8 @@ import pytest
 from smqrt.errors import ArgumentError
 from smqrt.journal import compact, inspect
 from smqrt.journal.inspect import Recorded, as_fields, as_line
-from smqrt.journal.moment import iso, parse_moment
 from smqrt.journal.reader import Journal
+from smqrt.journal.timestamps import iso, parse_moment
 from tests.journal.made import NOON_US, readings, row, write
 
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, pages, topicset
-from smqrt.journal.filters import Filter
-from smqrt.journal.manifest import EVERYTHING
-from smqrt.journal.pages import PAGE_FILES, DataFile
+from smqrt.journal import filters, manifest
+from smqrt.journal.filters import Filter, WantedTopics
+from smqrt.journal.manifest import EVERYTHING, PAGE_FILES, DataFile
 from smqrt.journal.reader import Journal
-from smqrt.journal.topicset import Wanted
 
 
 def data_file(first: int, rows: int = 10, node: str = "n1", topics: tuple[str, ...] | None = ("t",)) -> DataFile:
@@ -35,7 +33,7 @@ def fill(journal: Path, count: int, node: str = "n1") -> list[DataFile]:
 
 
 def page_files(journal: Path) -> set[str]:
-    return {path.name for path in (journal / pages.FOLDER).iterdir()}
+    return {path.name for path in (journal / manifest.PAGES_FOLDER).iterdir()}
 
 
 def listed(journal: Path) -> set[str]:
@@ -45,17 +43,17 @@ def listed(journal: Path) -> set[str]:
 @pytest.fixture
 def opened_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of pages that were parsed, none of them known before."""
-    pages.read.cache_clear()
+    manifest.load_page.cache_clear()
     found: list[str] = []
-    parsed = pages.parsed
+    parsed = manifest.parse_page
 
-    def counted(page: pages.Page, text: bytes) -> tuple[DataFile, ...]:
+    def counted(page: manifest.Page, text: bytes) -> tuple[DataFile, ...]:
         found.append(page.name)
         return parsed(page, text)
 
-    monkeypatch.setattr(pages, "parsed", counted)
+    monkeypatch.setattr(manifest, "parse_page", counted)
     yield found
-    pages.read.cache_clear()
+    manifest.load_page.cache_clear()
 
 
 def test_without_a_manifest_nothing_is_compacted(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ def test_what_is_looked_at_does_not_grow_with_the_files(tmp_path: Path, opened_p
         journal = tmp_path / str(count)
         journal.mkdir()
         fill(journal, count)
-        pages.read.cache_clear()
+        manifest.load_page.cache_clear()
         opened_pages.clear()
         reader = Journal(journal)
         assert reader.end() == {"n1": count * 10}
@@ -133,28 +131,28 @@ def test_what_is_looked_at_does_not_grow_with_the_files(tmp_path: Path, opened_p
 
 def test_pages_that_stay_the_same_are_not_written_again(tmp_path: Path) -> None:
     fill(tmp_path, 1000)
-    before = {name: (tmp_path / pages.FOLDER / name).stat().st_ino for name in listed(tmp_path)}
+    before = {name: (tmp_path / manifest.PAGES_FOLDER / name).stat().st_ino for name in listed(tmp_path)}
     with manifest.edit(tmp_path) as changes:
         changes.add([data_file(10_000)])
-    after = {name: (tmp_path / pages.FOLDER / name).stat().st_ino for name in listed(tmp_path)}
+    after = {name: (tmp_path / manifest.PAGES_FOLDER / name).stat().st_ino for name in listed(tmp_path)}
     assert len(before.items() & after.items()) == 3
 
 
 def test_replaced_pages_stay_for_a_while(tmp_path: Path) -> None:
     files = fill(tmp_path, 300)
     old = manifest.load(tmp_path)
-    pages.read.cache_clear()
+    manifest.load_page.cache_clear()
     with manifest.edit(tmp_path) as changes:
         changes.remove(files[:10])
     assert list(old.files("n1")) == files
     replaced = page_files(tmp_path) - listed(tmp_path)
     assert replaced
     for name in replaced:
-        os.utime(tmp_path / pages.FOLDER / name, (0, time.time() - manifest.PAGE_GRACE_S - 1))
+        os.utime(tmp_path / manifest.PAGES_FOLDER / name, (0, time.time() - manifest.PAGE_GRACE_S - 1))
     with manifest.edit(tmp_path) as changes:
         changes.remove(files[10:11])
     assert not replaced & page_files(tmp_path)
-    pages.read.cache_clear()
+    manifest.load_page.cache_clear()
     with pytest.raises(FileNotFoundError):
         list(old.files("n1"))
     assert list(manifest.load(tmp_path).files("n1")) == files[11:]
@@ -162,7 +160,7 @@ def test_replaced_pages_stay_for_a_while(tmp_path: Path) -> None:
 
 def test_what_a_crash_left_goes_later(tmp_path: Path) -> None:
     fill(tmp_path, 10)
-    folder = tmp_path / pages.FOLDER
+    folder = tmp_path / manifest.PAGES_FOLDER
     (folder / "n1-new.json").write_text("{}")
     (folder / ".n1-old.json.77").write_text("{")
     os.utime(folder / ".n1-old.json.77", (0, 0))
@@ -203,7 +201,7 @@ def test_a_root_that_is_damaged(tmp_path: Path, text: str) -> None:
 def test_a_page_that_is_damaged(tmp_path: Path) -> None:
     fill(tmp_path, 10)
     [name] = listed(tmp_path)
-    path = tmp_path / pages.FOLDER / name
+    path = tmp_path / manifest.PAGES_FOLDER / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"rows": 10', b'"rows": 11', 1))
     with pytest.raises(JournalError, match=rf"{path} can't be read: its content has another checksum"):
@@ -253,11 +251,11 @@ def test_it_is_read_whole_while_it_is_changed(tmp_path: Path) -> None:
 
 def test_a_filter_of_topics_knows_its_names_and_most_others() -> None:
     names = [f"site{at % 50}/machine{at}/temp" for at in range(4000)]
-    made = topicset.made(names)
+    made = filters.bloom_filter(names)
     assert len(made) <= 11_000
 
     def may_be_in(*topics: str) -> bool:
-        wanted = Wanted.of(Filter(topics))
+        wanted = WantedTopics.of(Filter(topics))
         return wanted is None or wanted.may_be_in(made)
 
     assert all(may_be_in(name) for name in names)
@@ -280,7 +278,7 @@ def test_a_filter_of_topics_knows_its_names_and_most_others() -> None:
 
 
 def test_a_filter_that_is_none_leaves_nothing_out() -> None:
-    wanted = Wanted.of(Filter(["a"]))
+    wanted = WantedTopics.of(Filter(["a"]))
     assert wanted
     assert wanted.may_be_in("")
     assert wanted.may_be_in("%%%")
@@ -289,8 +287,8 @@ def test_a_filter_that_is_none_leaves_nothing_out() -> None:
 def test_a_plan_leaves_out_files_of_many_topics(tmp_path: Path) -> None:
     def many(first: int, start: int) -> DataFile:
         names = [f"site{at}/temp" for at in range(start, start + 3000)]
-        values = {name: getattr(data_file(first), name) for name in pages.DataFile.__slots__}
-        return DataFile(**{**values, "topics": None, "topic_filter": topicset.made(names)})
+        values = {name: getattr(data_file(first), name) for name in manifest.DataFile.__slots__}
+        return DataFile(**{**values, "topics": None, "topic_filter": filters.bloom_filter(names)})
 
     with manifest.edit(tmp_path) as changes:
         changes.add(many(at * 10, at * 3000) for at in range(40))

@@ -18,7 +18,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import compact, manifest, merge, segment
 from smqrt.journal.compact import Options
 from smqrt.journal.filters import Filter
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, readers, retention, segment, summary
+from smqrt.journal import index, manifest, readers, retention, segment
+from smqrt.journal.index import summary_of
 from smqrt.journal.merge import remove_retired
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
@@ -240,8 +241,8 @@ def test_a_report_that_is_damaged(journal: Path) -> None:
 def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written.write(tmp_path, [[at] for at in range(1, 101)], step_us=SECOND_US)
     read: list[Path] = []
-    of = summary.of
-    monkeypatch.setattr(summary, "of", lambda path: read.append(path) or of(path))
+    of = summary_of
+    monkeypatch.setattr(index, "summary_of", lambda path: read.append(path) or of(path))
     assert retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 500 * SECOND_US) == []
     assert [path.stem for path in read] == [f"{0:020d}"]
     found = retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 1010 * SECOND_US)
@@ -254,18 +255,18 @@ def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypat
 def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None:
     written.write(tmp_path, [[30, 50], [60]])
     path = segment.paths(tmp_path / "wal/n1")[0]
-    made = summary.of(path)
+    made = summary_of(path)
     assert made == (0, 50, 50, 2, START_US, START_US + 49_000, 128)
-    kept = path.with_suffix(summary.SUMMARY)
+    kept = path.with_suffix(index.SUMMARY)
     for data in (b"", b"x" * 64, kept.read_bytes()[:-1] + b"\x01", bytes(64)):
         kept.write_bytes(data)
-        assert summary.known(path) is None
-        assert summary.of(path) == made == summary.known(path)
+        assert index.known_summary(path) is None
+        assert summary_of(path) == made == index.known_summary(path)
     with path.with_suffix(segment.INDEXED).open("r+b") as file:
         file.truncate(64)
-    assert summary.of(path) == (0, 30, 30, 1, START_US, START_US + 29_000, 64)
+    assert summary_of(path) == (0, 30, 30, 1, START_US, START_US + 29_000, 64)
     path.with_suffix(segment.INDEXED).unlink()
-    assert summary.of(path).batches == 0
+    assert summary_of(path).batches == 0
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        summary.of(path)
+        summary_of(path)

@@ -17,7 +17,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, committed, durability, index, summary, writer
+from smqrt.journal import arrow, committed, durability, index, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.net import turn
@@ -173,7 +173,7 @@ def test_segments_are_sealed(record: Make) -> None:
         site.smq.journal.flush()
     *sealed, _ = sorted(site.smq.journal.path.glob("wal/*/*.arrows"))
     assert sealed
-    wait_until(lambda: all(map(summary.known, sealed)), "a summary of each")
+    wait_until(lambda: all(map(index.known_summary, sealed)), "a summary of each")
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 

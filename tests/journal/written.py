@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.journal import arrow, manifest, segment
-from smqrt.journal.pages import DataFile
+from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 

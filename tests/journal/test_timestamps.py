@@ -10,8 +10,8 @@ import pytest
 
 from smqrt import hub
 from smqrt.journal import writer
-from smqrt.journal.clock import Clock
 from smqrt.journal.reader import Journal
+from smqrt.journal.timestamps import Clock
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
