@@ -19,14 +19,14 @@ from gevent.event import Event
 from smqrt import reload, state
 from smqrt.errors import StartError
 from smqrt.http.access import Access
-from smqrt.http.help import Help
-from smqrt.http.limits import Limits
-from smqrt.http.listing import Entry, Listing
-from smqrt.http.made import server_io
+from smqrt.http.builtin_pages import ApplicationList, Manual
+from smqrt.http.disk import DiskIo
+from smqrt.http.limits import HttpLimits
 from smqrt.http.private import Private
-from smqrt.http.resources import DiskIo, Io
+from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
+from smqrt.http.virtual_files import server_io
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
@@ -101,7 +101,7 @@ class Server:
     ) -> None:
         self.settings = settings
         self.root = Root()
-        self.http = HttpServer(self.root, Limits(bodies_bytes=settings.bodies_mib << 20))
+        self.http = HttpServer(self.root, HttpLimits(bodies_bytes=settings.bodies_mib << 20))
         self.applications: list[Application] = []
         self._report = report
         self._stopping = Event()
@@ -146,7 +146,7 @@ class Server:
         # Before the files: readers ask often, and no file's name need be looked for.
         rtl.insertprolog(JournalService(writer.opened, self.settings.commit_mib << 20))
         self.root.insert(rtl)
-        self.root.insert(Help())
+        self.root.insert(Manual())
 
     def _reachable_url(self) -> str:
         """The address at which processes of this machine reach the server."""
@@ -185,7 +185,7 @@ class Server:
             self.applications.append(application)
             self._tell(application, _outcome(application))
         if all(application.name for application in self.applications):
-            self.root.insert(Listing(lambda: [Entry(one.name, one.about, one.error) for one in self.applications]))
+            self.root.insert(ApplicationList(self.applications))
 
     def _tell(self, application: Application, outcome: str) -> None:
         self._report(f"app {_shown_name(application)} at {application.uri}: {outcome}")

@@ -23,7 +23,7 @@ from smqrt.broker import outbox
 from smqrt.broker.stats import Drop
 from smqrt.errors import CloseReason
 from smqrt.http.head import MAX_FIELDS
-from smqrt.http.server import Limits
+from smqrt.http.limits import HttpLimits
 from smqrt.manual import pages as manual
 from smqrt.net import datapath
 from smqrt.net.tls import HANDSHAKE_S
@@ -278,7 +278,7 @@ def test_every_ending_and_every_drop_is_documented() -> None:
 
 
 def test_figures_of_the_manual_are_those_of_the_code() -> None:
-    limits, shown = Limits(), " ".join(page_text("limits").split())
+    limits, shown = HttpLimits(), " ".join(page_text("limits").split())
     for figure in (
         f"first byte after connecting | {limits.first_byte_s:g} s",
         f"the whole head | {limits.header_s:g} s, {limits.head_bytes >> 10} KiB, {MAX_FIELDS} fields",

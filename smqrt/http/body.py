@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol
 
-from smqrt.http.limits import BodyMemory, Limits
+from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.status import BadRequest, HttpError
 from smqrt.net.turn import Turn
 
@@ -121,7 +121,7 @@ class Body:
     """
 
     def __init__(
-        self, source: Source, length: int | None, expects_continue: bool, limits: Limits, memory: BodyMemory
+        self, source: Source, length: int | None, expects_continue: bool, limits: HttpLimits, memory: BodyMemory
     ) -> None:
         self._source = source
         self._left = length

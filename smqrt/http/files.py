@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from mimetypes import MimeTypes
+from secrets import token_hex
 from typing import IO
 
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
-from smqrt.http.dates import http_date, parse_date
-from smqrt.http.headers import check_field
+from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
-from smqrt.http.mime import content_type
-from smqrt.http.private import MAGIC_BYTES
-from smqrt.http.ranges import MULTIPART_BOUNDARY, Span, multipart_length, parse_ranges, part_head
-from smqrt.http.resources import Io, IoError, Stat, is_page
+from smqrt.http.private import MAGIC_BYTES, is_page
+from smqrt.http.resources import Io, IoError, Stat
 from smqrt.net.turn import Turn
 
 MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
@@ -26,10 +25,30 @@ _PIECE = 64 << 10
 _SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
 _unpacking = BoundedSemaphore()  # an entry of a ZIP file is unpacked once for all who want it at the same time
 _ALLOW = "GET, HEAD, OPTIONS"
+_MULTIPART_BOUNDARY = f"smqrt-{token_hex(12)}"
+
+_UNKNOWN_TYPE = "application/octet-stream"
+_types = MimeTypes()  # the standard library's own table: the machine's files must not change what a browser gets
+_MORE = {
+    ".avif": "image/avif",
+    ".js": "text/javascript",
+    ".lua": "text/plain",
+    ".map": "application/json",
+    ".md": "text/markdown",
+    ".mjs": "text/javascript",
+    ".ttf": "font/ttf",
+    ".wasm": "application/wasm",
+    ".webmanifest": "application/manifest+json",
+    ".webp": "image/webp",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+}
+for _extension, _type in _MORE.items():
+    _types.add_type(_type, _extension)
 
 
 @dataclass(slots=True)
-class Entry:
+class StaticFile:
     """Something that was found good to show."""
 
     name: str
@@ -49,17 +68,17 @@ class StaticFiles:
 
     def __init__(self, io: Io) -> None:
         self._io = io
-        self._known: dict[str, Entry] = {}
+        self._known: dict[str, StaticFile] = {}
         self._kept_bytes = 0
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> StaticFile | None:
         """Look for a file that may be shown under this name."""
         entry = self._known.get(name)
         if entry is None or self._io.version(name) != entry.stat.version:
             entry = self._look(name)
         return None if entry is None or entry.stat.isdir else entry
 
-    def serve(self, request: Request, entry: Entry, headers: dict[str, str]) -> None:
+    def serve(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         """Answer with a file that was found.
 
         Args:
@@ -75,7 +94,7 @@ class StaticFiles:
         else:
             response.send_ready(entry.head, entry.body or b"")
 
-    def _answer(self, request: Request, entry: Entry, headers: dict[str, str]) -> None:
+    def _answer(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         try:
             _Answer(self._io, request, entry, headers).give()
         except IoError:  # gone, or became something else, since it was looked at
@@ -83,10 +102,10 @@ class StaticFiles:
                 raise
             request.response.error(404)
 
-    def _look(self, name: str) -> Entry | None:
+    def _look(self, name: str) -> StaticFile | None:
         self._drop(name)
         try:
-            entry = Entry(name, self._io.published(name), is_page(name))
+            entry = StaticFile(name, self._io.published(name), is_page(name))
             if not entry.stat.isdir and self._io.private.content(name, self._io.read_published(name, MAGIC_BYTES)[1]):
                 return None
         except IoError:
@@ -101,7 +120,7 @@ class StaticFiles:
         if entry is not None and entry.body is not None:
             self._kept_bytes -= len(entry.body)
 
-    def _keep(self, entry: Entry, headers: dict[str, str]) -> bool:
+    def _keep(self, entry: StaticFile, headers: dict[str, str]) -> bool:
         """Have the file in memory with its head, if it is small enough."""
         if entry.body is not None and entry.fields == headers:
             return True
@@ -115,7 +134,7 @@ class StaticFiles:
         self._make_room(entry.name)
         return True
 
-    def _read(self, entry: Entry) -> bytes | None:
+    def _read(self, entry: StaticFile) -> bytes | None:
         try:
             stat, body = self._io.read_published(entry.name, MAX_KEPT_FILE + 1)
         except IoError:
@@ -129,7 +148,7 @@ class StaticFiles:
             if name != newest:
                 self._drop(name)
 
-    def _include(self, request: Request, entry: Entry) -> None:
+    def _include(self, request: Request, entry: StaticFile) -> None:
         if entry.body is not None:
             request.response.write(entry.body)
             return
@@ -141,7 +160,7 @@ class StaticFiles:
 class _Answer:
     """The answer with one file: conditions, ranges, the whole."""
 
-    def __init__(self, io: Io, request: Request, entry: Entry, headers: dict[str, str]) -> None:
+    def __init__(self, io: Io, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         self.io, self.request, self.response, self.name, self.stat = (
             io,
             request,
@@ -191,10 +210,11 @@ class _Answer:
 
     def _give_multipart(self, spans: list[Span]) -> None:
         self.response.status = 206
-        heads = [part_head(span, self.stat.size, self.type) for span in spans]
-        tail = f"\r\n--{MULTIPART_BOUNDARY}--\r\n".encode()
-        kind = f"multipart/byteranges; boundary={MULTIPART_BOUNDARY}"
-        self._send(kind, multipart_length(heads, spans, tail), list(zip(heads, spans, strict=True)), tail)
+        heads = [_part_head(span, self.stat.size, self.type) for span in spans]
+        tail = f"\r\n--{_MULTIPART_BOUNDARY}--\r\n".encode()
+        kind = f"multipart/byteranges; boundary={_MULTIPART_BOUNDARY}"
+        length = sum(map(len, heads)) + sum(map(len, spans)) + len(tail)
+        self._send(kind, length, list(zip(heads, spans, strict=True)), tail)
 
     def _send(self, kind: str, length: int, parts: list[tuple[bytes, Span]], tail: bytes) -> None:
         self.response.headers.set("Content-Type", kind)
@@ -228,7 +248,7 @@ def _fields(stat: Stat) -> tuple[tuple[str, str], ...]:
     return ("Last-Modified", http_date(stat.mtime)), ("ETag", etag(stat)), ("Accept-Ranges", "bytes")
 
 
-def _ready_head(entry: Entry, headers: dict[str, str]) -> bytes:
+def _ready_head(entry: StaticFile, headers: dict[str, str]) -> bytes:
     for field, value in headers.items():
         check_field(field, value)
     own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(entry.stat.size)), *_fields(entry.stat)
@@ -276,3 +296,23 @@ def _not_modified(request: Request, stat: Stat) -> bool:
         return _matches(match, etag(stat))
     since = parse_date(request.get("if-modified-since") or "")
     return since is not None and stat.mtime <= since
+
+
+def content_type(name: str) -> str:
+    """Give the content type for a file's name, with the character set for text."""
+    kind, encoding = _types.guess_type(name, strict=True)
+    if kind is None or encoding is not None:  # an archive: nobody should unpack it on the way
+        return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
+    is_text = kind.startswith("text/") or kind in (
+        "application/json",
+        "application/javascript",
+        "application/xml",
+        "image/svg+xml",
+    )
+    return f"{kind}; charset=utf-8" if is_text and kind != "application/json" else kind
+
+
+def _part_head(span: Span, size: int, content_type: str) -> bytes:
+    """Build what stands before a part of a multipart answer."""
+    place = f"Content-Range: bytes {span.first}-{span.end - 1}/{size}"
+    return f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {content_type}\r\n{place}\r\n\r\n".encode("latin-1")

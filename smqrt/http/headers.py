@@ -1,16 +1,23 @@
-"""The header fields of a response: ordered, any letter case, never able to split the head."""
+"""Header fields: those of a response, ordered, in any letter case and never able to split the head; the values of the
+fields that have a form of their own: dates, ranges (RFC 9110 §14), cookies (RFC 6265)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
 from functools import lru_cache
+from time import time
 from typing import overload
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FRAMING = ("content-length", "connection")
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _MAX_KNOWN = 1024
+MAX_RANGES = 10  # more in one request are an attack; it gets the whole file
+_SPEC = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
+_NEVER_IN_A_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
 
 
 class Headers:
@@ -101,3 +108,96 @@ def _check_value(name: str, value: str) -> None:
         value.encode("latin-1")
     except UnicodeEncodeError:
         raise ValueError(f"value of header {name} is not latin-1: percent-encode it") from None
+
+
+def http_date(unix_s: float) -> str:
+    """Give the HTTP form of a time in seconds since 1970."""
+    return formatdate(unix_s, usegmt=True)
+
+
+def parse_date(text: str) -> int | None:
+    """Read an HTTP date; None when it is none."""
+    try:
+        return int(parsedate_to_datetime(text).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def date_line() -> bytes:
+    """Give the `Date: …` line of now, with its line end."""
+    return _date_line(int(time()))
+
+
+@lru_cache(1)
+def _date_line(now_s: int) -> bytes:
+    return b"Date: %s\r\n" % http_date(now_s).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes `first` up to and without `end`."""
+
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+def parse_ranges(header: str, size: int) -> list[Span] | None:
+    """Read a `Range` header for something of `size` bytes.
+
+    Returns:
+        the spans that can be given, none of them empty (an empty list: 416); None when the header is to be ignored.
+    """
+    unit, _, text = header.partition("=")
+    specs = text.split(",")
+    if unit.strip().lower() != "bytes" or len(specs) > MAX_RANGES:
+        return None
+    spans: list[Span] = []
+    for spec in specs:
+        match = _SPEC.fullmatch(spec.strip())
+        if match is None or not any(match.groups()):
+            return None
+        if match[1] and match[2] and int(match[2]) < int(match[1]):
+            return None
+        span = _span(match[1], match[2], size)
+        if span.first < span.end:
+            spans.append(span)
+    return None if sum(map(len, spans)) > size else spans  # overlapping: the whole is smaller
+
+
+def _span(first: str, last: str, size: int) -> Span:
+    if not first:
+        return Span(max(size - int(last), 0), size)
+    return Span(int(first), min(int(last) + 1, size) if last else size)
+
+
+def cookie_of(fields: str, name: str) -> str | None:
+    """The value of cookie `name` in a Cookie header field, without quotes; None when it is not there."""
+    for part in fields.split(";"):
+        key, equals, value = part.strip().partition("=")
+        if equals and key == name:
+            return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+    return None
+
+
+def set_cookie_field(name: str, value: str, attributes: dict[str, str | None]) -> str:
+    """Build the value of a Set-Cookie field.
+
+    Args:
+        name, value: of the cookie.
+        attributes: by name, such as `{"Path": "/", "Max-Age": "60", "Secure": None}`; None for one without a value.
+
+    Raises:
+        ValueError: a part has what would end it and begin another: the name is no token, or something else has a
+            semicolon or a control character.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"cookie name {name!r} is no token: use letters, digits, '-' and '_'")
+    for what, text in {"value": value, **attributes}.items():
+        if text is not None and _NEVER_IN_A_COOKIE.search(text) is not None:
+            fault = f"{what} {text!r} of cookie {name} has a semicolon or a control character"
+            raise ValueError(f"{fault}: percent-encode it")
+    parts = [f"{key}={text}" if text is not None else key for key, text in attributes.items()]
+    return "; ".join([f"{name}={value}", *parts])

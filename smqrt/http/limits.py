@@ -9,7 +9,7 @@ from smqrt.net.refusals import Refusals
 
 
 @dataclass(frozen=True)
-class Limits:
+class HttpLimits:
     """What a client may take. Times in seconds, sizes in bytes.
 
     Attributes:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smqrt.http.body import Body
-from smqrt.http.cookies import set_cookie_field
-from smqrt.http.dates import date_line
+from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
-from smqrt.http.headers import Headers
-from smqrt.http.parameters import as_text, parse_parameters
+from smqrt.http.headers import Headers, date_line, set_cookie_field
 from smqrt.http.status import HttpError, error_page, reason
 from smqrt.net.turn import Turn
 

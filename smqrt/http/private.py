@@ -1,7 +1,7 @@
 """Private files: what no client is shown though it lies in a folder that is served (design: reliability §5).
 
 Source code, keys, databases, settings, the journals of hubs and the code of pipelines. What begins with a dot is hidden
-everywhere, see `resources.hidden`.
+everywhere, see `hidden`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,22 @@ class NothingPrivate(Private):
     def content(self, path: str, beginning: bytes) -> bool:
         """See `Private.content`."""
         return False
+
+
+def disguised(name: str, real: str) -> bool:
+    """Whether a link shows something hidden, or a page's source, under another kind of name."""
+    return hidden(real) > hidden(name) or (is_page(real) and not is_page(name))
+
+
+def hidden(path: str) -> bool:
+    """Whether a path is closed to clients: it has a part that begins with a dot, or is an include file (spec: runtime
+    §5.5)."""
+    return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
+
+
+def is_page(path: str) -> bool:
+    """Whether a path names a Lua Server Page, in any letter case."""
+    return path[-4:].lower() == ".lsp"
 
 
 def _plain(path: str) -> str:

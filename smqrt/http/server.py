@@ -9,7 +9,7 @@ import gevent
 
 from smqrt.http.access import Access
 from smqrt.http.connection import HttpConnection
-from smqrt.http.limits import BodyMemory, Limits
+from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.message import Request
 from smqrt.net.deadlines import Deadlines
 from smqrt.net.turn import share
@@ -31,10 +31,10 @@ class HttpServer:
         access: what is asked of every request.
     """
 
-    def __init__(self, root: Dispatcher, limits: Limits | None = None, access: Access | None = None) -> None:
+    def __init__(self, root: Dispatcher, limits: HttpLimits | None = None, access: Access | None = None) -> None:
         self.root = root
         self.access = access or Access()
-        self.limits = limits or Limits()
+        self.limits = limits or HttpLimits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
         self.share = share()

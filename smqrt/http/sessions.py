@@ -17,7 +17,7 @@ MAX_PER_ADDRESS = 1000  # nor may one visitor drive out the sessions of all othe
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class HttpSession:
     """A session.
 
     Attributes:
@@ -46,7 +46,7 @@ class Session:
         return not self.locks and now_s - self.accessed_s > self.max_inactive_s
 
 
-class Sessions:
+class HttpSessions:
     """All sessions of a server, in the order of their last use.
 
     Args:
@@ -59,37 +59,37 @@ class Sessions:
     """
 
     def __init__(
-        self, now: Callable[[], float], on_end: Callable[[Session], None], per_address: int = MAX_PER_ADDRESS
+        self, now: Callable[[], float], on_end: Callable[[HttpSession], None], per_address: int = MAX_PER_ADDRESS
     ) -> None:
         self.displaced = Refusals()
         self._now = now
         self._on_end = on_end
         self._per_address = per_address
-        self._by_peer: dict[str, dict[str, Session]] = {}
+        self._by_peer: dict[str, dict[str, HttpSession]] = {}
         self._next_number = itertools.count(1).__next__
-        self._by_id: dict[str, Session] = {}
-        self._by_number: dict[int, Session] = {}
+        self._by_id: dict[str, HttpSession] = {}
+        self._by_number: dict[int, HttpSession] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def create(self, peer: str) -> Session:
+    def create(self, peer: str) -> HttpSession:
         """Make a session for the client with this IP address."""
         if len(self._by_peer.get(peer, ())) >= self._per_address:
             self._displace(self._by_peer[peer], f"{peer} has more than {self._per_address} sessions")
         if len(self._by_id) >= MAX_SESSIONS:
             self._displace(self._by_id, f"there are more than {MAX_SESSIONS} sessions")
         now_s = self._now()
-        session = Session(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
+        session = HttpSession(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
         self._by_number[session.number] = session
         self._by_id[session.id] = self._by_peer.setdefault(peer, {})[session.id] = session
         return session
 
-    def _displace(self, sessions: dict[str, Session], why: str) -> None:
+    def _displace(self, sessions: dict[str, HttpSession], why: str) -> None:
         self.displaced.add(f"{why}: the least recently used ends")
         self.terminate(next(iter(sessions.values())))
 
-    def find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str) -> HttpSession | None:
         """Give the session with this id and note that it was used; None when there is none (any more)."""
         session = self._alive(self._by_id.get(session_id))
         if session is not None:
@@ -97,7 +97,7 @@ class Sessions:
             self.touch(session)
         return session
 
-    def by_number(self, number: int) -> Session | None:
+    def by_number(self, number: int) -> HttpSession | None:
         """Give the session with this number; None when there is none (any more)."""
         return self._alive(self._by_number.get(number))
 
@@ -105,7 +105,7 @@ class Sessions:
         """Give the numbers of all sessions."""
         return sorted(self._by_number)
 
-    def touch(self, session: Session) -> None:
+    def touch(self, session: HttpSession) -> None:
         """Note that `session` was used."""
         session.accessed_s = self._now()
         if self._by_id.pop(session.id, None) is not None:
@@ -113,7 +113,7 @@ class Sessions:
             of_peer = self._by_peer[session.peer]
             of_peer[session.id] = of_peer.pop(session.id)
 
-    def terminate(self, session: Session) -> bool:
+    def terminate(self, session: HttpSession) -> bool:
         """End a session; tell whether it was there."""
         if self._by_id.pop(session.id, None) is None:
             return False
@@ -133,13 +133,13 @@ class Sessions:
                 self.terminate(session)
                 breathe()
 
-    def _alive(self, session: Session | None) -> Session | None:
+    def _alive(self, session: HttpSession | None) -> HttpSession | None:
         if session is not None and session.expired(self._now()):
             self.terminate(session)
             return None
         return session
 
 
-def cookie_field(session: Session, secure: bool) -> str:
+def cookie_field(session: HttpSession, secure: bool) -> str:
     """Give the value of the Set-Cookie field that tells the browser its session."""
     return f"{COOKIE}={session.id}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if secure else "")

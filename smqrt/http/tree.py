@@ -8,9 +8,10 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.http.files import Entry, StaticFiles
+from smqrt.http.files import StaticFile, StaticFiles
 from smqrt.http.message import Request
-from smqrt.http.resources import Io, Stat, hidden
+from smqrt.http.private import hidden
+from smqrt.http.resources import Io, Stat
 
 if TYPE_CHECKING:
     Func = Callable[[Request, str], object]
@@ -184,7 +185,7 @@ class ResourceReader(Directory):
         self._files.serve(request, entry, self.headers)
         return True
 
-    def _find(self, relpath: str) -> Entry | None:
+    def _find(self, relpath: str) -> StaticFile | None:
         if relpath and not relpath.endswith("/"):
             return self._files.find(relpath)
         for index in _INDEX:
@@ -193,7 +194,7 @@ class ResourceReader(Directory):
                 return entry
         return None
 
-    def _run(self, request: Request, entry: Entry) -> bool:
+    def _run(self, request: Request, entry: StaticFile) -> bool:
         if self.pages is None:
             return False
         if not request.includes:

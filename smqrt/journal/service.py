@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, Protocol
 
 from smqrt.errors import ArgumentError, JournalError
+from smqrt.http.disk import DiskIo
+from smqrt.http.forms import parse_parameters
+from smqrt.http.headers import Span, parse_ranges
 from smqrt.http.message import Request
-from smqrt.http.parameters import parse_parameters
 from smqrt.http.private import NothingPrivate
-from smqrt.http.ranges import Span, parse_ranges
-from smqrt.http.resources import DiskIo, IoError
+from smqrt.http.resources import IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.journal import progress

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from smqrt import place
 from smqrt.errors import SmqrtError
-from smqrt.http.files import Entry
+from smqrt.http.disk import DiskIo
+from smqrt.http.files import StaticFile
 from smqrt.http.message import Request
-from smqrt.http.resources import DiskIo, Io, IoError
+from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.zips import ZipIo
 from smqrt.lua.api import dirs, exchange, files, pages, request, response, sessions, system
@@ -110,7 +111,7 @@ class ApplicationDirectory(ResourceReader):
     def _call(self, request: Request, relpath: str) -> bool:
         return self._as_own(request, super()._call, request, relpath)
 
-    def _run(self, request: Request, entry: Entry) -> bool:
+    def _run(self, request: Request, entry: StaticFile) -> bool:
         return self._as_own(request, super()._run, request, entry)
 
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:

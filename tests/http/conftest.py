@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from smqrt.http.server import Limits
+from smqrt.http.limits import HttpLimits
 from tests.http.http_bench import Bench
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Bench]]:
-    """A factory of servers: `start(Limits(...))`."""
+    """A factory of servers: `start(HttpLimits(...))`."""
     benches: list[Bench] = []
 
-    def begin(limits: Limits | None = None) -> Bench:
+    def begin(limits: HttpLimits | None = None) -> Bench:
         benches.append(Bench(limits))
         return benches[-1]
 

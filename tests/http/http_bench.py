@@ -9,8 +9,9 @@ from typing import Any
 import gevent
 from gevent import socket
 
+from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
-from smqrt.http.server import HttpServer, Limits
+from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root
 from smqrt.net.listener import Listener
 
@@ -104,7 +105,7 @@ class Wire:
 class Bench:
     """A server on a free port with an empty tree."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: HttpLimits | None = None) -> None:
         self.root = Root()
         self.server = HttpServer(self.root, limits)
         self.listener = Listener("127.0.0.1", 0, self.server.accepted)

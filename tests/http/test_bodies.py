@@ -11,9 +11,9 @@ import gevent.event
 import pytest
 
 from smqrt.http.body import ChunkedDecoder
+from smqrt.http.forms import read_form
+from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
-from smqrt.http.multipart import read_form
-from smqrt.http.server import Limits
 from tests.http.cpu import linear, seconds
 
 POST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n"
@@ -66,7 +66,7 @@ def test_others_have_their_turn_while_a_body_is_there(bench: Any, chunked: bool)
 
 def test_bodies_share_a_memory(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     """What is held counts until its request is over; what finds no room is refused, counted, and logged once."""
-    bench = start(Limits(bodies_bytes=250_000))
+    bench = start(HttpLimits(bodies_bytes=250_000))
     go_on = gevent.event.Event()
 
     def hold(request: Request, relpath: str) -> None:
@@ -106,7 +106,7 @@ def test_the_fields_of_forms_count_as_well() -> None:
 
 
 def test_a_form_that_finds_no_room(start: Any) -> None:
-    bench = start(Limits(bodies_bytes=1000))
+    bench = start(HttpLimits(bodies_bytes=1000))
 
     def read(request: Request, relpath: str) -> None:
         request.response.write(b"%d" % len(list(read_form(request.chunks(), b"XX", request.hold))))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.http.cookies import cookie_of
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
+from smqrt.http.headers import cookie_of
 from smqrt.http.tree import ResourceReader
 from tests.http.cpu import linear, seconds
 

@@ -10,8 +10,8 @@ import gevent
 import pytest
 from gevent import socket
 
+from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Detached, Request
-from smqrt.http.server import Limits
 from smqrt.http.status import HttpError
 
 HOST = b"Host: test\r\n"
@@ -466,7 +466,7 @@ def test_pieces_of_a_large_body(bench: Any) -> None:
 
 @pytest.mark.parametrize("framing", ["Content-Length: 2000", "Transfer-Encoding: chunked"])
 def test_a_body_over_the_limit_is_413(start: Any, framing: str) -> None:
-    bench = start(Limits(body_bytes=1000))
+    bench = start(HttpLimits(body_bytes=1000))
     bench.handle(echo)
     wire = bench.connect()
     body = b"7D0\r\n" + bytes(2000) + b"\r\n0\r\n\r\n" if "chunked" in framing else bytes(2000)

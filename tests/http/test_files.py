@@ -12,8 +12,8 @@ import gevent
 import pytest
 
 from smqrt.http import files
-from smqrt.http.mime import content_type
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
+from smqrt.http.files import content_type
 from smqrt.http.tree import ResourceReader
 
 TEXT = bytes(range(32, 122)) * 10  # 900 bytes

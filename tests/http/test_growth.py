@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.http.dates import parse_date
+from smqrt.http.disk import DiskIo
 from smqrt.http.files import StaticFiles, _matches
+from smqrt.http.forms import boundary_of
 from smqrt.http.head import Head, decode_path
-from smqrt.http.multipart import boundary_of
-from smqrt.http.ranges import parse_ranges
-from smqrt.http.resources import DiskIo, hidden, segments
+from smqrt.http.headers import parse_date, parse_ranges
+from smqrt.http.private import hidden
+from smqrt.http.resources import segments
 from smqrt.http.tree import normalise
 from tests.http.cpu import linear, seconds
 

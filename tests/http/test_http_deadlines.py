@@ -7,10 +7,10 @@ from typing import Any
 
 import gevent
 
+from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
-from smqrt.http.server import Limits
 
-QUICK = Limits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
+QUICK = HttpLimits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
 HEAD = b"GET / HTTP/1.1\r\nHost: test\r\n"
 
 
@@ -22,7 +22,7 @@ def lasts(wire: Any) -> float:
 
 
 def test_the_usual_limits() -> None:
-    limits = Limits()
+    limits = HttpLimits()
     assert (limits.first_byte_s, limits.header_s, limits.body_idle_s, limits.keep_alive_s) == (5, 10, 10, 60)
     assert limits.head_bytes == 16384
 
@@ -61,7 +61,7 @@ def test_body(start: Any) -> None:
 
 
 def test_a_body_that_keeps_coming_is_fine(start: Any) -> None:
-    bench = start(Limits(body_idle_s=0.4))
+    bench = start(HttpLimits(body_idle_s=0.4))
     bench.handle(lambda request, relpath: request.response.write(request.body()))
     wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n")
     for _ in range(10):
@@ -132,7 +132,7 @@ def test_two_hundred_slow_ones_cost_the_others_nothing(bench: Any) -> None:
 
 def test_a_body_that_drips(start: Any) -> None:
     """Every pause is short, and yet it is over in the end: a body has a deadline that grows with what came."""
-    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
+    bench = start(HttpLimits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
     bench.handle(lambda request, relpath: request.response.write(request.body()))
     for head in (b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
         wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\n" + head)
@@ -151,7 +151,7 @@ def test_a_body_that_drips(start: Any) -> None:
 
 def test_a_body_at_the_least_speed(start: Any) -> None:
     """Who sends as fast as is asked for may take any time."""
-    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
+    bench = start(HttpLimits(body_idle_s=1.0, body_grace_s=0.3, body_rate_bytes_s=1000.0))
     bench.handle(lambda request, relpath: request.response.write(b"%d" % len(request.body())))
     wire = bench.connect().send(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 1500\r\n\r\n")
     for _ in range(15):
@@ -162,7 +162,7 @@ def test_a_body_at_the_least_speed(start: Any) -> None:
 
 def test_a_slow_page_costs_the_client_nothing(start: Any) -> None:
     """Only what the server waits for the client counts."""
-    bench = start(Limits(body_idle_s=1.0, body_grace_s=0.2, body_rate_bytes_s=1000.0))
+    bench = start(HttpLimits(body_idle_s=1.0, body_grace_s=0.2, body_rate_bytes_s=1000.0))
 
     def read_slowly(request: Request, relpath: str) -> None:
         pieces = request.chunks()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import Head, check_beginning
-from smqrt.http.ranges import parse_ranges
+from smqrt.http.headers import parse_ranges
 from smqrt.http.resources import IoError, segments
 from smqrt.http.status import BadRequest
 from smqrt.http.tree import normalise
@@ -170,7 +170,7 @@ def test_random_sessions_leave_the_server_well(pieces: list[bytes]) -> None:
 
 def test_an_exchange_leaves_nothing_to_the_collector(bench: Any, tmp_path: Any) -> None:
     """A cycle per request would cost more than parsing it."""
-    from smqrt.http.resources import DiskIo
+    from smqrt.http.disk import DiskIo
     from smqrt.http.tree import ResourceReader
 
     (tmp_path / "a.txt").write_text("a")

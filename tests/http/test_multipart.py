@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.http.multipart import Field, File, MultipartError, boundary_of, read_form
+from smqrt.http.forms import Field, File, MultipartError, boundary_of, read_form
 from tests.http.cpu import seconds
 
 FORM = (

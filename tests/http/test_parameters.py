@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.http import parameters
-from smqrt.http.parameters import as_text, parse_parameters
+from smqrt.http import forms
+from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.status import BadRequest
 from tests.http.cpu import linear, seconds
 
@@ -28,7 +28,7 @@ def test_bytes_that_are_no_utf_8_are_told_apart() -> None:
 
 @pytest.mark.parametrize("shift", range(6))
 def test_an_escape_between_two_pieces(shift: int) -> None:
-    text = b"x" * shift + b"%c3%a4" * (2 * parameters._PIECE_BYTES // 6)
+    text = b"x" * shift + b"%c3%a4" * (2 * forms._PIECE_BYTES // 6)
     assert parse_parameters(b"n=" + text) == [(b"n", b"x" * shift + "ä".encode() * (text.count(b"%") // 2))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.http import sessions as module
-from smqrt.http.sessions import Session, Sessions, cookie_field
+from smqrt.http.sessions import HttpSession, HttpSessions, cookie_field
 
 
 class Clock:
@@ -21,13 +21,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ended() -> list[Session]:
+def ended() -> list[HttpSession]:
     return []
 
 
 @pytest.fixture
-def sessions(clock, ended) -> Sessions:
-    return Sessions(clock, ended.append)
+def sessions(clock, ended) -> HttpSessions:
+    return HttpSessions(clock, ended.append)
 
 
 def test_a_session_is_found_by_id_and_number(sessions):
@@ -79,7 +79,7 @@ def test_the_cookie_is_closed_to_scripts(sessions):
 
 
 def test_an_address_drives_out_only_its_own(clock, ended):
-    sessions = Sessions(clock, ended.append, per_address=3)
+    sessions = HttpSessions(clock, ended.append, per_address=3)
     other = sessions.create("b")
     first, second, third = (sessions.create("a") for _ in range(3))
     sessions.find(first.id)
@@ -92,7 +92,7 @@ def test_an_address_drives_out_only_its_own(clock, ended):
 
 
 def test_what_ended_makes_room(clock, ended):
-    sessions = Sessions(clock, ended.append, per_address=2)
+    sessions = HttpSessions(clock, ended.append, per_address=2)
     one, two = sessions.create("a"), sessions.create("a")
     sessions.terminate(one)
     sessions.create("a")
@@ -101,7 +101,7 @@ def test_what_ended_makes_room(clock, ended):
 
 
 def test_others_have_their_turn_while_many_end(clock, ended):
-    sessions, breaths = Sessions(clock, ended.append), []
+    sessions, breaths = HttpSessions(clock, ended.append), []
     kept = [sessions.create("a") for _ in range(100)][-1]
     clock.now_s += module.MAX_INACTIVE_S + 1
 

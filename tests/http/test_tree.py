@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
+from smqrt.http.disk import DiskIo
 from smqrt.http.message import Request
-from smqrt.http.resources import DiskIo
 from smqrt.http.tree import Directory, DispatchError, ResourceReader, Root
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import commit as commits
 from smqrt.journal import committed, hubfile, manifest, readers, writer

@@ -12,7 +12,7 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import compact, hubfile, link, manifest, merge, segment
 from smqrt.journal.commit import HubAddress, commit

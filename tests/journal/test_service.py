@@ -17,7 +17,7 @@ import requests
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import ends, hubfile, standing, writer
 from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, last_batch, report_progress

@@ -8,10 +8,10 @@ from pathlib import Path
 from gevent import socket
 
 from smqrt.http.access import Access
-from smqrt.http.made import server_io
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Root
+from smqrt.http.virtual_files import server_io
 from smqrt.lua import api
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from app_server import AppServer
 
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 
 
 def told(server: AppServer, code: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.http.resources import DiskIo
+from smqrt.http.disk import DiskIo
 from smqrt.lua import api
 from smqrt.lua.api import files
 from smqrt.lua.services import Services

@@ -6,7 +6,7 @@ import gevent
 import pytest
 from app_server import AppServer
 
-from smqrt.http.sessions import Sessions
+from smqrt.http.sessions import HttpSessions
 from smqrt.lua.api import sessions
 
 
@@ -84,16 +84,16 @@ def test_a_session_after_commit_raises(server: AppServer):
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Sessions]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[HttpSessions]:
     """Sessions are looked through every 0.1 s; gives whose they were, look by look."""
-    looks: list[Sessions] = []
-    expire = Sessions.expire
+    looks: list[HttpSessions] = []
+    expire = HttpSessions.expire
     monkeypatch.setattr(sessions, "EXPIRE_EVERY_S", 0.1)
-    monkeypatch.setattr(Sessions, "expire", lambda self, *args: (looks.append(self), expire(self, *args))[1])
+    monkeypatch.setattr(HttpSessions, "expire", lambda self, *args: (looks.append(self), expire(self, *args))[1])
     return looks
 
 
-def test_sessions_are_looked_through_now_and_then_only(looks: list[Sessions], server: AppServer):
+def test_sessions_are_looked_through_now_and_then_only(looks: list[HttpSessions], server: AppServer):
     server.page("<?lsp request:session(true) ?>")
     assert "Set-Cookie" in server.ask("/page.lsp").headers
     gevent.sleep(0.5)

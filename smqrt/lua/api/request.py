@@ -6,9 +6,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from smqrt.http.dates import http_date, parse_date
+from smqrt.http.forms import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
+from smqrt.http.headers import http_date, parse_date
 from smqrt.http.message import Request
-from smqrt.http.multipart import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.status import HttpError
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.tls import describe

@@ -8,8 +8,7 @@ from urllib.parse import quote, urljoin
 
 from gevent.event import Event
 
-from smqrt.http.cookies import cookie_of, set_cookie_field
-from smqrt.http.dates import http_date
+from smqrt.http.headers import cookie_of, http_date, set_cookie_field
 from smqrt.http.message import Response
 from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root

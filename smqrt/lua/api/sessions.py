@@ -6,9 +6,9 @@ from time import time
 
 from gevent import get_hub
 
-from smqrt.http.cookies import cookie_of
+from smqrt.http.headers import cookie_of
 from smqrt.http.message import Request
-from smqrt.http.sessions import COOKIE, Session, Sessions, cookie_field
+from smqrt.http.sessions import COOKIE, HttpSession, HttpSessions, cookie_field
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.bridge import ArgumentError, from_utf8, utf8
 from smqrt.lua.services import Services
@@ -27,7 +27,7 @@ class SessionsHalf:
         self._vm = vm
         self._exchanges = exchanges
         self._ended = 0
-        self.sessions = Sessions(time, self._on_end, services.sessions_per_address)
+        self.sessions = HttpSessions(time, self._on_end, services.sessions_per_address)
         self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
         self._watching = False
 
@@ -48,9 +48,9 @@ class SessionsHalf:
             request.env[_KEY] = session
         return session.number if session else False
 
-    def find(self, request: Request) -> Session | None:
+    def find(self, request: Request) -> HttpSession | None:
         """The session of a request, None when it has none."""
-        session: Session | None = request.env.get(_KEY)
+        session: HttpSession | None = request.env.get(_KEY)
         if session is None or self.sessions.by_number(session.number) is not session:
             session = self.sessions.find(cookie_of(request.get("cookie") or "", COOKIE) or "")
             request.env[_KEY] = session
@@ -101,7 +101,7 @@ class SessionsHalf:
         session = self.sessions.by_number(number)
         return session is not None and self.sessions.terminate(session)
 
-    def _of(self, number: int) -> Session:
+    def _of(self, number: int) -> HttpSession:
         session = self.sessions.by_number(number)
         if session is None:
             raise ArgumentError("the session has ended")
@@ -122,7 +122,7 @@ class SessionsHalf:
             if self._watching:  # not `start`: a timer of libev that has fired fires again at once
                 self._timer.again(workers.start, self._expire)
 
-    def _on_end(self, session: Session) -> None:
+    def _on_end(self, session: HttpSession) -> None:
         self._vm.start(self._ended, session.number)
 
 

@@ -9,7 +9,7 @@ import pytest
 from app_server import AppServer
 
 from smqrt.http.access import Access
-from smqrt.http.listing import Entry, Listing
+from smqrt.http.builtin_pages import ApplicationList
 
 
 @pytest.fixture
@@ -18,8 +18,7 @@ def listing(server: AppServer) -> AppServer:
     good = server.app({"README.md": "# A\n\nCounts <visitors>. Much.", "index.html": "x"}, "good&1")
     bad = server.app({"README.md": "# A\n\nIs broken.", ".preload": "error('<b>\\27[2J' .. 'why')"}, "bad")
     plain = server.app({"index.html": "x"}, "plain")
-    apps = [good, bad, plain]
-    server.root.insert(Listing(lambda: [Entry(app.name, app.about, app.error) for app in apps]))
+    server.root.insert(ApplicationList([good, bad, plain]))
     return server
 
 

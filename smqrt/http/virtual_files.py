@@ -12,7 +12,7 @@ from smqrt.http.resources import Io, IoError, Stat, segments
 from smqrt.net.selfsigned import self_signed_pair
 
 
-class MadeIo(Io):
+class VirtualIo(Io):
     """A read-only tree of files that are functions.
 
     Args:
@@ -55,7 +55,7 @@ class MadeIo(Io):
         """See `Io.sub`."""
         if not self.stat(path).isdir:
             raise IoError("notfound", f"{path} is no folder")
-        return MadeIo(self._files, self._path(path))
+        return VirtualIo(self._files, self._path(path))
 
     def realpath(self, name: str = "") -> str:
         """See `Io.realpath`; these files have no path, so it is one that names the io."""
@@ -79,9 +79,9 @@ class MadeIo(Io):
             raise IoError.of(error, path) from None
 
 
-def server_io() -> MadeIo:
+def server_io() -> VirtualIo:
     """What every server has: a certificate for trying TLS out, made by itself (spec: bas-api §10)."""
-    return MadeIo(
+    return VirtualIo(
         {
             ".certificate/MakoServer.pem": lambda: _certificate(0),
             ".certificate/MakoServer.key": lambda: _certificate(1),

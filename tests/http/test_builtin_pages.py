@@ -11,8 +11,7 @@ import gevent
 import pytest
 
 from smqrt import manual
-from smqrt.http.help import Help, parts
-from smqrt.http.markdown import slug, to_html
+from smqrt.http.builtin_pages import Manual, parts, slug, to_html
 from tests.http.http_bench import Bench
 
 
@@ -47,7 +46,7 @@ class _Page(HTMLParser):
 def shown() -> dict[str, _Page]:
     """Every page by its path, `/help/` too."""
     bench = Bench()
-    bench.root.insert(Help())
+    bench.root.insert(Manual())
     found = {}
     for name in ("", *manual.pages()):
         answer = bench.connect().ask(f"/help/{name}")
@@ -80,20 +79,20 @@ def test_every_link_leads_somewhere(shown: dict[str, _Page]) -> None:
 
 
 def test_unknown_pages(bench: Bench) -> None:
-    bench.root.insert(Help())
+    bench.root.insert(Manual())
     for name in ("nothing.html", "security.md", "../../setup.cfg", "decisions/.x", "quick-start/x.y"):
         assert bench.connect().ask(f"/help/{name}").status == 404
 
 
 def test_an_application_called_help_comes_first(bench: Bench) -> None:
-    bench.root.insert(Help())
+    bench.root.insert(Manual())
     bench.handle(lambda request, relpath: request.response.write(b"mine"), "help")
     assert bench.connect().ask("/help/").body == b"mine"
 
 
 def test_rendering_holds_nobody(bench: Bench) -> None:
     """All pages are asked for at once by somebody who connects anew for each; another one's turns stay short."""
-    bench.root.insert(Help())
+    bench.root.insert(Manual())
     late: list[float] = []
 
     def look() -> None:
