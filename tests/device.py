@@ -389,7 +389,7 @@ class Site:
     @property
     def state(self) -> Any:
         """The hub's state."""
-        return self.smq._broker.hub
+        return self.smq._broker
 
     def close_devices(self) -> None:
         """Close what the test left open; the broker notices in its next turns."""
@@ -415,7 +415,7 @@ def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATI
 
 def leftovers(state: Any) -> dict[str, Any]:
     """What a hub and the data path still hold of clients; empty when everybody has gone."""
-    topics = state.topics.by_key.values()
+    topics = state.topic_table.by_key.values()
     found = {
         "sessions": list(state.sessions),
         "uids": list(state.uids),
@@ -423,7 +423,7 @@ def leftovers(state: Any) -> dict[str, Any]:
         "subscriptions": [topic.name for topic in topics if topic.name is not None and topic.subscribers],
         "observers": [topic.id for topic in topics if topic.observers],
         "routes": [topic.id for topic in topics if topic.cached],
-        "logged": list(state._logged),
+        "logged": list(state._logged_s),
         "handshakes": list(datapath._handshakes),
         "blocked": list(datapath._blocked),
         "lingering": list(datapath._lingering),

@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from smqrt import hub
 from smqrt.broker import server_client
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.errors import ArgumentError
 from smqrt.net.namestore import SqliteNames
 from smqrt.wire import smq as wire

@@ -20,7 +20,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.broker import outbox
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
 from smqrt.http.head import MAX_FIELDS
 from smqrt.http.limits import HttpLimits

@@ -8,16 +8,18 @@ and counted.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from functools import lru_cache
 
-from smqrt.broker.chores import Chores
-from smqrt.broker.stats import Drop, Stats
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import Type
+
+log = logging.getLogger("smqrt")
 
 DEFAULT_BUDGET_BYTES = 1 << 20
 GLOBAL_BUDGET_BYTES = 256 << 20
@@ -32,12 +34,24 @@ FLUSHED_BY_CLOCK = 2
 once, which is 6 ms of work."""
 FLUSH_S = 0.006
 """What flushing may take of one turn, and then its backlog."""
+CHORES_S = 0.004
+"""What chores may take of one turn."""
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
 backlog: deque[Outbox] = deque()
 """Outboxes that a turn had no time for. While there are some, publishers that send in bulk are not read."""
-_chores = Chores()
+
+
+class Drop(Enum):
+    """Why a copy of a message did not reach a subscriber."""
+
+    UNROUTED = "nobody subscribes"
+    SWALLOWED = "onpublish said no"
+    OVER_BUDGET = "the subscriber's queue is full"
+    OVER_GLOBAL_BUDGET = "all queues together are full"
+    CLOSED = "the subscriber went away with messages in its queue"
+    QUEUE_FULL = "the server's publish queue is full"
 
 
 class Held:
@@ -165,17 +179,41 @@ def _frame_ends(run: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[i
     return ends
 
 
-class Retired(list[bytes]):
-    """The queue of a client that is gone, until it is out of every table: it keeps nothing and counts what comes."""
+class Chores:
+    """Work that is too long for one turn of the loop, as generators: a few milliseconds of it per turn, one after the
+    other in the order they came.
+    """
 
-    def __init__(self, outbox: Outbox, stats: Stats) -> None:
-        self._outbox, self._stats = outbox, stats
+    def __init__(self) -> None:
+        self._steps: deque[Iterator[None]] = deque()
 
-    def append(self, run: bytes) -> None:
-        """Count the messages of `run` as not delivered."""
-        self._stats.drop(Drop.CLOSED, self._outbox.fitting(run, 0)[1])
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, steps: Iterator[None]) -> None:
+        """Work off `steps` behind what is there already. What it raises is logged and ends it."""
+        self._steps.append(steps)
+
+    def work(self, clock: Callable[[], float]) -> None:
+        """Work for `CHORES_S` on `clock`, which gives seconds, or until nothing is left."""
+        until_s = clock() + CHORES_S
+        while self._steps:
+            if not self._advance(self._steps[0], clock, until_s):
+                return
+            self._steps.popleft()
+
+    def _advance(self, steps: Iterator[None], clock: Callable[[], float], until_s: float) -> bool:
+        """Whether `steps` ended in time."""
+        try:
+            for _ in steps:
+                if clock() >= until_s:
+                    return False
+        except Exception:
+            log.exception("error in work that was put off")
+        return True
 
 
+_chores = Chores()
 _wake = Outbox()
 """Never has anything to send: in `dirty` it says that the next turn has something to do."""
 

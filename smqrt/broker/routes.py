@@ -7,95 +7,43 @@ data path anything then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
 
-from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Outbox
-from smqrt.broker.stats import Drop
-from smqrt.broker.topics import Route, Topic
+from smqrt.broker.hooks import Peer, Pending
+from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.state import BrokerState, Recorder, ServerPeer
+from smqrt.broker.topics import Route
 from smqrt.wire.smq import count_frames
-
-if TYPE_CHECKING:
-    from smqrt.broker.hub import Hub
-    from smqrt.broker.server_client import ServerClient
 
 log = logging.getLogger("smqrt")
 
 
-class Recorder(Protocol):
-    """Keeps what is published: the broker's side of a journal.
-
-    Attributes:
-        full: it can take no more for now; publishers have to wait.
-    """
-
-    full: bool
-
-    def selects(self, topic: Topic | None) -> bool:
-        """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
-        ...
-
-    def record(self, run: bytes) -> None:
-        """Keep a run, in the order of the calls."""
-        ...
-
-    def record_large(self, run: bytes) -> None:
-        """As `record`, for runs of many kilobytes."""
-        ...
-
-    def record_unrouted(self, run: bytes) -> None:
-        """Keep a run that nobody receives."""
-        ...
-
-    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
-        """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
-        ...
-
-    def skipped(self, run: bytes) -> None:
-        """Count the messages of a run that was not selected."""
-        ...
-
-    def hold(self, publisher: Any) -> bool:
-        """Let the outbox of `publisher` resume once there is room again; gives true."""
-        ...
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
-
-    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Any) -> bool:
-        """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
-        ...
-
-    def left(self, client: Any) -> None:
-        """A client is gone; what it published is still to be written with its name."""
-        ...
-
-
-def destination(hub: Hub, tid: int, ptid: int, peer: Any) -> Route:
+def destination(broker: BrokerState, tid: int, ptid: int, peer: Peer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
-    topic = hub.topics.get(tid)
-    if topic:
+    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
+    route: Route | None = None
+    if topic is not None:
         topic.settle()
-    route: Route = topic if topic and topic.subscribers else Unrouted(hub, tid, ptid, peer)
-    server = hub.server
+        if topic.raw or topic.ws:
+            route = topic
+    if route is None:
+        route = UnroutedRoute(broker, tid, ptid, peer)
+    server = broker.server
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
-        route = Handled(server, route, peer)
-    recorder = hub.recorder
+        route = HandledRoute(server, route, peer)
+    recorder = broker.recorder
     if recorder is None:
         return route
     if not recorder.selects(topic):
-        return Skipped(recorder, route)
-    return (Kept if recorder.waits_for_disk else Recorded)(recorder, route, peer)
+        return SkippedRoute(recorder, route)
+    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer)
 
 
-class Handled:
+class HandledRoute:
     """A route on which handlers of the server listen: publishers wait while these are behind."""
 
     __slots__ = ("_deliver", "_deliver_view", "_peer", "_server", "route")
 
-    def __init__(self, server: ServerClient, route: Route, peer: Any) -> None:
+    def __init__(self, server: ServerPeer, route: Route, peer: Peer) -> None:
         self._server, self._peer, self.route = server, peer, route
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
 
@@ -108,16 +56,16 @@ class Handled:
         return self._deliver_view(view) or (self._server.behind and self._server.hold(self._peer))
 
 
-class Recorded:
+class RecordedRoute:
     """A route that is written to the journal before anybody receives from it."""
 
     __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
 
-    def __init__(self, recorder: Recorder, route: Route, peer: Any) -> None:
+    def __init__(self, recorder: Recorder, route: Route, peer: Peer) -> None:
         self._recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
         self._record, self._record_large = recorder.record, recorder.record_large
-        if isinstance(route, Unrouted):
+        if isinstance(route, UnroutedRoute):
             self._record = self._record_large = recorder.record_unrouted
 
     @property
@@ -136,7 +84,7 @@ class Recorded:
         return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
 
 
-class Kept(Recorded):
+class DurableRoute(RecordedRoute):
     """A route that is on the disk before anybody receives from it."""
 
     __slots__ = ()
@@ -156,7 +104,7 @@ class Kept(Recorded):
         return self.deliver(bytes(view))
 
 
-class Skipped:
+class SkippedRoute:
     """A route that the journal does not want: its messages are counted."""
 
     __slots__ = ("_recorder", "_route")
@@ -175,20 +123,20 @@ class Skipped:
         return self._route.deliver_view(view)
 
 
-class Guarded:
+class GuardedRoute:
     """A route through `onpublish`, called once per run before routing. Where the run goes is decided behind the hook,
     since subscribers may have come or gone meanwhile.
     """
 
-    __slots__ = ("_hub", "_peer", "_ptid", "_tid")
+    __slots__ = ("_broker", "_peer", "_ptid", "_tid")
 
-    def __init__(self, hub: Hub, tid: int, ptid: int, peer: Any) -> None:
-        self._hub, self._tid, self._ptid, self._peer = hub, tid, ptid, peer
+    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: Peer) -> None:
+        self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, run: bytes) -> bool:
         """Deliver what the hook lets pass; true when the hook or the journal waits."""
-        hook = self._hub.hooks.onpublish
-        answer: Any = hook(run, self._tid, self._ptid, self._peer) if hook else run
+        hook = self._broker.hooks.onpublish
+        answer = hook(run, self._tid, self._ptid, self._peer) if hook else run
         if not isinstance(answer, Pending):
             return self._pass(run, answer)
         if answer.done:
@@ -212,22 +160,22 @@ class Guarded:
     def _pass(self, run: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
         if len(allowed) < len(run):
-            self._hub.stats.drop(Drop.SWALLOWED, count_frames(run) - count_frames(allowed))
-        return bool(allowed and destination(self._hub, self._tid, self._ptid, self._peer).deliver(allowed))
+            self._broker.stats.drop(Drop.SWALLOWED, count_frames(run) - count_frames(allowed))
+        return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))
 
 
-class Unrouted:
+class UnroutedRoute:
     """The route of messages that nobody receives: they are counted and shown to `ondrop`."""
 
-    __slots__ = ("_hub", "_peer", "_ptid", "_tid")
+    __slots__ = ("_broker", "_peer", "_ptid", "_tid")
 
-    def __init__(self, hub: Hub, tid: int, ptid: int, peer: Any) -> None:
-        self._hub, self._tid, self._ptid, self._peer = hub, tid, ptid, peer
+    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: Peer) -> None:
+        self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, run: bytes) -> None:
         """Count the run as dropped."""
-        self._hub.stats.drop(Drop.UNROUTED, count_frames(run))
-        hook = self._hub.hooks.ondrop
+        self._broker.stats.drop(Drop.UNROUTED, count_frames(run))
+        hook = self._broker.hooks.ondrop
         if hook:
             hook(run, self._tid, self._ptid, self._peer)
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Outbox, put_off
-from smqrt.broker.routes import Guarded, destination
-from smqrt.broker.stats import Drop
+from smqrt.broker.hooks import Peer, Pending
+from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.routes import GuardedRoute, destination
+from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import Route, Topic
 from smqrt.wire import smq
-
-if TYPE_CHECKING:
-    from smqrt.broker.hub import Hub
 
 Handler = Callable[[bytes, int, int, int], object]
 """`(data, ptid, tid, stid)`. It may answer `Pending`: later messages for it wait, in order."""
@@ -35,7 +32,7 @@ MESSAGES_IN_A_ROW = 20
 """So many are routed before others have a turn: a hook that publishes at every message would never end."""
 
 
-class Inbox:
+class HandlerQueue:
     """Calls one handler, one message after the other, also when the handler has to wait.
 
     Args:
@@ -87,21 +84,21 @@ def _no_answer(data: bytes, ptid: int, stid: int) -> bool:
 
 
 class ServerClient(Outbox):
-    """The pseudo peer behind the hub's own publish and subscribe.
+    """The pseudo peer behind the broker's own publish and subscribe.
 
     `behind` tells whether handlers have not got all messages yet: who publishes to them has to wait.
     `answers(data, ptid, stid)` is asked first about a message to the server's ETID: whether somebody waits for it.
 
     Args:
-        hub: the hub.
-        topic_id: its ETID, 1 unless the hub wants a random one.
+        broker: the broker.
+        topic_id: its ETID, 1 unless the broker wants a random one.
         queue_size: how many publishes may wait for an `onpublish` hook that has not answered.
     """
 
     __slots__ = (
         "_busy",
-        "_held",
         "_default",
+        "_held",
         "_handlers",
         "_queue_size",
         "_unread",
@@ -110,7 +107,7 @@ class ServerClient(Outbox):
         "behind",
         "etid",
         "extra",
-        "hub",
+        "broker",
         "outbox",
         "topic",
         "topics",
@@ -118,49 +115,49 @@ class ServerClient(Outbox):
     uid = b"SMQ server client"
     info = b""
 
-    def __init__(self, hub: Hub, topic_id: int, queue_size: int) -> None:
+    def __init__(self, broker: BrokerState, topic_id: int, queue_size: int) -> None:
         super().__init__()
         self.budget_bytes = 1 << 62
-        self.hub = hub
+        self.broker = broker
         self.outbox = self
-        self.extra: object = None
+        self.extra: Any = None
         self.answers: Callable[[bytes, int, int], bool] = _no_answer
-        self.topic = hub.topics.ephemeral(self, topic_id)
+        self.topic = broker.topic_table.ephemeral(self, topic_id)
         self.topic.add(self)
         self.etid = self.topic.id
         self.topics: dict[int, Topic] = {}
-        self._handlers: dict[int, dict[int, Inbox]] = {}
-        self._default: Inbox | None = None
+        self._handlers: dict[int, dict[int, HandlerQueue]] = {}
+        self._default: HandlerQueue | None = None
         self._queue_size = queue_size
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         self._busy = False
         self._unread: deque[bytes] = deque()
-        self._held: list[Any] = []
+        self._held: list[Peer] = []
         self.behind = False
 
     # ---- receiving
 
     def on_message(self, handler: Handler | None) -> None:
         """Set the global handler, for messages without one of their own."""
-        self._default = Inbox(handler, self._overflowed) if handler else None
+        self._default = HandlerQueue(handler, self._overflowed) if handler else None
 
     def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL) -> None:
         """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their
         own.
         """
         if handler:
-            self._handlers.setdefault(topic.id, {})[stid] = Inbox(handler, self._overflowed)
+            self._handlers.setdefault(topic.id, {})[stid] = HandlerQueue(handler, self._overflowed)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
             topic.forget_routes()  # publishers wait for handlers that are behind
-            self.hub.subscribed(topic, self)
+            self.broker.subscribed(topic, self)
 
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving `topic` and forget its handlers."""
         self._handlers.pop(topic.id, None)
         if self.topics.pop(topic.id, None):
             topic.forget_routes()
-            self.hub.unsubscribed(topic, self)
+            self.broker.unsubscribed(topic, self)
 
     def flush(self) -> None:
         """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
@@ -173,7 +170,7 @@ class ServerClient(Outbox):
             self._route_waiting()
 
     def _handle(self, steps: Iterator[None]) -> None:
-        clock = self.hub.clock
+        clock = self.broker.clock
         until_s = clock() + HANDLING_S
         while self.behind and clock() < until_s:
             deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # runs them
@@ -190,7 +187,7 @@ class ServerClient(Outbox):
         for peer in held:
             peer.outbox.resume()
 
-    def hold(self, peer: Any) -> bool:
+    def hold(self, peer: Peer) -> bool:
         """Let the outbox of `peer` resume when the handlers are no longer behind; false for the server itself, whose
         application is not made to wait.
         """
@@ -208,11 +205,11 @@ class ServerClient(Outbox):
         if inbox:
             inbox.deliver(data, ptid, tid, stid)
         else:
-            self.hub.log(None, f"no handler for a message to {tid} from {ptid}: dropping it")
+            self.broker.log(None, f"no handler for a message to {tid} from {ptid}: dropping it")
 
     def _overflowed(self) -> None:
         self.dropped += 1
-        self.hub.overflowed(self, Drop.OVER_BUDGET, 1)
+        self.broker.overflowed(self, Drop.OVER_BUDGET, 1)
 
     def deliver_default(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""
@@ -231,8 +228,8 @@ class ServerClient(Outbox):
         elif len(self._waiting) < self._queue_size:
             self._waiting.append((tid, ptid, frame))
         else:
-            self.hub.stats.drop(Drop.QUEUE_FULL, 1)
-            self.hub.log(None, f"publish queue full ({self._queue_size}): a message to {tid} was dropped")
+            self.broker.stats.drop(Drop.QUEUE_FULL, 1)
+            self.broker.log(None, f"publish queue full ({self._queue_size}): a message to {tid} was dropped")
         return len(self._waiting)
 
     def queue_room(self) -> tuple[int, int]:
@@ -251,7 +248,10 @@ class ServerClient(Outbox):
             for _ in range(MESSAGES_IN_A_ROW):
                 if not waiting or blocked:
                     break
-                blocked = self._route(*waiting.popleft())
+                tid, ptid, frame = waiting.popleft()
+                through_hook = self.broker.hooks.onpublish is not None
+                route: Route = (GuardedRoute if through_hook else destination)(self.broker, tid, ptid, self)
+                blocked = bool(route.deliver(frame))
         except BaseException:
             self._busy = False
             raise
@@ -263,16 +263,8 @@ class ServerClient(Outbox):
     def close(self) -> None:
         """Count what still waits as lost, and forget the handlers."""
         if self._waiting:
-            self.hub.stats.drop(Drop.CLOSED, len(self._waiting))
-            self.hub.log(None, f"closed with {len(self._waiting)} messages that waited for onpublish")
+            self.broker.stats.drop(Drop.CLOSED, len(self._waiting))
+            self.broker.log(None, f"closed with {len(self._waiting)} messages that waited for onpublish")
         self._waiting.clear()
         self._handlers.clear()
         self._default = None
-
-    def _route(self, tid: int, ptid: int, frame: bytes) -> bool:
-        route: Route
-        if self.hub.hooks.onpublish:
-            route = Guarded(self.hub, tid, ptid, self)
-        else:
-            route = destination(self.hub, tid, ptid, self)
-        return bool(route.deliver(frame))

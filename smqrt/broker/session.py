@@ -15,19 +15,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Outbox
-from smqrt.broker.routes import Guarded, destination
-from smqrt.broker.stats import Refusal
-from smqrt.broker.topics import Route, SubTopics, Topic, Topics
+from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.routes import GuardedRoute, destination
+from smqrt.broker.state import BrokerState, Stats
+from smqrt.broker.topics import Refusal, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
-
-if TYPE_CHECKING:
-    from smqrt.broker.hub import Hub
 
 MAX_UNSAFE_ANSWERS = 1000
 """A client with more answers that wait for the disk is not read until there are fewer."""
@@ -36,11 +33,12 @@ MAX_ROUTES = 1024
 
 _NO_ROUTES: dict[bytes, Route] = {}
 
+Value = TypeVar("Value")
 
 log = logging.getLogger("smqrt")
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where a client's connection stands."""
 
     WAITING = "waiting for Connect"
@@ -69,9 +67,9 @@ class Session:
         "_observed",
         "_unsafe",
         "_waits_for_disk",
+        "broker",
         "etid",
         "extra",
-        "hub",
         "info",
         "partitions",
         "names_made",
@@ -86,12 +84,12 @@ class Session:
         "uid",
     )
 
-    def __init__(self, hub: Hub, outbox: Outbox, seed: int, origin: Any = None) -> None:
-        self.hub = hub
+    def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
+        self.broker = broker
         self.outbox = outbox
         self.seed = seed
-        self.origin = origin
-        self.state = State.WAITING
+        self.origin: Any = origin
+        self.state = SessionState.WAITING
         self.etid = 0
         self.uid = self.info = b""
         self.topic: Topic | None = None
@@ -112,7 +110,7 @@ class Session:
 
         Never raises: whatever arrives, the session ends in a state with a reason.
         """
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return False
         try:
             waits = bool(self._handle(packet))
@@ -125,18 +123,18 @@ class Session:
 
     def fail(self, error: ProtocolError) -> None:
         """End the session because the client broke a rule."""
-        if self.state is State.WAITING:
-            self.hub.log(self, f"refused: {error}")
+        if self.state is SessionState.WAITING:
+            self.broker.log(self, f"refused: {error}")
             self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason)
             return
-        self.hub.log(self, f"closed: {error}")
+        self.broker.log(self, f"closed: {error}")
         forged = error.reason is CloseReason.FORGED_PUBLISHER
-        self.hub.disconnect(self, error.reason, error.reason.value.encode() if forged else None)
+        self.disconnect(error.reason, error.reason.value.encode() if forged else None)
 
     def _handle(self, packet: bytes) -> bool | None:
         if not packet:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        if self.state is State.WAITING:
+        if self.state is SessionState.WAITING:
             return self._connect(packet)
         handler = HANDLERS.get(packet[0])
         if handler is None:
@@ -152,21 +150,21 @@ class Session:
                 answer.then(lambda value, error: self._answered(then, value))
                 return True
             answer = None if answer.failed else answer.result()
-        if self.state is not State.CLOSED:  # a hook may end the very client it is asked about
+        if self.state is not SessionState.CLOSED:  # a hook may end the very client it is asked about
             then(answer)
         return False
 
     def _answered(self, then: Callable[[Any], None], value: Any) -> None:
-        if self.state is not State.CLOSED and self.guarded(then, value):
+        if self.state is not SessionState.CLOSED and self.guarded(then, value):
             self.outbox.resume()
 
-    def guarded(self, function: Callable[[Any], Any], value: Any) -> bool:
+    def guarded(self, function: Callable[[Value], object], value: Value) -> bool:
         """Call `function(value)`; an error ends the client, which would wait for ever, and is logged. True without."""
         try:
             function(value)
         except Exception:
             log.exception("error while a client was served; its connection is closed")
-            self.hub.disconnect(self, CloseReason.HOOK_FAILED)
+            self.disconnect(CloseReason.HOOK_FAILED)
             return False
         return True
 
@@ -176,26 +174,52 @@ class Session:
         connect = smq.parse_connect(packet)
         self.uid, self.info = connect.uid, connect.info
         if connect.max_frame_bytes:
-            self.hub.limit_chunks(self, connect.max_frame_bytes)
-        self.state = State.ASKING
-        hook = self.hub.hooks.authenticate
+            self.broker.limit_chunks(self, connect.max_frame_bytes)
+        self.state = SessionState.ASKING
+        hook = self.broker.hooks.authenticate
         if hook is None:
-            self.hub.accept(self)
+            self.accept()
             return False
         return self._ask(hook, (connect.credentials, self), self._authenticated)
 
     def _authenticated(self, answer: Any) -> None:
         code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
         if code == ConnackCode.ACCEPTED:
-            self.hub.accept(self)
+            self.accept()
         else:
             self.refuse(code, text, CloseReason.REFUSED)
 
+    def accept(self) -> None:
+        """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""
+        broker = self.broker
+        old = broker.uids.get(self.uid)
+        if old:
+            old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
+        if broker.closed:
+            self.disconnect(CloseReason.SHUTDOWN)
+        if self.state is SessionState.CLOSED:  # `onclose` of the old one may have ended this one
+            return
+        topic = broker.topic_table.ephemeral(self, old.etid if old else 0)
+        self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
+        topic.add(self.outbox)
+        broker.add(self)
+        self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, topic.id))
+        self.outbox.settled()
+        if broker.hooks.onconnect:
+            broker.hooks.onconnect(self)
+
+    def connect_timed_out(self) -> None:
+        """Refuse a client that sent no Connect in time, or whom `authenticate` gave no answer in time."""
+        if self.state is SessionState.ASKING:
+            self.broker.log(self, "authenticate gave no answer in time: the client is refused")
+        if self.state in (SessionState.WAITING, SessionState.ASKING):
+            self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
+
     def refuse(self, code: int, text: bytes, reason: CloseReason) -> None:
         """Answer Connack `code` and end the connection, which nobody else has noticed so far."""
-        self.hub.stats.refusals += 1
+        self.broker.stats.refusals += 1
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
-        self.hub.disconnect(self, reason)
+        self.disconnect(reason)
 
     # ---- answers, which wait for the disk when names are kept over restarts
 
@@ -230,47 +254,49 @@ class Session:
 
     def _subscribe(self, packet: bytes) -> bool:
         name = smq.name(packet)
-        topic = self.hub.topics.by_name.get(name)
+        topic = self.broker.topic_table.by_name.get(name)
         if topic and self.topics and topic.id in self.topics:
             self._answer(smq.ack(Type.SUBACK, topic.id, name))
             return False
-        return self._ask(self.hub.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
+        return self._ask(self.broker.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
 
     def _subscribed(self, name: bytes, permitted: Any) -> None:
-        if len(self.topics or ()) >= self.hub.limits.client:
-            self.hub.refuse(self, Refusal.CLIENT_SUBSCRIPTIONS)
+        if len(self.topics or ()) >= self.broker.limits.client:
+            self.broker.refuse(self, Refusal.CLIENT_SUBSCRIPTIONS)
             permitted = False
-        if not permitted or not self._may_name(self.hub.topics, name):
+        if not permitted or not self._may_name(self.broker.topic_table, name):
             self._answer(smq.ack(Type.SUBACK, 0, name))
             return
-        topic = self.hub.topics.named(name)
-        self._when_safe(self.hub.topics.unsaved(name), lambda safe: self._join(topic, name, safe))
+        topic = self.broker.topic_table.named(name)
+        self._when_safe(self.broker.topic_table.unsaved(name), lambda safe: self._join(topic, name, safe))
 
     def _join(self, topic: Topic, name: bytes, safe: bool) -> None:
         if safe and topic.id not in (self.topics or ()):
             if self.topics is None:
                 self.topics = {}
             self.topics[topic.id] = topic
-            self.hub.subscribed(topic, self.outbox)
+            self.broker.subscribed(topic, self.outbox)
             topic.tell(self)  # the others are told at the end of the turn
         self.outbox.reply(smq.ack(Type.SUBACK, topic.id if safe else 0, name))
 
     def _create(self, packet: bytes) -> bool:
         name = smq.name(packet)
-        return self._ask(self.hub.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
+        return self._ask(self.broker.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
 
     def _created(self, name: bytes, permitted: Any) -> None:
-        permitted = permitted and self._may_name(self.hub.topics, name)
-        number = self.hub.topics.named(name).id if permitted else 0
-        self._acknowledge(Type.CREATEACK, number, name, self.hub.topics.unsaved(name))
+        permitted = permitted and self._may_name(self.broker.topic_table, name)
+        number = self.broker.topic_table.named(name).id if permitted else 0
+        self._acknowledge(Type.CREATEACK, number, name, self.broker.topic_table.unsaved(name))
 
     def _may_name(self, table: Topics | SubTopics, name: bytes) -> bool:
         """Whether the client may use `name`; a new one counts for it."""
         if name in table.by_name:
             return True
-        refusal = self.hub.limits.of_all(table, name) or self.hub.limits.of_client(self, name)
+        refusal = self.broker.limits.of_all(table, name) or self.broker.limits.of_client(
+            self.names_made, self.names_made_bytes, name
+        )
         if refusal:
-            self.hub.refuse(self, refusal)
+            self.broker.refuse(self, refusal)
             return False
         self.names_made += 1
         self.names_made_bytes += len(name)
@@ -281,33 +307,33 @@ class Session:
 
     def _createsub(self, packet: bytes) -> bool:
         name = smq.name(packet)
-        known = self.hub.subtopics.by_name.get(name)
-        hook = None if known else self.hub.hooks.permitsubtop
+        known = self.broker.subtopic_table.by_name.get(name)
+        hook = None if known else self.broker.hooks.permitsubtop
         return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
 
     def _subcreated(self, name: bytes, permitted: Any) -> None:
-        permitted = permitted and self._may_name(self.hub.subtopics, name)
-        number = self.hub.subtopics.named(name) if permitted else 0
-        self._acknowledge(Type.CREATESUBACK, number, name, self.hub.subtopics.unsaved(name))
+        permitted = permitted and self._may_name(self.broker.subtopic_table, name)
+        number = self.broker.subtopic_table.named(name) if permitted else 0
+        self._acknowledge(Type.CREATESUBACK, number, name, self.broker.subtopic_table.unsaved(name))
 
     def _unsubscribe(self, packet: bytes) -> None:
         number = smq.u32(packet)
         topic = self.topics.pop(number, None) if self.topics else None
         if topic:
-            self.hub.unsubscribed(topic, self.outbox)
+            self.broker.unsubscribed(topic, self.outbox)
 
     # ---- observing
 
     def _observe(self, packet: bytes) -> None:
         number = smq.u32(packet)
-        topic = self.hub.topics.get(number)
+        topic = self.broker.topic_table.get(number)
         if topic is None:
             self._answer(smq.change(number, 0))
         elif topic is not self.topic:
             if self._observed is None:
                 self._observed = set()
-            if topic not in self._observed and len(self._observed) >= self.hub.limits.client:
-                self.hub.refuse(self, Refusal.CLIENT_OBSERVES)  # it gets the present number, and no more
+            if topic not in self._observed and len(self._observed) >= self.broker.limits.client:
+                self.broker.refuse(self, Refusal.CLIENT_OBSERVES)  # it gets the present number, and no more
             else:
                 self._observed.add(topic)
                 topic.observe(self)
@@ -315,14 +341,14 @@ class Session:
                 self._answer(smq.change(number, topic.subscribers))
 
     def _unobserve(self, packet: bytes) -> None:
-        topic = self.hub.topics.get(smq.u32(packet))
+        topic = self.broker.topic_table.get(smq.u32(packet))
         if topic and self._observed and topic in self._observed:
             self._observed.discard(topic)
             topic.unobserve(self)
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """Tell the client how many subscribers an observed topic has."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return
         self.outbox.reply(smq.change(topic.id, subscribers))
         if topic.name is None and self._observed:
@@ -337,7 +363,7 @@ class Session:
         pass
 
     def _disconnect(self, packet: bytes) -> None:
-        self.hub.disconnect(self, CloseReason.CLIENT_DISCONNECT)
+        self.disconnect(CloseReason.CLIENT_DISCONNECT)
 
     # ---- publishing
 
@@ -347,17 +373,17 @@ class Session:
         Raises:
             ProtocolError: the publisher is not this client, or the client is not connected.
         """
-        if self.state is not State.CONNECTED or self.topic is None:
+        if self.state is not SessionState.CONNECTED or self.topic is None:
             raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
         if key[5:9] != self.topic.key:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
-        topic = self.hub.topics.by_key.get(key[1:5])
+        topic = self.broker.topic_table.by_key.get(key[1:5])
         tid = int.from_bytes(key[1:5], "big")
         route: Route
-        if self.hub.hooks.onpublish:
-            route = Guarded(self.hub, tid, self.etid, self)
+        if self.broker.hooks.onpublish:
+            route = GuardedRoute(self.broker, tid, self.etid, self)
         else:
-            route = destination(self.hub, tid, self.etid, self)
+            route = destination(self.broker, tid, self.etid, self)
         if topic is not None:
             self._cache(key, topic, route)
         return route
@@ -375,7 +401,7 @@ class Session:
     def forget_routes(self) -> None:
         """Drop the cache. In place: the data path may be looking at it."""
         for key in self.routes:
-            topic = self.hub.topics.by_key.get(key[1:5])
+            topic = self.broker.topic_table.by_key.get(key[1:5])
             if topic and topic.cached:
                 topic.cached.discard(self)
         self.routes.clear()
@@ -401,7 +427,7 @@ class Session:
             return False
         payload, self._fragments = bytes(self._fragments), None
         whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + payload)
-        recorder = self.hub.recorder
+        recorder = self.broker.recorder
         return recorder.record_assembled(self.publish, whole) if recorder else self.publish(whole)
 
     def publish(self, run: bytes) -> bool:
@@ -411,21 +437,48 @@ class Session:
 
     # ---- the end
 
-    def leave(self) -> Iterator[None]:
-        """The steps that take the client out of every table, one entry at a time."""
-        observed, self._observed = self._observed, None
-        topics, self.topics = self.topics, None
-        self._fragments = self._unsafe = None
-        return self._leave(observed or set(), topics or {})
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self.state is SessionState.CLOSED
 
-    def _leave(self, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+    def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
+        """End the connection, whatever the reason; `text` goes out in a Disconnect packet first."""
+        state, self.state = self.state, SessionState.CLOSED
+        if state is SessionState.CLOSED:
+            return
+        if text is not None:
+            self.outbox.reply(smq.disconnect(text))
+        if state is SessionState.CONNECTED and self.topic is not None:
+            self.broker.remove(self, self.topic, reason)
+            put_off(self._leave(self.topic, self._observed or set(), self.topics or {}))
+            self._observed = self.topics = self._fragments = self._unsafe = None
+        self.outbox.finish(reason)
+        if state is SessionState.CONNECTED:
+            self.outbox.queue = Retired(self.outbox, self.broker.stats)
+
+    def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
+        """Take the client out of every table, in portions: it may have held many thousand topics."""
         for topic in observed:
             topic.unobserve(self)
             yield
         for topic in topics.values():
-            self.hub.unsubscribed(topic, self.outbox)
+            self.broker.unsubscribed(topic, self.outbox)
             yield
         self.forget_routes()
+        self.outbox.queue = []
+        self.broker.release(self, own)
+
+
+class Retired(list[bytes]):
+    """The queue of a client that is gone, until it is out of every table: it keeps nothing and counts what comes."""
+
+    def __init__(self, outbox: Outbox, stats: Stats) -> None:
+        self._outbox, self._stats = outbox, stats
+
+    def append(self, run: bytes) -> None:
+        """Count the messages of `run` as not delivered."""
+        self._stats.drop(Drop.CLOSED, self._outbox.fitting(run, 0)[1])
 
 
 HANDLERS: dict[int, Callable[[Session, bytes], bool | None]] = {

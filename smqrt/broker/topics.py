@@ -7,7 +7,9 @@ broker's life (specification: smq.md §12.6). ETIDs carry the node's number in t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
 
 from smqrt.broker.hooks import Pending
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
@@ -37,7 +39,15 @@ class Observer(Protocol):
         ...
 
 
-_NOBODY: dict[Any, int] = {}
+class RouteCache(Protocol):
+    """Remembers where runs go: a session."""
+
+    def forget_route(self, destination: bytes) -> None:
+        """Drop the route to a topic, given by its key."""
+        ...
+
+
+_NOBODY: dict[Observer, int] = {}
 """The observers of most topics; never written to."""
 
 
@@ -69,7 +79,7 @@ class Topic:
         "ws",
     )
 
-    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], owner: Any = None) -> None:
+    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], owner: object = None) -> None:
         self.id = number
         self.key = number.to_bytes(4, "big")
         self.name = name
@@ -78,7 +88,7 @@ class Topic:
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NOBODY
-        self.cached: set[Any] | None = None
+        self.cached: set[RouteCache] | None = None
         self._members: dict[Outbox, None] | None = None
         self._settled = True
 
@@ -244,7 +254,7 @@ class Topics:
         """See `NameStore.unsaved`; None without a store."""
         return self._store.unsaved("topic", name) if self._store else None
 
-    def ephemeral(self, owner: Any, number: int = 0) -> Topic:
+    def ephemeral(self, owner: object, number: int = 0) -> Topic:
         """The topic of a client's ETID; `number` asks for that id when it is free."""
         if not number or self.get(number):
             number = self._free(lambda: self._node | self._random_u32() >> NODE_BITS)
@@ -269,7 +279,7 @@ class Topics:
             if number > 1 and not self.get(number) and number not in self._leaving:
                 return number
 
-    def _insert(self, number: int, name: bytes | None, owner: Any = None) -> Topic:
+    def _insert(self, number: int, name: bytes | None, owner: object = None) -> Topic:
         topic = Topic(number, name, self._encode, owner)
         self.by_key[topic.key] = topic
         if name is not None:
@@ -309,3 +319,44 @@ class SubTopics:
     def _insert(self, name: bytes, number: int) -> None:
         self.by_name[name], self.by_id[number] = number, name
         self.names_bytes += len(name)
+
+
+class Refusal(Enum):
+    """Which limit somebody reached."""
+
+    NAMES = "the hub has as many names as it may (maxnames)"
+    NAME_BYTES = "the hub's names have as many bytes as they may"
+    CLIENT_NAMES = "a client has brought in as many names as it may (clientnames)"
+    CLIENT_SUBSCRIPTIONS = "a client has as many subscriptions as it may (clientnames)"
+    CLIENT_OBSERVES = "a client observes as much as it may (clientnames)"
+    HANDSHAKES = "an address has as many unfinished handshakes as it may"
+
+
+NAME_BYTES = 64 << 20
+"""Of all topic names together, and of all sub-topic names."""
+CLIENT_NAME_BYTES = 4 << 20
+"""Of the new names of one client."""
+
+
+@dataclass(slots=True)
+class NameLimits:
+    """How many names strangers may make a broker keep (help: limits).
+
+    Attributes:
+        names: topics in all, and sub-topics in all.
+        client: new names of one client, its subscriptions, and its observations.
+    """
+
+    names: int = 250_000
+    client: int = 10_000
+
+    def of_all(self, table: Topics | SubTopics, name: bytes) -> Refusal | None:
+        """Why `name` may not be added to `table`."""
+        if len(table.by_name) >= self.names:
+            return Refusal.NAMES
+        return Refusal.NAME_BYTES if table.names_bytes + len(name) > NAME_BYTES else None
+
+    def of_client(self, names: int, names_bytes: int, name: bytes) -> Refusal | None:
+        """Why a client that brought in `names`, of `names_bytes` together, may not bring in `name`."""
+        over = names >= self.client or names_bytes + len(name) > CLIENT_NAME_BYTES
+        return Refusal.CLIENT_NAMES if over else None

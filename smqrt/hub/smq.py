@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from smqrt import place
 from smqrt.broker.hooks import Hooks, Pending
+from smqrt.broker.hooks import Peer as BrokerPeer
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.errors import CloseReason, NoAnswer
@@ -31,7 +32,7 @@ from smqrt.hub.callbacks import (
 from smqrt.hub.peer import Peer, Refused, info_of, is_number, peer_of, text_of
 from smqrt.journal import writer
 from smqrt.message import Message, Payload, Requests, payload
-from smqrt.net.broker import Broker, Options
+from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.origins import Origins
@@ -115,7 +116,7 @@ def create(
         "log": log,
     }
     given = {name: checked.function(name, function) for name, function in callbacks.items() if function is not None}
-    options = Options(
+    options = HubOptions(
         keepidle_s=checked.positive("keepidle", keepidle),
         keepintv_s=0 if keepintv is None else checked.positive("keepintv", keepintv),
         readtmo_ms=checked.positive("readtmo", readtmo),
@@ -148,18 +149,18 @@ class Smq:
         journal: what writes the journal (`smqrt.journal.writer.JournalWriter`), None without one.
     """
 
-    def __init__(self, callbacks: Mapping[str, Callable[..., Any]], options: Options, journal: Any = None) -> None:
+    def __init__(self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: Any = None) -> None:
         self._callbacks = callbacks
         self._takes_reason = takes_reason(callbacks.get("onclose"))
         self._guard = Guard(f"the hub made at {place_of_caller()}")
         self._requests = Requests()
-        self._broker = Broker(self._hooks(), options)
+        self._broker = GeventBroker(self._hooks(), options)
         try:
             self.journal = writer.record(self._broker, journal)
         except BaseException:
             self._broker.close()  # its `persist` file may be wanted by the next
             raise
-        self._broker.hub.server.answers = self._requests.take
+        self._broker.server.answers = self._requests.take
         if "onmsg" in callbacks:
             self.onmsg(callbacks["onmsg"])
         place.own(self)
@@ -183,7 +184,7 @@ class Smq:
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._guard.call(name, self._callbacks[name], *arguments)
 
-    def _log(self, session: Session | None, text: str) -> None:
+    def _log(self, session: BrokerPeer | None, text: str) -> None:
         if "log" in self._callbacks:
             self._call("log", peer_of(session).sock if session else None, text)
         else:
@@ -390,7 +391,7 @@ class Smq:
                     value = jsonlib.loads(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
                     no_json.add(f"a message to {tid} is no JSON: it goes to the global onmsg")
-                    return self._broker.hub.server.deliver_default(data, ptid, tid, stid)
+                    return self._broker.server.deliver_default(data, ptid, tid, stid)
             return self._guard.call(what, function, value, ptid, tid, stid)
 
         return handle
@@ -435,16 +436,16 @@ class Smq:
             NoAnswer: none came in time, the client is not connected, or it went away meanwhile.
             ArgumentError: as `publish`.
         """
-        body, hub = payload(data), self._broker.hub
-        topic = hub.topics.get(checked.number("etid", etid))
+        body = payload(data)
+        topic = self._broker.topic_table.get(checked.number("etid", etid))
         if topic is None or topic.name is not None:
             raise NoAnswer(f"no answer from {etid}: there is no such client")
         leaving = _Leaving(self._requests)
-        hub.observe(topic, leaving)
+        topic.observe(leaving)
         try:
             answer, number = self._requests.ask(etid, lambda subtid: self.publish(body, etid, subtid), timeout_s)
         finally:
-            hub.unobserve(topic, leaving)
+            topic.unobserve(leaving)
         return Message(answer, etid, self.gettid(), number, etid, self._reply)
 
     def unsubscribe(self, topic: Topic) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from smqrt.broker.stats import Drop
+from smqrt.broker.broker import Broker
+from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError
 from smqrt.journal.record import Flag, Row
-from smqrt.net.broker import Broker
 from smqrt.net.turn import Turn
 from smqrt.wire import smq
 
@@ -58,7 +58,7 @@ class Outgoing:
 
     def _address(self, topic: bytes, subtopic: bytes | None) -> _Address:
         tid, stid = self._broker.create(topic), self._broker.createsub(subtopic)
-        found = self._broker.hub.topics.by_key[tid.to_bytes(4, "big")]
+        found = self._broker.topic_table.by_key[tid.to_bytes(4, "big")]
         return _Address(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
 
     def rows(self, seq: int, now_us: int, txn: str | None) -> list[Row]:
@@ -69,7 +69,7 @@ class Outgoing:
             now_us: their time, microseconds since 1970.
             txn: "query:batch" of the commit.
         """
-        server = self._broker.hub.server
+        server = self._broker.server
         etid, uid, routed = server.etid, server.uid.decode(), Flag.PIPELINE | Flag.SERVER
         flags = [int(routed | Flag.UNROUTED), int(routed)]
         made = []
@@ -80,12 +80,12 @@ class Outgoing:
 
     def deliver(self) -> None:
         """Give the messages to whoever subscribes, others having their turn meanwhile."""
-        hub, turn = self._broker.hub, Turn()
+        broker, turn = self._broker, Turn()
         for to, payload in self._messages:
             if to.topic.subscribers:
-                to.topic.deliver(smq.publish_frame(to.topic.id, hub.server.etid, to.stid, payload))
+                to.topic.deliver(smq.publish_frame(to.topic.id, broker.server.etid, to.stid, payload))
             else:
-                hub.stats.drop(Drop.UNROUTED, 1)
+                broker.stats.drop(Drop.UNROUTED, 1)
             turn.breathe()
 
 

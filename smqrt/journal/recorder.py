@@ -14,7 +14,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.broker.hub import Hub
+from smqrt.broker.broker import Broker
 from smqrt.broker.topics import Topic
 from smqrt.journal import arrow
 from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, PureColumns, stamp, toggle
@@ -58,10 +58,10 @@ class _Unsent:
 
 
 class HubRecorder:
-    """The `Recorder` of one hub (`smqrt.broker.routes`).
+    """The `Recorder` of one hub (`smqrt.broker.state`).
 
     Args:
-        hub: what is recorded.
+        broker: what is recorded.
         settings: which topics, and how often to flush.
         next_seq: gives the sequence number of the next row.
         write: takes each batch.
@@ -75,7 +75,7 @@ class HubRecorder:
 
     def __init__(
         self,
-        hub: Hub,
+        broker: Broker,
         settings: JournalSettings,
         next_seq: Callable[[], int],
         write: Write,
@@ -83,12 +83,12 @@ class HubRecorder:
         sync: Callable[[], None],
     ) -> None:
         self._now_us, self._sync = now_us, sync
-        self._hub = hub
+        self._broker = broker
         self._filter = Filter(settings.topics, settings.exclude)
         self._direct = settings.direct
         self._next_seq, self._write = next_seq, write
         self._columns: Columns = jit.columns(arrow.batch_header) or PureColumns()
-        self._columns.server(hub.server.etid)
+        self._columns.server(broker.server.etid)
         self._runs: list[bytes] = []
         self._stamped = self._large_bytes = 0
         self._guesses: list[tuple[int, int]] = []
@@ -152,7 +152,7 @@ class HubRecorder:
     def send_later(self, deliver: Deliver, run: bytes, publisher: Any) -> bool:
         """See `Recorder`."""
         self._unsent_bytes += len(run)
-        holds = publisher is not self._hub.server or self._unsent_bytes > SERVER_UNSENT_BYTES
+        holds = publisher is not self._broker.server or self._unsent_bytes > SERVER_UNSENT_BYTES
         self._unsent.append(_Unsent(None if self.full else self._next_seq(), deliver, run, publisher, holds))
         self._sync()
         return holds
@@ -233,16 +233,16 @@ class HubRecorder:
 
     def _name(self, kind: int, number: int) -> bytes | None:
         if kind == SUBTOPIC:
-            return self._hub.subtopics.by_id.get(number)
+            return self._broker.subtopic_table.by_id.get(number)
         if kind == UID:
             return self._uid(number)
-        topic = self._hub.topics.get(number)
+        topic = self._broker.topic_table.get(number)
         if topic is None or topic.name is None:
             self._guesses.append((TOPIC, number))
         return topic.name if topic else None
 
     def _uid(self, etid: int) -> bytes | None:
-        session = self._hub.server if etid == self._hub.server.etid else self._hub.sessions.get(etid)
+        session = self._broker.server if etid == self._broker.server.etid else self._broker.sessions.get(etid)
         uid = session.uid if session else self._departed.get(etid)
         if uid is None:
             self._guesses.append((UID, etid))
@@ -285,7 +285,7 @@ class HubRecorder:
 
     def close(self) -> None:
         """Write the rest and record nothing more."""
-        self._hub.record(None)
+        self._broker.record(None)
         self.flush()
         self._let_go()  # the hub may go on without a journal
         datapath.turn_ends.remove(self._turn_ends)

@@ -21,6 +21,7 @@ from gevent import get_hub
 from gevent.event import Event
 
 from smqrt import place
+from smqrt.broker.broker import Broker
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
 from smqrt.journal.arrow import encode, schema_message
@@ -31,7 +32,6 @@ from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.journal.timestamps import Clock
-from smqrt.net.broker import Broker
 from smqrt.net.threads import in_thread
 
 log = logging.getLogger("smqrt.journal")
@@ -91,9 +91,9 @@ class JournalWriter:
             self._clock,
         )
         self._recorder = HubRecorder(
-            broker.hub, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
+            broker, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
         )
-        broker.hub.record(self._recorder)
+        broker.record(self._recorder)
         self._follower = get_hub().loop.timer(FOLLOW_S, FOLLOW_S, ref=False)
         self._follower.start(self._follow)
         self._tidier = get_hub().loop.timer(TIDY_S, TIDY_S, ref=False)
@@ -293,7 +293,7 @@ class JournalWriter:
         if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
             return
         kept = Event()
-        self._recorder.send_later(lambda _: kept.set(), b"", self._broker.hub.server)
+        self._recorder.send_later(lambda _: kept.set(), b"", self._broker.server)
         while not kept.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
                 raise Unconfirmed(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")

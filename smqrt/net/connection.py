@@ -15,9 +15,8 @@ from typing import Any
 from gevent import Timeout, get_hub
 
 from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Held, Outbox, backlog
+from smqrt.broker.outbox import Drop, Held, Outbox, backlog
 from smqrt.broker.session import Session
-from smqrt.broker.stats import Drop
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.wire.kernels import MAX_PARTITIONS
@@ -238,7 +237,7 @@ class RawConnection(Outbox):
     def _partition(self, size: int) -> int:
         """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
         _, table, outboxes, publisher = self.session.partitions
-        recorder = self.session.hub.recorder
+        recorder = self.session.broker.recorder
         if recorder and recorder.full:
             return 0
         count, used = datapath.kernels.partition(size, table, publisher)
@@ -455,11 +454,11 @@ class RawConnection(Outbox):
 
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Messages for this client were dropped."""
-        self.session.hub.overflowed(self.session, reason, messages)
+        self.session.broker.overflowed(self.session, reason, messages)
 
     def overloaded(self) -> None:
         """The client asks for more answers than it reads."""
-        self.session.hub.disconnect(self.session, CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
+        self.session.disconnect(CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
 
     # ---- the end
 
@@ -472,7 +471,7 @@ class RawConnection(Outbox):
 
     def lost(self, reason: CloseReason) -> None:
         """The connection is gone."""
-        self.session.hub.disconnect(self.session, reason)
+        self.session.disconnect(reason)
 
     def finish(self, reason: CloseReason) -> None:
         """Send what can be sent at once, count the rest, and close so that the client still gets the last packet."""
@@ -514,7 +513,7 @@ class RawConnection(Outbox):
         self.released(self.queued_bytes - sum(map(len, self.queue)))
         if dropped:
             self.dropped += dropped
-            self.session.hub.stats.drop(Drop.CLOSED, dropped)
+            self.session.broker.stats.drop(Drop.CLOSED, dropped)
 
     def _count_undelivered(self) -> None:
         if self.blocked:
@@ -522,7 +521,7 @@ class RawConnection(Outbox):
         runs, self.queue = self.queue, []
         if runs:
             lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
-            self.session.hub.stats.drop(Drop.CLOSED, lost)
+            self.session.broker.stats.drop(Drop.CLOSED, lost)
 
     def close(self) -> None:
         """Close the socket and the watcher."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import get_hub
 
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
-from smqrt.broker.session import State
+from smqrt.broker.session import SessionState
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
 from smqrt.net.inlet import Inlet
@@ -143,17 +143,17 @@ def _due(now: float) -> Iterator[tuple[Callable[[RawConnection], None], RawConne
 
 
 def _end_late(connection: RawConnection) -> None:
-    if connection.session.state is State.ASKING and connection not in _asking:
+    if connection.session.state is SessionState.ASKING and connection not in _asking:
         _asking.add(connection)
         _handshakes[connection] = time.monotonic() + AUTHENTICATE_S
         return
     handshake_over(connection)
-    connection.session.hub.connect_timed_out(connection.session)
+    connection.session.connect_timed_out()
 
 
 def _end_stalled(connection: RawConnection) -> None:
     reason = CloseReason.SLOW_CONSUMER
-    connection.session.hub.disconnect(connection.session, reason, reason.value.encode())
+    connection.session.disconnect(reason, reason.value.encode())
 
 
 def handshake_begins(connection: RawConnection, timeout_s: float, address: str) -> None:

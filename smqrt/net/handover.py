@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import socket
+from dataclasses import dataclass, field
+from typing import Any
 
+from smqrt.broker.broker import Broker
+from smqrt.broker.hooks import Client
 from smqrt.broker.session import Session
+from smqrt.broker.topics import Refusal
 from smqrt.errors import ArgumentError
-from smqrt.net import wsgi
+from smqrt.net import datapath
 from smqrt.net.connection import RawConnection
-from smqrt.net.opening import Origin, init, open_session, too_many
+from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
+from smqrt.net.origins import Origins, is_loopback
 from smqrt.net.tls_connection import TlsRawConnection, TlsWsConnection
 from smqrt.net.workers import wait
 from smqrt.net.ws_connection import WsConnection
 from smqrt.wire import smq, websocket
 
-if TYPE_CHECKING:
-    from smqrt.net.broker import Broker
-
+MAX_UNFINISHED = 256
+"""Handshakes of one address that may be under way."""
+MIN_KEEPALIVE_INTERVAL_S = 3
+MAX_KEEPALIVE_S = 32767
+"""More is refused by Linux."""
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
@@ -28,27 +36,86 @@ def is_smq(request: Any) -> bool:
     return request.get("SimpleMQ") is not None or request.get("Sec-WebSocket-Key") is not None
 
 
-def connect(broker: Broker, request: Any, arg: Any) -> bool:
-    """See `Broker.connect`."""
-    origin = Origin(request, arg)
-    if isinstance(request, dict):
-        if wsgi.HANDLER not in request:
-            return wsgi.connect(broker, request, origin)
-        request = wsgi.HandlerRequest(request)
+@dataclass(slots=True)
+class Origin:
+    """What `authenticate` and `onconnect` may want to know of the request that opened a connection."""
+
+    request: Any
+    arg: object
+    info: Any = None
+    """What was made of it for the application."""
+
+
+class KeepAlive:
+    """TCP keep-alive of a broker's connections.
+
+    Args:
+        idle_s: silence before the first probe.
+        interval_s: time between probes; 0 for a tenth of `idle_s`, at least 3 s.
+
+    Raises:
+        ArgumentError: a time that Linux refuses.
+    """
+
+    def __init__(self, idle_s: int = KEEPALIVE_IDLE_S, interval_s: int = 0) -> None:
+        self.set(idle_s, interval_s, ("keepidle", "keepintv"))
+
+    def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("idle", "intv")) -> None:
+        """Other times, for new connections; `names` are those of the arguments in errors. Raises as the class."""
+        for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
+            if not 1 <= seconds <= MAX_KEEPALIVE_S:
+                raise ArgumentError(
+                    f"{name}: {seconds} is no time for TCP keep-alive; give 1 to {MAX_KEEPALIVE_S} seconds"
+                )
+        self.idle_s = int(idle_s)
+        self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
+
+    def apply(self, sock: Any) -> None:
+        """Set it on a client's socket, unless it is what the listener gave it."""
+        if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, self.idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, self.interval_s)
+
+
+@dataclass(slots=True)
+class Admission:
+    """Whom a broker lets in, and how.
+
+    Attributes:
+        readtmo_ms: time for Connect.
+        budget_bytes: what may wait for a client that does not read; None for the default.
+        origins: pages of other hosts that may connect.
+    """
+
+    readtmo_ms: int = 4000
+    budget_bytes: int | None = None
+    origins: Origins | None = None
+    keep_alive: KeepAlive = field(default_factory=KeepAlive)
+
+
+def connect(broker: Broker, admission: Admission, request: Any, origin: Origin) -> None:
+    """Turn a request into a connection of `broker`; blocks until the handshake ended. One that may not be is answered
+    with an error.
+
+    Raises:
+        ArgumentError: `request` is none.
+    """
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
     if not raw and key is None:
         request.response.error(404, "This address speaks SMQ.")
-        return True
-    if request.refuse_foreign(broker.options.origins):
-        return True
-    if broker.hub.closed:  # its clients come back before there is a new one
+    elif request.refuse_foreign(admission.origins):
+        pass  # it has answered
+    elif broker.closed:  # its clients come back before there is a new one
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
-        return True
-    _begin(broker, request, key, origin)
-    return True
+    elif too_many(broker, request.peer[0]):
+        request.response.error(503, "Too many clients of your address are connecting.")
+    else:
+        _begin(broker, admission, request, key, origin)
 
 
 def websocket_key(request: Any) -> str | None:
@@ -68,15 +135,12 @@ def _valid_upgrade(request: Any, key: str) -> bool:
     )
 
 
-def _begin(broker: Broker, request: Any, key: str | None, origin: Origin) -> None:
-    if too_many(broker, request.peer[0]):
-        request.response.error(503, "Too many clients of your address are connecting.")
-        return
+def _begin(broker: Broker, admission: Admission, request: Any, key: str | None, origin: Origin) -> None:
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
     taken = request.detach()
-    broker.keep_alive(taken.transport)
+    admission.keep_alive.apply(taken.transport)
     connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
-    session = open_session(broker, connection, origin, request.peer[0])
+    session = open_session(broker, admission, connection, origin, request.peer[0])
     hello = init(session, request.peer[0])
     if key is not None:
         connection.greet(websocket.switching_protocols(key, _UPGRADE_LINES), websocket.encode(websocket.BINARY, hello))
@@ -86,6 +150,32 @@ def _begin(broker: Broker, request: Any, key: str | None, origin: Origin) -> Non
     handshake = connection.handshake
     if handshake:
         wait(handshake)
+
+
+def too_many(broker: Broker, address: str) -> bool:
+    """Whether `address` has as many unfinished handshakes as it may; counted and logged then. Addresses of this machine
+    may have any number: they are those of everybody behind a proxy on it.
+    """
+    if datapath.unfinished[address] < MAX_UNFINISHED or is_loopback(address):
+        return False
+    broker.refuse(None, Refusal.HANDSHAKES)
+    return True
+
+
+def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
+    """The session of a new connection, whose handshake clock runs from now."""
+    if admission.budget_bytes is not None:
+        connection.budget_bytes = admission.budget_bytes
+    needed = broker.hooks.authenticate or broker.hooks.onconnect
+    session = Session(broker, connection, broker.random_u32(), origin if needed else None)
+    connection.session = session
+    datapath.handshake_begins(connection, admission.readtmo_ms / 1000, address)
+    return session
+
+
+def init(session: Session, address: str) -> bytes:
+    """The Init packet; the C client needs at least three bytes of address."""
+    return smq.init(session.seed, address.ljust(3))
 
 
 def _connection_class(secure: bool, on_websocket: bool) -> type[RawConnection]:
@@ -113,7 +203,7 @@ class _Chunked:
         return self.send(runs[0])
 
 
-def limit_chunks(session: Session, size_bytes: int) -> None:
+def limit_chunks(session: Client, size_bytes: int) -> None:
     """Respect the largest frame that a version 2 client takes at once (257 to 8192 bytes)."""
     connection = session.outbox
     if isinstance(connection, RawConnection):  # gevent-websocket sends as it likes

@@ -80,7 +80,7 @@ class PeerSocket:
     def close(self) -> None:
         """Close the client's connection without a word; well-behaved clients come back."""
         if isinstance(self._session, Session):
-            self._session.hub.disconnect(self._session, CloseReason.PEER_CLOSED)
+            self._session.disconnect(CloseReason.PEER_CLOSED)
 
     @property
     def transport(self) -> Any:

@@ -109,7 +109,7 @@ class WsConnection(RawConnection):
 
     def _closing(self, payload: bytes) -> None:
         self._send_close(websocket.check_close(payload))
-        self.session.hub.disconnect(self.session, CloseReason.WEBSOCKET_CLOSED)
+        self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
 
     def _send_close(self, code: int) -> None:
         self.close_sent = True

@@ -11,25 +11,22 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
+from smqrt.broker.broker import Broker
 from smqrt.broker.hooks import Pending
-from smqrt.broker.outbox import Outbox
+from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session
-from smqrt.broker.stats import Drop
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
-from smqrt.net.opening import init, open_session, too_many
+from smqrt.net.handover import Admission, Origin, init, open_session, too_many
 from smqrt.net.origins import Origins, same_origin
 from smqrt.net.refusals import Refusals
 from smqrt.wire import smq
-
-if TYPE_CHECKING:
-    from smqrt.net.broker import Broker
 
 log = logging.getLogger("smqrt")
 
@@ -93,7 +90,7 @@ class WsgiConnection(Outbox):
 
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Messages for this client were dropped."""
-        self.session.hub.overflowed(self.session, reason, messages)
+        self.session.broker.overflowed(self.session, reason, messages)
 
     def finish(self, reason: CloseReason) -> None:
         """Let the writer send what is queued, then close; to a client that is gone nothing is sent."""
@@ -108,7 +105,7 @@ class WsgiConnection(Outbox):
 
     def _count_undelivered(self) -> None:
         lost = sum(packet[0] == smq.Type.PUBLISH for packet in self._outgoing)
-        self.session.hub.stats.drop(Drop.CLOSED, lost)
+        self.session.broker.stats.drop(Drop.CLOSED, lost)
         self._outgoing.clear()
 
     # ---- the greenlets
@@ -118,12 +115,12 @@ class WsgiConnection(Outbox):
         reader, writer = gevent.spawn(self._read), gevent.spawn(self._write)
         try:
             gevent.wait([reader, writer], count=1)
-            self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
+            self.session.disconnect(CloseReason.PEER_CLOSED)
             if not self.gone:
                 writer.join(datapath.STALLED_AFTER_S)
                 reader.join(datapath.LINGER_S)
         finally:
-            self.session.hub.disconnect(self.session, CloseReason.PEER_CLOSED)
+            self.session.disconnect(CloseReason.PEER_CLOSED)
             gevent.killall([reader, writer])
             self._count_undelivered()
 
@@ -154,7 +151,7 @@ class WsgiConnection(Outbox):
             session.fail(error)
         except Exception:
             log.exception("error while routing; the connection is closed")
-            session.hub.disconnect(session, CloseReason.HOOK_FAILED)
+            session.disconnect(CloseReason.HOOK_FAILED)
         return False
 
     def _write(self) -> None:
@@ -169,7 +166,7 @@ class WsgiConnection(Outbox):
             reason = CloseReason.SLOW_CONSUMER
         except Exception as error:
             log.debug("the WebSocket takes nothing any more: %s", error)
-        self.session.hub.disconnect(self.session, reason)
+        self.session.disconnect(reason)
 
     def _send_outgoing(self) -> None:
         while self._outgoing:
@@ -227,7 +224,7 @@ class HandlerRequest:
         return self
 
 
-def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
+def connect(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
     """Serve the WebSocket that gevent-websocket put into `environ`; returns when it ends. One of a page of another host
     is closed at once.
 
@@ -244,10 +241,10 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
         if "HTTP_SIMPLEMQ" in environ or "HTTP_SEC_WEBSOCKET_KEY" in environ:
             log.warning("an SMQ client was not served: this WSGI server needs the handler of smqrt.wsgi (help: wsgi)")
         return False
-    if broker.hub.closed:
+    if broker.closed:
         sock.close(1001, b"closed")
         return True
-    if _foreign(environ, broker.options.origins):
+    if _foreign(environ, admission.origins):
         sock.close(1008, b"foreign origin")
         return True
     address = str(environ.get("REMOTE_ADDR", ""))
@@ -255,7 +252,7 @@ def connect(broker: Broker, environ: dict[str, Any], origin: Any) -> bool:
         sock.close(1013, b"too many clients of this address are connecting")
         return True
     connection = WsgiConnection(sock)
-    session = open_session(broker, connection, origin, address)
+    session = open_session(broker, admission, connection, origin, address)
     connection.reply(init(session, address))
     connection.run()
     return True

@@ -6,11 +6,11 @@ import itertools
 import time
 from collections.abc import Iterator
 
+from smqrt.broker.broker import Broker
 from smqrt.broker.hooks import Hooks
-from smqrt.broker.hub import Hub
-from smqrt.broker.limits import Limits
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.broker.session import Session
+from smqrt.broker.topics import NameLimits
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 
@@ -42,19 +42,19 @@ class Ear(Outbox):
 class Crowd:
     """A hub and a way to get connected clients."""
 
-    def __init__(self, hooks: Hooks | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, hooks: Hooks | None = None, limits: NameLimits | None = None) -> None:
         numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
-        self.hub = Hub(
+        self.broker = Broker(
             hooks or Hooks(),
             random_u32=numbers.__next__,
             encode=bytes,
             clock=lambda: 0.0,
-            limits=limits or Limits(client=100_000),
+            limits=limits or NameLimits(client=100_000),
         )
         self._uids = itertools.count(100000)
 
     def client(self, uid: bytes | None = None) -> Session:
-        session = Session(self.hub, Ear(), 5)
+        session = Session(self.broker, Ear(), 5)
         session.control(smq.connect(uid or b"%d" % next(self._uids)))
         return session
 
@@ -67,7 +67,7 @@ class Crowd:
 def subscribe(session: Session, name: bytes) -> int:
     """Subscribe and give the topic's id."""
     session.control(smq.with_name(smq.Type.SUBSCRIBE, name))
-    return session.hub.topics.by_name[name].id
+    return session.broker.topic_table.by_name[name].id
 
 
 def observe(session: Session, number: int) -> None:

@@ -10,9 +10,9 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.broker import limits
+from smqrt.broker import topics
 from smqrt.errors import ArgumentError, CloseReason
-from smqrt.net import datapath, opening
+from smqrt.net import datapath, handover
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request, wait_until
@@ -86,8 +86,8 @@ def test_all_together_bring_in_so_many_names(make_site: Callable[..., Site], cap
 
 
 def test_names_have_so_many_bytes(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CLIENT_NAME_BYTES", 100)
-    monkeypatch.setattr(limits, "NAME_BYTES", 150)
+    monkeypatch.setattr(topics, "CLIENT_NAME_BYTES", 100)
+    monkeypatch.setattr(topics, "NAME_BYTES", 150)
     site = make_site()
     device, other = site.device(b"uid-a1"), site.device(b"other-1")
     device.create(b"x" * 100)
@@ -107,8 +107,8 @@ def test_a_limit_is_a_positive_number(option: str) -> None:
 def test_an_address_has_so_many_unfinished_handshakes(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(opening, "MAX_UNFINISHED", 3)
-    monkeypatch.setattr(opening, "is_loopback", lambda address: False)
+    monkeypatch.setattr(handover, "MAX_UNFINISHED", 3)
+    monkeypatch.setattr(handover, "is_loopback", lambda address: False)
     site = make_site()
     shy = [site.open(kind).start() for _ in range(3)]
     fourth = site.open(kind)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from smqrt.broker.outbox import flush_dirty
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop, flush_dirty
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
@@ -45,7 +44,7 @@ def test_a_number_that_is_the_same_again_is_told_to_nobody() -> None:
     crowd = Crowd()
     watcher, fickle = crowd.clients(2)
     subscribe(fickle, b"lamp")
-    tid = crowd.hub.topics.by_name[b"lamp"].id
+    tid = crowd.broker.topic_table.by_name[b"lamp"].id
     observe(watcher, tid)
     settle()
     heard(watcher)
@@ -77,7 +76,7 @@ def test_a_storm_under_many_observers_costs_one_change_each() -> None:
 def test_who_observes_what_it_subscribes_to_is_told_before_suback_and_once() -> None:
     crowd = Crowd()
     (both,) = crowd.clients(1)
-    tid = crowd.hub.topics.named(b"lamp").id
+    tid = crowd.broker.topic_table.named(b"lamp").id
     observe(both, tid)
     settle()
     heard(both)
@@ -93,18 +92,18 @@ def test_a_thousand_that_leave_two_thousand_common_topics_hold_no_turn() -> None
     for session in crew:
         for name in names:
             subscribe(session, name)
-    tids = [crowd.hub.topics.by_name[name].id for name in names]
+    tids = [crowd.broker.topic_table.by_name[name].id for name in names]
     for tid in tids:
         observe(watcher, tid)
     settle()
     heard(watcher)
     began = time.process_time()
     for session in crew:
-        crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)
+        session.disconnect(CloseReason.PEER_CLOSED)
     assert time.process_time() - began < TURN_S
     assert longest_turn() < TURN_S
     assert time.process_time() - began < 5.0
-    assert all(topic.subscribers == 0 for topic in crowd.hub.topics.by_name.values())
+    assert all(topic.subscribers == 0 for topic in crowd.broker.topic_table.by_name.values())
     told = heard(watcher)
     assert set(told) >= {smq.change(tid, 0) for tid in tids}
     assert len(told) < 3 * len(tids)
@@ -119,7 +118,7 @@ def test_a_topic_that_dies_costs_each_of_its_publishers_one_route() -> None:
             publisher.publish(smq.publish_frame(receiver.etid, publisher.etid, 0, b""))
     settle()
     began = time.process_time()
-    crowd.hub.disconnect(receivers[0], CloseReason.PEER_CLOSED)
+    receivers[0].disconnect(CloseReason.PEER_CLOSED)
     assert time.process_time() - began < TURN_S
     assert longest_turn() < TURN_S
     assert all(len(publisher.routes) == 999 for publisher in publishers)
@@ -133,7 +132,7 @@ def test_a_message_to_ten_thousand_is_flushed_in_portions() -> None:
     assert longest_turn() < TURN_S
     for subscriber in subscribers:
         heard(subscriber)
-    tid = crowd.hub.topics.by_name[b"news"].id
+    tid = crowd.broker.topic_table.by_name[b"news"].id
     began = time.process_time()
     publisher.publish(smq.publish_frame(tid, publisher.etid, 0, b"extra"))
     assert time.process_time() - began < TURN_S
@@ -149,7 +148,7 @@ def test_an_etid_that_ten_thousand_observe_is_told_to_each_once() -> None:
     settle()
     for watcher in watchers:
         heard(watcher)
-    crowd.hub.disconnect(watched, CloseReason.PEER_CLOSED)
+    watched.disconnect(CloseReason.PEER_CLOSED)
     assert longest_turn() < TURN_S
     assert all(heard(watcher) == [smq.change(watched.etid, 0)] for watcher in watchers)
     assert not any(watcher._observed for watcher in watchers)
@@ -164,32 +163,32 @@ def leaver(crowd: Crowd) -> tuple[object, int]:
     for number in range(20_000):
         subscribe(session, b"held-%d" % number)
     settle()
-    return session, crowd.hub.topics.by_name[b"held-19999"].id
+    return session, crowd.broker.topic_table.by_name[b"held-19999"].id
 
 
 def test_who_has_left_gets_nothing_more_and_what_comes_is_counted() -> None:
     crowd = Crowd()
     session, tid = leaver(crowd)
     (publisher,) = crowd.clients(1)
-    crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)  # type: ignore[arg-type]
-    heard(session)  # type: ignore[arg-type]
+    session.disconnect(CloseReason.PEER_CLOSED)
+    heard(session)
     assert flush_dirty(time.monotonic), "all of it was done in one turn: this shows nothing"
     publisher.publish(smq.publish_frame(tid, publisher.etid, 0, b"late") * 3)
     settle()
-    assert heard(session) == []  # type: ignore[arg-type]
-    assert crowd.hub.stats.drops[Drop.CLOSED] == 3
+    assert heard(session) == []
+    assert crowd.broker.stats.drops[Drop.CLOSED] == 3
     publisher.publish(smq.publish_frame(tid, publisher.etid, 0, b"later"))
-    assert crowd.hub.stats.drops[Drop.UNROUTED] == 1
+    assert crowd.broker.stats.drops[Drop.UNROUTED] == 1
 
 
 def test_the_etid_of_who_has_left_is_not_drawn_before_it_is_gone() -> None:
     crowd = Crowd()
     session, _ = leaver(crowd)
     etid = session.etid  # type: ignore[attr-defined]
-    crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)  # type: ignore[arg-type]
+    session.disconnect(CloseReason.PEER_CLOSED)
     drawn = iter([etid << 6, etid << 6, 77 << 6, etid << 6])
-    crowd.hub.topics._random_u32 = drawn.__next__
-    crowd.hub.topics._node = 0
+    crowd.broker.topic_table._random_u32 = drawn.__next__
+    crowd.broker.topic_table._node = 0
     assert crowd.client().etid == 77 != etid
     settle()
     assert crowd.client().etid == etid & (1 << 26) - 1
@@ -209,8 +208,12 @@ def test_who_comes_back_meanwhile_starts_anew_and_loses_nothing() -> None:
     subscribe(again, b"held-19999")
     subscribe(again, b"held-0")
     settle()
-    assert [crowd.hub.topics.by_name[name].subscribers for name in (b"held-0", b"held-19999", b"held-7")] == [1, 1, 0]
-    assert crowd.hub.sessions == {etid: again, watcher.etid: watcher}
+    assert [crowd.broker.topic_table.by_name[name].subscribers for name in (b"held-0", b"held-19999", b"held-7")] == [
+        1,
+        1,
+        0,
+    ]
+    assert crowd.broker.sessions == {etid: again, watcher.etid: watcher}
     assert heard(watcher) == [], "the number is what it was"
 
 
@@ -218,11 +221,11 @@ def test_a_shutdown_in_the_middle_ends_the_others_and_all_is_clean() -> None:
     crowd = Crowd()
     session, _ = leaver(crowd)
     others = crowd.clients(10)
-    crowd.hub.disconnect(session, CloseReason.PEER_CLOSED)  # type: ignore[arg-type]
+    session.disconnect(CloseReason.PEER_CLOSED)
     flush_dirty(time.monotonic)
-    crowd.hub.shutdown(b"bye")
+    crowd.broker.shutdown(b"bye")
     settle()
     assert all(heard(other)[-1] == smq.disconnect(b"bye") for other in others)
-    assert not crowd.hub.sessions
-    assert not any(topic.subscribers or topic.observers for topic in crowd.hub.topics.by_name.values())
-    assert not crowd.hub.topics._leaving
+    assert not crowd.broker.sessions
+    assert not any(topic.subscribers or topic.observers for topic in crowd.broker.topic_table.by_name.values())
+    assert not crowd.broker.topic_table._leaving

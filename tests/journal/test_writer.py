@@ -420,7 +420,7 @@ def test_one_hub_per_folder_and_name(record: Make, tmp_path: Path) -> None:
 
 def test_a_hub_without_a_journal_has_none(site: Site) -> None:
     assert site.smq.journal is None
-    assert site.smq._broker.hub.recorder is None
+    assert site.smq._broker.recorder is None
 
 
 def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:

@@ -82,7 +82,7 @@ class LuaSite:
             device.close()
         for one in list(self.half._brokers.values()):
             one.broker.shutdown()
-            wait_until(lambda one=one: not one.broker.hub.sessions, "the ends of all clients")  # type: ignore[misc]
+            wait_until(lambda one=one: not one.broker.sessions, "the ends of all clients")  # type: ignore[misc]
         self.server.close()
 
 
@@ -205,9 +205,9 @@ def test_nothing_is_kept_of_clients_that_are_gone(lua: Callable[[str], LuaSite])
         site.open().send(b"\xff").expect_end(wire.connack(1, 0))
         site.device(b"uid-%03d" % number).disconnect()
         site.device(b"uid-a1").send(b"\xff").expect_end()
-    wait_until(lambda: not site.broker.hub.sessions, "the ends of all clients")
+    wait_until(lambda: not site.broker.sessions, "the ends of all clients")
     gevent.sleep(0.01)
-    assert not [one for one in site.half._sessions.values() if one is not site.broker.hub.server]
+    assert not [one for one in site.half._sessions.values() if one is not site.broker.server]
 
 
 CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log")
@@ -399,8 +399,8 @@ def test_as_many_topics_as_strangers_like_can_be_listed(lua: Callable[[], LuaSit
     """More than Lua's stack holds."""
     site = lua()
     device = site.device()
-    session = site.broker.hub.sessions[device.etid]
-    site.broker.hub.limits.names = 300_000
+    session = site.broker.sessions[device.etid]
+    site.broker.limits.names = 300_000
     for number in range(300_000):
         site.broker.create(b"t%d" % number)
     session.topics = dict.fromkeys(tid for tid, _ in site.broker.topics())
@@ -430,7 +430,7 @@ def test_what_is_left_of_a_peer_that_is_gone(lua: Callable[[str], LuaSite]) -> N
     device = site.device()
     device.subscribe(b"news")
     device.disconnect()
-    wait_until(lambda: not site.broker.hub.sessions, "the end of the client")
+    wait_until(lambda: not site.broker.sessions, "the end of the client")
     found = site.run(
         "local peer, sock = app.kept, app.keptsock\n"
         "record(peer.uid, peer.topics, sock:peername(), sock:close(), smq:sock2peer(sock))"

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 from tests.clock import undisturbed_s
 from tests.device import KINDS, RAW, WS, Device, Site, masked, publish, wait_until

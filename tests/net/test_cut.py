@@ -91,7 +91,7 @@ def test_weak_spot_observations_of_a_closed_client_are_removed_everywhere(site: 
     session = site.state.uids[b"first-1"]
     first.disconnect()
     wait_until(lambda: b"first-1" not in site.state.uids, "the end of the observer")
-    assert not any(session in topic.observers for topic in site.state.topics.by_key.values())
+    assert not any(session in topic.observers for topic in site.state.topic_table.by_key.values())
     second.subscribe(b"topic 3")
     second.close()
     expect_clean(site)

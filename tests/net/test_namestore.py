@@ -96,7 +96,7 @@ def test_answers_keep_their_order_behind_a_name_that_is_being_saved(persisted: C
     assert device.ack().name == b"sub"
     assert [device.ack(), device.ack()] == [Ack(Type.SUBACK, False, new, b"new")] * 2
     device.expect(smq.PONG)
-    assert site.state.topics.by_name[b"new"].subscribers == 1
+    assert site.state.topic_table.by_name[b"new"].subscribers == 1
 
 
 def test_suback_comes_before_the_first_message_of_its_topic(persisted: Callable[..., Site]) -> None:
@@ -104,7 +104,7 @@ def test_suback_comes_before_the_first_message_of_its_topic(persisted: Callable[
     Disk(site, 0.1)
     device = site.device(b"uid-a1")
     device.send(smq.with_name(Type.SUBSCRIBE, b"new"))
-    wait_until(lambda: b"new" in site.state.topics.by_name, "the name")
+    wait_until(lambda: b"new" in site.state.topic_table.by_name, "the name")
     site.smq.publish("too early", "new")
     tid = device.ack().number
     site.smq.publish("heard", "new")
@@ -180,7 +180,7 @@ def test_a_client_that_goes_while_it_waits_leaves_its_name(persisted: Callable[.
     device.send(smq.with_name(Type.SUBSCRIBE, b"new"), smq.disconnect())
     device.expect_end()
     wait_until(lambda: saved(tmp_path) == {b"new"}, "the commit")
-    assert site.state.topics.by_name[b"new"].subscribers == 0
+    assert site.state.topic_table.by_name[b"new"].subscribers == 0
 
 
 def test_close_waits_for_what_was_handed_in(persisted: Callable[..., Site], tmp_path: Path) -> None:

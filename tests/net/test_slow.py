@@ -13,7 +13,7 @@ import pytest
 from gevent import socket
 
 from smqrt.broker import outbox
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.net import datapath
 from smqrt.wire import smq
 from tests.device import (

@@ -11,7 +11,7 @@ from gevent import pywsgi, socket
 from geventwebsocket.handler import WebSocketHandler
 
 from smqrt import hub
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.net import datapath
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
@@ -47,7 +47,7 @@ class Mounted:
 
     @property
     def state(self) -> Any:
-        return self.smq._broker.hub
+        return self.smq._broker
 
     def close(self) -> None:
         for device in self._devices:

@@ -14,7 +14,7 @@ from gevent import socket
 from gevent.pywsgi import WSGIServer
 
 from smqrt import hub, wsgi
-from smqrt.broker.stats import Drop
+from smqrt.broker.outbox import Drop
 from smqrt.net import datapath
 from smqrt.wire import smq as wire
 from smqrt.wsgi import Handler
@@ -75,7 +75,7 @@ class Mounted:
     def close(self) -> None:
         for device in self._devices:
             device.close()
-        sessions = self.smq._broker.hub.sessions
+        sessions = self.smq._broker.sessions
         wait_until(lambda: not (sessions or datapath._handshakes), "the ends of all clients")
         for server in self.servers.values():
             server.stop(1)
@@ -210,7 +210,7 @@ def test_a_subscriber_that_does_not_read_is_dropped_and_accounted_for(
     publisher.expect_nothing()
     wait_until(lambda: closed, "the end of the stalled client")
     assert closed == [b"lazy-1"]
-    drops = site.smq._broker.hub.stats.drops
+    drops = site.smq._broker.stats.drops
     assert drops[Drop.OVER_BUDGET] > 0
 
 

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from smqrt.broker.broker import Broker
 from smqrt.broker.hooks import Hooks
-from smqrt.broker.hub import Hub
 from smqrt.broker.outbox import flush_dirty
-from smqrt.broker.routes import Handled, Unrouted
-from smqrt.broker.session import Session, State
+from smqrt.broker.routes import HandledRoute, UnroutedRoute
+from smqrt.broker.session import Session, SessionState
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
@@ -48,7 +48,7 @@ class HubModel(RuleBasedStateMachine):
         self.live: list[Client] = []
         self.closed: list[tuple[int, CloseReason]] = []
         hooks = Hooks(onclose=lambda session, reason: self.closed.append((session.etid, reason)))
-        self.hub = Hub(hooks, random_u32=lambda: next(numbers) << 6, encode=lambda run: run, clock=lambda: 0.0)
+        self.broker = Broker(hooks, random_u32=lambda: next(numbers) << 6, encode=lambda run: run, clock=lambda: 0.0)
         self.tids: dict[bytes, int] = {}
         self.server_topics: set[int] = set()
         self.closings: list[tuple[int, CloseReason]] = []
@@ -87,7 +87,7 @@ class HubModel(RuleBasedStateMachine):
     def connect(self, uid: bytes) -> Client:
         old = next((one for one in self.live if one.uid == uid), None)
         outbox = Ear()
-        session = Session(self.hub, outbox, 5)
+        session = Session(self.broker, outbox, 5)
         session.control(smq.connect(uid))
         if old:
             old.expected.append(smq.disconnect(b"reconnect"))
@@ -103,7 +103,7 @@ class HubModel(RuleBasedStateMachine):
         client.session.control(smq.with_name(Type.SUBSCRIBE, name))
         if not client.alive:
             return
-        tid = self.tids.setdefault(name, self.hub.topics.by_name[name].id)
+        tid = self.tids.setdefault(name, self.broker.topic_table.by_name[name].id)
         if tid not in client.topics:
             client.topics.append(tid)
             self.tell(tid)
@@ -113,7 +113,7 @@ class HubModel(RuleBasedStateMachine):
     def create(self, client: Client, name: bytes) -> None:
         client.session.control(smq.with_name(Type.CREATE, name))
         if client.alive:
-            tid = self.tids.setdefault(name, self.hub.topics.by_name[name].id)
+            tid = self.tids.setdefault(name, self.broker.topic_table.by_name[name].id)
             client.expected.append(smq.ack(Type.CREATEACK, tid, name))
 
     def number(self, choice: int) -> int:
@@ -166,19 +166,19 @@ class HubModel(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 40), data=st.binary(max_size=3))
     def server_publishes(self, choice: int, data: bytes) -> None:
         tid = self.number(choice)
-        self.hub.publish(data, tid)
+        self.broker.publish(data, tid)
         self.message(tid, publish(tid, 1, data))
 
     @rule(name=st.sampled_from(NAMES), on=st.booleans())
     def server_subscribes(self, name: bytes, on: bool) -> None:
-        topic = self.hub.topics.named(name)
+        topic = self.broker.topic_table.named(name)
         tid = self.tids.setdefault(name, topic.id)
         changes = on != (tid in self.server_topics)
         if on:
-            self.hub.server.subscribe(topic, lambda *_: None)
+            self.broker.server.subscribe(topic, lambda *_: None)
             self.server_topics.add(tid)
         else:
-            self.hub.server.unsubscribe(topic)
+            self.broker.server.unsubscribe(topic)
             self.server_topics.discard(tid)
         if changes:
             self.tell(tid)
@@ -196,13 +196,13 @@ class HubModel(RuleBasedStateMachine):
             case "disconnect":
                 client.session.control(smq.disconnect())
             case "lost":
-                self.hub.disconnect(client.session, CloseReason.PEER_CLOSED)
+                client.session.disconnect(CloseReason.PEER_CLOSED)
             case "forged":
                 client.session.control(publish(5, 5, b"", kind=Type.PUBFRAG))
             case "unknown":
                 client.session.control(b"\xff")
             case "shutdown":
-                self.hub.shutdown(b"bye", client.etid if client.alive else 1)
+                self.broker.shutdown(b"bye", client.etid if client.alive else 1)
         if client.alive:
             words = {"forged": b"corrupt frame", "shutdown": b"bye"}
             client.expected += [smq.disconnect(words[how])] if how in words else []
@@ -218,7 +218,7 @@ class HubModel(RuleBasedStateMachine):
             return
         flush_dirty()
         assert self.closed == self.closings
-        assert self.unrouted == sum(self.hub.stats.drops.values())
+        assert self.unrouted == sum(self.broker.stats.drops.values())
         for one in self.live:
             assert one.outbox.got == one.expected
             assert not one.outbox.ended
@@ -227,20 +227,22 @@ class HubModel(RuleBasedStateMachine):
     def tables_agree(self) -> None:
         if not hasattr(self, "hub"):
             return
-        assert set(self.hub.sessions) == {one.etid for one in self.live}
-        assert self.hub.uids == {one.uid: one.session for one in self.live}
+        assert set(self.broker.sessions) == {one.etid for one in self.live}
+        assert self.broker.uids == {one.uid: one.session for one in self.live}
         for name, tid in self.tids.items():
-            topic = self.hub.topics.by_name[name]
+            topic = self.broker.topic_table.by_name[name]
             assert topic.id == tid
             assert topic.subscribers == self.count(tid)
             topic.settle()
             assert len(set(topic.raw)) == len(topic.raw) == topic.subscribers
         observed = {(tid, id(one.session)) for one in self.live for tid in one.observes}
         assert observed == {
-            (topic.id, id(observer)) for topic in self.hub.topics.by_key.values() for observer in topic.observers
+            (topic.id, id(observer))
+            for topic in self.broker.topic_table.by_key.values()
+            for observer in topic.observers
         }
         for one in self.live:
-            assert one.session.state is State.CONNECTED
+            assert one.session.state is SessionState.CONNECTED
             assert set(one.session.topics or ()) == set(one.topics)
 
     @invariant()
@@ -249,19 +251,19 @@ class HubModel(RuleBasedStateMachine):
             return
         for one in self.live:
             for key, route in one.session.routes.items():
-                topic = self.hub.topics.by_key[key[1:5]]
-                ours = topic is self.hub.server.topic or topic.id in self.hub.server.topics
-                assert isinstance(route, Handled) == ours
-                way = route.route if isinstance(route, Handled) else route
-                assert way is topic if topic.subscribers else isinstance(way, Unrouted)
+                topic = self.broker.topic_table.by_key[key[1:5]]
+                ours = topic is self.broker.server.topic or topic.id in self.broker.server.topics
+                assert isinstance(route, HandledRoute) == ours
+                way = route.route if isinstance(route, HandledRoute) else route
+                assert way is topic if topic.subscribers else isinstance(way, UnroutedRoute)
                 assert one.session in (topic.cached or ())
 
     def teardown(self) -> None:
         for one in list(self.live):
-            self.hub.disconnect(one.session, CloseReason.PEER_CLOSED)
+            one.session.disconnect(CloseReason.PEER_CLOSED)
         flush_dirty()
-        assert not any(topic.observers or topic.cached for topic in self.hub.topics.by_key.values())
-        assert [key for key, topic in self.hub.topics.by_key.items() if topic.name is None] == [b"\0\0\0\1"]
+        assert not any(topic.observers or topic.cached for topic in self.broker.topic_table.by_key.values())
+        assert [key for key, topic in self.broker.topic_table.by_key.items() if topic.name is None] == [b"\0\0\0\1"]
 
 
 TestHubModel = HubModel.TestCase

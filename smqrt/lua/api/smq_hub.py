@@ -19,7 +19,7 @@ from gevent import get_hub
 
 from smqrt import place
 from smqrt.broker.hooks import Hooks, Pending
-from smqrt.broker.session import Session, State
+from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
@@ -28,7 +28,7 @@ from smqrt.lua.bridge import LuaError, from_utf8
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.peer import PeerEnd
 from smqrt.lua.vm import Vm
-from smqrt.net.broker import Broker, Options
+from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.origins import Origins
 from smqrt.net.refusals import ErrorLimit
 from smqrt.wire import smq as wire
@@ -104,11 +104,13 @@ class LuaBroker:
         label: says in the log whose a callback is.
     """
 
-    def __init__(self, vm: Vm, half: HubHalf, refs: dict[str, int], options: Options, journal: Any, label: str) -> None:
+    def __init__(
+        self, vm: Vm, half: HubHalf, refs: dict[str, int], options: HubOptions, journal: Any, label: str
+    ) -> None:
         self._vm, self._half, self._refs, self.label = vm, half, refs, label
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
-        self.broker = Broker(Hooks(**adapters), options)
+        self.broker = GeventBroker(Hooks(**adapters), options)
         try:
             self.journal = writer.record(self.broker, journal)
         except BaseException:
@@ -130,7 +132,7 @@ class LuaBroker:
 
     def _verdict(self, session: Session) -> Callable[[Any], Any]:
         def verdict(answer: Any) -> Any:
-            if answer[0] != wire.ConnackCode.ACCEPTED or session.state is State.CLOSED:
+            if answer[0] != wire.ConnackCode.ACCEPTED or session.closed:
                 self._half.forget(session)
             return answer
 
@@ -264,7 +266,7 @@ class HubHalf:
         if "origins" in values:
             values["origins"] = Origins(values["origins"].decode("utf-8", "replace"))
         journal = json.loads(values.pop("journal", b"[false]"))[0]
-        broker = LuaBroker(self._vm, self, refs, Options(**values), journal, label.decode("utf-8", "replace"))
+        broker = LuaBroker(self._vm, self, refs, HubOptions(**values), journal, label.decode("utf-8", "replace"))
         if not shared:
             place.own(broker)
         number = next(self._numbers)
@@ -287,7 +289,7 @@ class HubHalf:
         """End a broker; blocks."""
         self._brokers[number].close()
 
-    def of(self, number: int) -> Broker:
+    def of(self, number: int) -> GeventBroker:
         """The broker of an integer."""
         return self._brokers[number].broker
 
@@ -314,7 +316,7 @@ class HubHalf:
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""
-        self.of(number).hub.server.deliver_default(data, ptid, tid, stid)
+        self.of(number).server.deliver_default(data, ptid, tid, stid)
 
     def peers(self, number: int) -> bytes:
         """The integers of all clients, eight bytes each."""
@@ -329,7 +331,7 @@ class HubHalf:
     def belongs(self, number: int, client: int) -> bool:
         """Whether a client is one of this broker's."""
         session = self._session(client)
-        return session is not None and session.hub is self.of(number).hub
+        return session is not None and session.broker is self.of(number)
 
     def names(self, number: int, subtopics: bool) -> bytes:
         """Id, length and name of all topics, or sub-topics."""

@@ -1,0 +1,299 @@
+"""A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (specification: smq.md §2).
+
+Callbacks are plain functions that never raise and may answer `Pending`. `smqrt.net.broker` puts a broker behind
+sockets; what applications call is `smqrt.hub` (Python) and `require"smq.hub"` (Lua).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from smqrt.broker.hooks import Hooks, Peer
+from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
+from smqrt.broker.state import BrokerState, Recorder
+from smqrt.broker.topics import NameLimits, NameStore, SubTopics, Topic, Topics
+from smqrt.errors import ArgumentError, ClosedError, CloseReason
+from smqrt.wire import smq
+
+Name = bytes | int
+SELF = b"self"
+SERVER_ETID = 1
+MAX_ID = 0xFFFFFFFF
+
+
+class _CountObserver:
+    """Observer that calls a function with the count and the topic; that of an ETID is called once."""
+
+    def __init__(self, function: Callable[[int, Name], object], observers: dict[int, _CountObserver]) -> None:
+        self.function = function
+        self._observers = observers
+
+    def changed(self, topic: Topic, subscribers: int) -> None:
+        """See `Observer`."""
+        if topic.name is None:
+            self._observers.pop(topic.id, None)
+        self.function(subscribers, topic.id if topic.name is None else topic.name)
+
+
+class Broker(BrokerState):
+    """One SMQ broker.
+
+    Args:
+        hooks: the extension points.
+        random_u32: gives random 32-bit numbers.
+        encode: the WebSocket encoder for runs.
+        clock: monotonic seconds.
+        store: keeps names over restarts, or None.
+        node: this node's number in a cluster.
+        limits: how many names clients may make it keep.
+        random_server_etid: give the server's own client a random ETID instead of 1.
+        queue_size: places in the server's publish queue.
+    """
+
+    server: ServerClient
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        *,
+        random_u32: Callable[[], int],
+        encode: Callable[[bytes], bytes],
+        clock: Callable[[], float],
+        store: NameStore | None = None,
+        node: int = 0,
+        limits: NameLimits | None = None,
+        random_server_etid: bool = False,
+        queue_size: int = 200,
+    ) -> None:
+        super().__init__(
+            hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, node=node, limits=limits
+        )
+        self.server = ServerClient(self, 0 if random_server_etid else SERVER_ETID, queue_size)
+        self._observers: dict[int, _CountObserver] = {}
+
+    # ---- clients
+
+    def peers(self) -> Iterator[Peer]:
+        """Every connected client and the server's own."""
+        return iter([self.server, *self.sessions.values()])
+
+    def etid2peer(self, etid: int) -> Peer | None:
+        """The client with that ETID."""
+        return self.server if etid == self.server.etid else self.sessions.get(etid)
+
+    def drops(self) -> dict[str, int]:
+        """How many copies of messages were not delivered so far, by reason: the names of `Drop` in lower case."""
+        return {reason.name.lower(): count for reason, count in self.stats.drops.items()}
+
+    def refused(self) -> dict[str, int]:
+        """How often each limit was reached so far: the names of `Refusal` in lower case."""
+        return {refusal.name.lower(): count for refusal, count in self.stats.refused.items()}
+
+    def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
+        """End one client (`etid`) or all; `text` goes out in a Disconnect packet, without it the sockets just close.
+
+        Raises:
+            ArgumentError: `text` is longer than a packet can be.
+        """
+        if text is not None:
+            _fitting("msg", text)
+        chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
+        for session in chosen:
+            if session:
+                session.disconnect(CloseReason.SHUTDOWN, text)
+
+    def close(self) -> None:
+        """End all clients without a word, so that they come back when there is a broker again, and let nobody in any
+        more; what would begin something raises ClosedError from now on. A second call does nothing.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self.shutdown()
+        self.server.close()
+        self._observers.clear()
+        if self.store:
+            self.store.close()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Write what is published from now on to `recorder`; None ends it."""
+        self.recorder = recorder
+        for session in self.sessions.values():
+            session.forget_routes()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this hub has been closed; its application has ended, or called close()")
+
+    # ---- names
+
+    def create(self, name: bytes, tid: int = 0) -> int:
+        """Get or create a topic; gives its id. A new one gets the id `tid` when that is free."""
+        return self._named(name, _checked_id("tid", tid)).id
+
+    def _named(self, name: bytes, tid: int = 0) -> Topic:
+        self._check_open()
+        topic = self.topic_table.by_name.get(name)
+        if topic is None:
+            self._check_room("topic", self.topic_table, name)
+            topic = self.topic_table.named(name, tid)
+        return topic
+
+    def createsub(self, name: bytes | None, stid: int = 0) -> int:
+        """Get or create a sub-topic; gives its id, 0 for no name."""
+        _checked_id("stid", stid)
+        if name is None:
+            return 0
+        self._check_open()
+        number = self.subtopic_table.by_name.get(name)
+        if number is None:
+            self._check_room("subtopic", self.subtopic_table, name)
+            number = self.subtopic_table.named(name, stid)
+        return number
+
+    def _check_room(self, what: str, table: Topics | SubTopics, name: bytes) -> None:
+        refusal = self.limits.of_all(table, _fitting(what, name))
+        if refusal:
+            self.refuse(None, refusal)
+            raise ArgumentError(f"{what}: {refusal.value}; {len(table.by_name)} are there")
+
+    def gettid(self) -> int:
+        """The server's ETID."""
+        return self.server.etid
+
+    def tid2topic(self, tid: int) -> bytes | None:
+        """The name of a topic id, None for an ETID or an unknown id."""
+        topic = self._known(tid)
+        return topic.name if topic else None
+
+    def topic2tid(self, name: bytes) -> int | None:
+        """The id of a topic name, if it exists."""
+        topic = self.topic_table.by_name.get(name)
+        return topic.id if topic else None
+
+    def tid2subtopic(self, stid: int) -> bytes | None:
+        """The name of a sub-topic id, if it exists."""
+        return self.subtopic_table.by_id.get(stid)
+
+    def subtopic2tid(self, name: bytes) -> int | None:
+        """The id of a sub-topic name, if it exists."""
+        return self.subtopic_table.by_name.get(name)
+
+    def topics(self) -> Iterator[tuple[int, bytes]]:
+        """`(tid, name)` of every named topic."""
+        return self.topic_table.names()
+
+    def subtopics(self) -> Iterator[tuple[int, bytes]]:
+        """`(stid, name)` of every sub-topic."""
+        return iter(list(self.subtopic_table.by_id.items()))
+
+    def _known(self, tid: int) -> Topic | None:
+        return self.topic_table.get(tid) if 0 <= tid <= MAX_ID else None
+
+    def _topic(self, topic: Name) -> Topic | None:
+        """The topic of a name, which is made when it is missing, or of a number."""
+        if topic == SELF:
+            return self.server.topic
+        return self._known(topic) if isinstance(topic, int) else self._named(topic)
+
+    def _existing(self, topic: Name) -> Topic | None:
+        """The topic of a name or number, None when there is none."""
+        if isinstance(topic, bytes) and topic != SELF:
+            return self.topic_table.by_name.get(topic)
+        return self._topic(topic)
+
+    def _subtopic(self, subtopic: Name | None) -> int:
+        return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)
+
+    # ---- publish and subscribe: the server's own client
+
+    def publish(self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None) -> int:
+        """Publish as the server, or as `ptid`; gives the number of messages that wait in the server's queue.
+
+        Raises:
+            ArgumentError: `data` has more than 0xFFF0 bytes, a number is no 32-bit id, a new name can't be made.
+        """
+        if self.closed:
+            self._check_open()
+        check_size(data)
+        if isinstance(topic, int):
+            tid = _checked_id("topic", topic)
+        else:
+            found = None if topic == SELF else self.topic_table.by_name.get(topic)
+            tid = (found or self._topic(topic)).id  # type: ignore[union-attr]
+        stid = 0 if subtopic is None else self._subtopic(subtopic)
+        sender = self.server.etid if ptid is None else _checked_id("ptid", ptid)
+        return self.server.publish(tid, sender, smq.publish_frame(tid, sender, stid, data))
+
+    def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
+        """Send to one client on behalf of another; false unless both are connected."""
+        self._check_open()
+        _checked_id("subtid", stid)
+        if to_etid not in self.sessions or from_etid not in self.sessions:
+            return False
+        self.publish(data, to_etid, stid, from_etid)
+        return True
+
+    def subscribe(self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None) -> int:
+        """Receive a topic; gives its id.
+
+        Raises:
+            ArgumentError: a number that is no topic's.
+        """
+        found = self._topic(topic)
+        if found is None or (found.name is None and found is not self.server.topic):
+            raise ArgumentError(f"topic: {topic!r} is no topic's id; subscribe by name, or create the topic first")
+        self._check_open()
+        self.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic))
+        return found.id
+
+    def unsubscribe(self, topic: Name) -> None:
+        """Stop receiving a topic; nothing happens when it is unknown."""
+        found = self._existing(topic)
+        if found:
+            self.server.unsubscribe(found)
+
+    def onmsg(self, handler: Handler | None) -> None:
+        """Set the handler of messages without one of their own."""
+        self._check_open()
+        self.server.on_message(handler)
+
+    def queuesize(self) -> tuple[int, int]:
+        """`(free, used)` places of the publish queue."""
+        return self.server.queue_room()
+
+    def observe(self, topic: Name, function: Callable[[int, Name], object]) -> bool | None:
+        """Call `function(subscribers, topic)` on every change; None for one's own ETID or an unknown number."""
+        found = self._topic(topic)
+        if found is None or found is self.server.topic:
+            return None
+        self._check_open()
+        self.unobserve(found.id)
+        observer = self._observers[found.id] = _CountObserver(function, self._observers)
+        found.observe(observer)
+        return True
+
+    def unobserve(self, topic: Name) -> None:
+        """Stop calling the observer of a topic."""
+        found = self._existing(topic)
+        observer = self._observers.pop(found.id, None) if found else None
+        if found and observer:
+            found.unobserve(observer)
+
+
+def check_size(data: bytes) -> None:
+    """Raise ArgumentError when `data` is more than a message carries."""
+    if len(data) > smq.MAX_PAYLOAD_BYTES:
+        raise ArgumentError(f"data: {len(data)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}, split it")
+
+
+def _fitting(what: str, text: bytes) -> bytes:
+    if len(text) > smq.MAX_NAME_BYTES:
+        raise ArgumentError(f"{what}: {len(text)} bytes; at most {smq.MAX_NAME_BYTES} fit a packet")
+    return text
+
+
+def _checked_id(what: str, number: int) -> int:
+    if not 0 <= number <= MAX_ID:
+        raise ArgumentError(f"{what}: {number} is not a 32-bit id (0 to 4294967295)")
+    return number
