@@ -1,6 +1,6 @@
 """A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (specification: smq.md §2).
 
-Callbacks are plain functions that never raise and may answer `Pending`. `smqrt.net.broker` puts a broker behind
+Callbacks are plain functions that never raise and may answer `Deferred`. `smqrt.net.broker` puts a broker behind
 sockets; what applications call is `smqrt.hub` (Python) and `require"smq.hub"` (Lua).
 """
 

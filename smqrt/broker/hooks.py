@@ -1,6 +1,4 @@
-"""Every way in for others: the hooks of a broker, what they see of a client, and `Pending`, the answer of a hook that
-has to wait.
-"""
+"""Every way in for others: the hooks of a broker, and what they see of a client."""
 
 from __future__ import annotations
 
@@ -8,67 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Outbox
 from smqrt.errors import CloseReason
-
-Continuation = Callable[[Any, BaseException | None], None]
-
-
-class Pending:
-    """An answer that comes later. Resolved or rejected once; later calls are ignored."""
-
-    __slots__ = ("_done", "_error", "_value", "_waiting")
-
-    def __init__(self) -> None:
-        self._done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._waiting: list[Continuation] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether the answer is there."""
-        return self._done
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was rejected."""
-        return self._error is not None
-
-    def result(self) -> Any:
-        """The value, once `done`; raises what it was rejected with."""
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def then(self, continuation: Continuation) -> None:
-        """Call `continuation(value, error)` when the answer comes, at once if it is there already."""
-        if self._done:
-            continuation(self._value, self._error)
-        else:
-            self._waiting.append(continuation)
-
-    def resolve(self, value: object = None) -> None:
-        """Give the answer `value`."""
-        self._finish(value, None)
-
-    def reject(self, error: BaseException) -> None:
-        """Give `error` instead of an answer."""
-        self._finish(None, error)
-
-    def _finish(self, value: object, error: BaseException | None) -> None:
-        if self._done:
-            return
-        self._done, self._value, self._error = True, value, error
-        waiting, self._waiting = self._waiting, []
-        failure: Exception | None = None
-        for continuation in waiting:
-            try:
-                continuation(value, error)
-            except Exception as fault:  # the others wait for the answer as well
-                failure = failure or fault
-        if failure is not None:
-            raise failure
 
 
 class Peer(Protocol):
@@ -127,11 +67,11 @@ Verdict = tuple[int, bytes]
 class Hooks:
     """Every extension point of a broker (specification: smq.md §2.2). An unset hook costs nothing.
 
-    A hook may answer with `Pending`; the client's input waits meanwhile. A hook does not raise: the bindings (Python,
+    A hook may answer with `Deferred`; the client's input waits meanwhile. A hook does not raise: the bindings (Python,
     Lua) catch and log what the application's function raises, and answer in its place.
     """
 
-    authenticate: Callable[[bytes, Client], Verdict | Pending] | None = None
+    authenticate: Callable[[bytes, Client], Verdict | Deferred[Verdict]] | None = None
     """`(credentials, session)` gives `(code, text)`: 0 accepts, 1 to 6 refuse."""
     permittop: Callable[[bytes, bool, Client], object] | None = None
     """`(topic, issub, session)` gives whether the client may subscribe (or create)."""
@@ -141,7 +81,7 @@ class Hooks:
     """`(session)`, after Connack."""
     onclose: Callable[[Client, CloseReason], object] | None = None
     """`(session, reason)` for every ended connection that had been accepted."""
-    onpublish: Callable[[bytes, int, int, Peer], bytes | Pending | None] | None = None
+    onpublish: Callable[[bytes, int, int, Peer], bytes | Deferred[bytes] | None] | None = None
     """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
     ondrop: Callable[[bytes, int, int, Peer], object] | None = None
     """`(run, tid, ptid, peer)` for messages that nobody received."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from smqrt.broker.hooks import Peer, Pending
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Peer
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState, Recorder, ServerPeer
 from smqrt.broker.topics import Route
@@ -137,7 +138,7 @@ class GuardedRoute:
         """Deliver what the hook lets pass; true when the hook or the journal waits."""
         hook = self._broker.hooks.onpublish
         answer = hook(run, self._tid, self._ptid, self._peer) if hook else run
-        if not isinstance(answer, Pending):
+        if not isinstance(answer, Deferred):
             return self._pass(run, answer)
         if answer.done:
             return self._pass(run, None if answer.failed else answer.result())

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from smqrt.broker.hooks import Peer, Pending
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Peer
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerState
@@ -17,7 +18,7 @@ from smqrt.broker.topics import Route, Topic
 from smqrt.wire import smq
 
 Handler = Callable[[bytes, int, int, int], object]
-"""`(data, ptid, tid, stid)`. It may answer `Pending`: later messages for it wait, in order."""
+"""`(data, ptid, tid, stid)`. It may answer `Deferred`: later messages for it wait, in order."""
 
 CATCH_ALL = -1
 HANDLER_BUDGET_BYTES = 16 << 20
@@ -54,7 +55,7 @@ class HandlerQueue:
             self._wait(data, ptid, tid, stid)
             return
         answer = self._handler(data, ptid, tid, stid)
-        if isinstance(answer, Pending) and not answer.done:
+        if isinstance(answer, Deferred) and not answer.done:
             self._busy = True
             answer.then(lambda value, error: put_off(self._next()))
 

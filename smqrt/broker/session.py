@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TypeVar
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerState, Stats
@@ -100,7 +100,7 @@ class Session:
         self._observed: set[Topic] | None = None
         self._fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
-        self._unsafe: deque[tuple[Pending | None, Callable[[bool], None]]] | None = None
+        self._unsafe: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
         self._waits_for_disk = False
 
     # ---- packets
@@ -145,7 +145,7 @@ class Session:
     def _ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
         """Call `then` with the hook's answer (true when there is no hook); true when it comes later."""
         answer = hook(*arguments) if hook else True
-        if isinstance(answer, Pending):
+        if isinstance(answer, Deferred):
             if not answer.done:
                 answer.then(lambda value, error: self._answered(then, value))
                 return True
@@ -230,7 +230,7 @@ class Session:
         else:
             self.outbox.reply(packet)
 
-    def _when_safe(self, pending: Pending | None, then: Callable[[bool], None]) -> None:
+    def _when_safe(self, pending: Deferred[None] | None, then: Callable[[bool], None]) -> None:
         """Call `then` with whether the disk took a name, behind the answers that wait already."""
         if pending is None and not self._unsafe:
             then(True)
@@ -302,7 +302,7 @@ class Session:
         self.names_made_bytes += len(name)
         return True
 
-    def _acknowledge(self, kind: Type, number: int, name: bytes, pending: Pending | None) -> None:
+    def _acknowledge(self, kind: Type, number: int, name: bytes, pending: Deferred[None] | None) -> None:
         self._when_safe(pending, lambda safe: self.outbox.reply(smq.ack(kind, number if safe else 0, name)))
 
     def _createsub(self, packet: bytes) -> bool:

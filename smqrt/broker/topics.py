@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
 
 NODE_BITS = 6
@@ -199,7 +199,7 @@ class NameStore(Protocol):
         """Begin to keep `name` under `number`."""
         ...
 
-    def unsaved(self, kind: str, name: bytes) -> Pending | None:
+    def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
         """Settles when `name` is safe, or is rejected when that failed for now; None when it is safe already."""
         ...
 
@@ -250,7 +250,7 @@ class Topics:
             topic = self._insert(number, name)
         return topic
 
-    def unsaved(self, name: bytes) -> Pending | None:
+    def unsaved(self, name: bytes) -> Deferred[None] | None:
         """See `NameStore.unsaved`; None without a store."""
         return self._store.unsaved("topic", name) if self._store else None
 
@@ -312,7 +312,7 @@ class SubTopics:
             self._insert(name, number)
         return number
 
-    def unsaved(self, name: bytes) -> Pending | None:
+    def unsaved(self, name: bytes) -> Deferred[None] | None:
         """See `NameStore.unsaved`; None without a store."""
         return self._store.unsaved("subtopic", name) if self._store else None
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gevent import get_hub
 from greenlet import getcurrent
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.hub.peer import Info, Peer
 from smqrt.net import workers
 from smqrt.net.peersocket import PeerSocket
@@ -124,13 +124,13 @@ class Guard:
         self._limit = ErrorLimit()
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer of `function`, or `Pending` of it when it blocks in the Hub greenlet."""
+        """The answer of `function`, or `Deferred` of it when it blocks in the Hub greenlet."""
         try:
             answer = _call(function, *arguments)
         except Exception:
             self.log_error(what)
             return None
-        if isinstance(answer, Pending):
+        if isinstance(answer, Deferred):
             answer.then(partial(self._log_later, what))
         return answer
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smqrt import place
-from smqrt.broker.hooks import Hooks, Pending
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Hooks
 from smqrt.broker.hooks import Peer as BrokerPeer
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic as HubTopic
@@ -192,9 +193,9 @@ class Smq:
 
     def _authenticate(self, credentials: bytes, session: Session) -> Any:
         answer = self._guard.call("authenticate", self._decide, credentials, info_of(session))
-        if not isinstance(answer, Pending):
+        if not isinstance(answer, Deferred):
             return _verdict(answer)
-        verdict = Pending()
+        verdict: Deferred[Any] = Deferred()
         answer.then(lambda value, error: verdict.resolve(_verdict(value)))
         return verdict
 

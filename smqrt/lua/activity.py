@@ -4,7 +4,7 @@ An activity is started inline. As long as it doesn't block it costs about a micr
 blocks, it has yielded an `Op`: the Lua frames are off the C stack, and the op's answer resumes the activity.
 
     call, start ──> send ──> ended: result, coroutine back to the pool
-                      ├────> yielded an op that parks: performed in place; while it waits (a `Pending`) the activity
+                      ├────> yielded an op that parks: performed in place; while its `Deferred` waits the activity
                       │      has no greenlet, and the Hub greenlet resumes it
                       └────> yielded another op: a worker greenlet runs it and resumes the activity
     run          the same, with the calling greenlet in place of the others
@@ -21,9 +21,8 @@ from gevent import get_hub
 from gevent.hub import Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import LuaError, Op, error_text
-from smqrt.lua.parking import Parking
 from smqrt.net import workers
 from smqrt.net.turn import Share, share
 
@@ -33,15 +32,17 @@ MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
 MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
 
 Values = tuple[Any, ...]
+Outcome = Deferred[Values]
 
 
 class _Parked:
-    """An activity that waits without a greenlet."""
+    """An activity that waits without a greenlet, in which op and since when."""
 
-    __slots__ = ("co", "outcome", "parking")
+    __slots__ = ("answer", "co", "op_name", "outcome", "since_s")
 
-    def __init__(self, co: Any, parking: Parking, outcome: Pending) -> None:
-        self.co, self.parking, self.outcome = co, parking, outcome
+    def __init__(self, co: Any, outcome: Outcome, answer: Deferred[Any], op_name: str) -> None:
+        self.co, self.answer, self.op_name, self.outcome = co, answer, op_name, outcome
+        self.since_s = monotonic()
 
 
 class _Driver:
@@ -53,8 +54,8 @@ class _Driver:
         self.co, self.op_name, self.since_s = co, "", monotonic()
 
 
-class _Later(Parking):
-    """Answered in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
+class _Later(Deferred[None]):
+    """Resolved in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
 
     __slots__ = ("op",)
 
@@ -92,7 +93,7 @@ class Activities:
 
     def waiting(self) -> list[tuple[Any, str, float]]:
         """The coroutine of each activity that waits, the call in which it does, and for how many seconds."""
-        parked = [(one.co, one.parking.op_name, one.parking.since_s) for one in self._parked]
+        parked = [(one.co, one.op_name, one.since_s) for one in self._parked]
         driven = [(one.co, one.op_name, one.since_s) for one in self._drivers.values()]
         now_s = monotonic()
         return [(co, name, now_s - since_s) for co, name, since_s in parked + driven]
@@ -107,12 +108,12 @@ class Activities:
         """Whether Lua is on the C stack, so that nobody may switch greenlets."""
         return self._depth > 0
 
-    def call(self, ref: int, *args: Any) -> Values | Pending:
+    def call(self, ref: int, *args: Any) -> Values | Outcome:
         """Run the Lua function `ref` without ever blocking the caller.
 
         args: None, bool, int, float or bytes. Callable from the Hub greenlet and from inside a Lua-to-Python call.
-        Returns the values of the function when it ended without blocking, else a `Pending` of them.
-        Raises LuaError when the function failed before it blocked; later errors reject the `Pending`.
+        Returns the values of the function when it ended without blocking, else a `Deferred` of them.
+        Raises LuaError when the function failed before it blocked; later errors reject the `Deferred`.
         """
         co = self._idle.pop() if self._idle else self._new()
         answer = self._send(co, (ref, *args))
@@ -121,7 +122,7 @@ class Activities:
             return ()
         if type(answer) is tuple and type(answer[0]) is bool:
             return self._ended(co, answer)
-        outcome = Pending()
+        outcome: Outcome = Deferred()
         self._go_on(co, answer, outcome)
         if not outcome.done:
             return outcome
@@ -136,7 +137,7 @@ class Activities:
         except LuaError as error:
             log.error("%s", error)
         else:
-            if type(result) is Pending:
+            if type(result) is Deferred:
                 result.then(_log_error)
 
     def run(self, ref: int, *args: Any) -> Values:
@@ -173,7 +174,7 @@ class Activities:
     def _abandon(self, parked: _Parked) -> None:
         if parked in self._parked:
             self._parked.discard(parked)
-            parked.parking.cancel()
+            parked.answer.cancel()
             self._close(parked.co)
             parked.outcome.reject(GreenletExit())
 
@@ -205,7 +206,7 @@ class Activities:
 
     def _advance(self, co: Any, answer: Any) -> Any:
         """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
-        or waits (a `Parking`).
+        or waits (a `Deferred` and the name of the op).
 
         An activity that always finds something to do gives way: before an op, because what it has done is never lost
         when somebody ends the activity meanwhile.
@@ -218,22 +219,21 @@ class Activities:
             if type(op) is bool or not op.parks:
                 return answer
             if not is_first and self._share.spent():
-                return _Later(self._share, answer)
+                return _Later(self._share, answer), ""
             is_first = False
             values = self._perform(*answer)
-            if values and isinstance(values[0], Parking):
+            if values and isinstance(values[0], Deferred):
                 if not values[0].done:
-                    values[0].op_name = op.name
-                    return values[0]
+                    return values[0], op.name
                 values = self._answer_of(values[0])
             answer = self._send(co, values)
 
-    def _go_on(self, co: Any, answer: Any, outcome: Pending) -> None:
+    def _go_on(self, co: Any, answer: Any, outcome: Outcome) -> None:
         """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
         try:
             answer = self._advance(co, answer)
-            if isinstance(answer, Parking):
-                self._park(_Parked(co, answer, outcome))
+            if isinstance(answer[0], Deferred):
+                self._park(_Parked(co, outcome, *answer))
             elif type(answer[0]) is bool:
                 outcome.resolve(self._ended(co, answer))
             else:
@@ -243,7 +243,7 @@ class Activities:
 
     def _park(self, parked: _Parked) -> None:
         self._parked.add(parked)
-        parked.parking.then(lambda value, error: self._in_hub(self._unpark, parked))
+        parked.answer.then(lambda value, error: self._in_hub(self._unpark, parked))
 
     def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
         """Call `fn` where greenlets may be switched: at once in the Hub greenlet, unless Lua is on the C stack."""
@@ -258,13 +258,13 @@ class Activities:
             return  # ended meanwhile
         self._parked.discard(parked)
         try:
-            answer = self._continued(parked.co, parked.parking)
+            answer = self._continued(parked.co, parked.answer)
         except LuaError as error:
             parked.outcome.reject(error)
         else:
             self._go_on(parked.co, answer, parked.outcome)
 
-    def _drive_later(self, co: Any, answer: Any, outcome: Pending) -> None:
+    def _drive_later(self, co: Any, answer: Any, outcome: Outcome) -> None:
         """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
         try:
             answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
@@ -283,9 +283,9 @@ class Activities:
     def _to_the_end(self, co: Any, answer: Any) -> Any:
         while True:
             answer = self._advance(co, answer)
-            if isinstance(answer, Parking):
-                self._await(answer)
-                answer = self._continued(co, answer)
+            if isinstance(answer[0], Deferred):
+                self._await(*answer)
+                answer = self._continued(co, answer[0])
             elif type(answer[0]) is bool:
                 return answer
             else:
@@ -315,27 +315,27 @@ class Activities:
             else:
                 self._drivers[me] = outer
 
-    def _await(self, parking: Parking) -> None:
+    def _await(self, answer: Deferred[Any], op_name: str) -> None:
         hub = get_hub()
         waiter: Waiter[None] = Waiter(hub)
         driver = self._drivers[getcurrent()]
-        driver.op_name, driver.since_s = parking.op_name, parking.since_s
-        parking.then(lambda value, error: self._in_hub(waiter.switch, None))
+        driver.op_name, driver.since_s = op_name, monotonic()
+        answer.then(lambda value, error: self._in_hub(waiter.switch, None))
         try:
             waiter.get()
         except BaseException:
-            parking.cancel()
+            answer.cancel()
             raise
 
-    def _continued(self, co: Any, parking: Parking) -> Any:
-        """Go on with an activity whose parking is over; gives what it yields next."""
-        return parking.op if type(parking) is _Later else self._send(co, self._answer_of(parking))
+    def _continued(self, co: Any, answer: Deferred[Any]) -> Any:
+        """Go on with an activity whose `Deferred` is settled; gives what it yields next."""
+        return answer.op if type(answer) is _Later else self._send(co, self._answer_of(answer))
 
-    def _answer_of(self, parking: Parking) -> Values:
+    def _answer_of(self, answer: Deferred[Any]) -> Values:
         try:
-            result = parking.result()
+            result = answer.result()
         except Exception as error:
-            return (self._failure, error_text(error, parking.resolve))
+            return (self._failure, error_text(error, answer.resolve))
         return result if type(result) is tuple else (result,)
 
     def _perform(self, op: Op, *args: Any) -> Values:

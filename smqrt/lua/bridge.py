@@ -49,7 +49,7 @@ class Op:
 
     Not callable on purpose: Lua code that gets hold of one can do nothing with it but yield it.
 
-    parks: `fn` never blocks; it may answer a `Parking`, and the activity needs no greenlet while it waits.
+    parks: `fn` never blocks; it may answer a `Deferred`, and the activity needs no greenlet while it waits.
     name: what an activity waits in, for reports.
     """
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from gevent import get_hub
-
-from smqrt.lua.parking import Parking
+from smqrt.net.readiness import TimedDeferred
 
 
 def clock_ms() -> int:
@@ -15,28 +12,13 @@ def clock_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Sleep(Parking):
-    """Answered when the time is over."""
+class Sleep(TimedDeferred[None]):
+    """Resolved when the time is over."""
 
-    __slots__ = ("_timer",)
+    __slots__ = ()
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._timer: Any = get_hub().loop.timer(seconds)
-        self._timer.start(self._over, update=True)
-
-    def _over(self) -> None:
-        self._end()
+    def _expired(self) -> None:
         self.resolve()
-
-    def cancel(self) -> None:
-        """The activity was ended before."""
-        self._end()
-        super().cancel()
-
-    def _end(self) -> None:
-        self._timer.stop()
-        self._timer.close()
 
 
 def pause() -> None:

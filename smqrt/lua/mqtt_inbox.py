@@ -9,9 +9,9 @@ from typing import Any
 
 from gevent import get_hub
 
+from smqrt.broker.deferred import Deferred
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaError, fail
-from smqrt.lua.parking import Parking
 from smqrt.lua.vm import Vm
 from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 
@@ -70,7 +70,7 @@ class Inbox(Callbacks):
     def __init__(self) -> None:
         super().__init__(log)
         self._calls: deque[tuple[LuaCall, tuple[Any, ...]]] = deque()
-        self._taking: Parking | None = None
+        self._taking: Deferred[tuple[Any, ...]] | None = None
         self._word: str | None = None
         self._bytes = 0
 
@@ -94,7 +94,7 @@ class Inbox(Callbacks):
         """Up to four calls, six values each; nil and a word when nothing more will come. Parks until there is one."""
         if self._calls or self._word is not None:
             return self._values()
-        self._taking = Parking()
+        self._taking = Deferred()
         return self._taking
 
     def _answer(self) -> None:
@@ -102,7 +102,7 @@ class Inbox(Callbacks):
             get_hub().loop.run_callback(self._hand_over, self._taking)
             self._taking = None
 
-    def _hand_over(self, taking: Parking) -> None:
+    def _hand_over(self, taking: Deferred[tuple[Any, ...]]) -> None:
         if not taking.done:
             taking.resolve(self._values())
 

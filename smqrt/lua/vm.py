@@ -130,7 +130,7 @@ class Vm:
 
         functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
         blocking: become `py.<key>` as well; they run with no Lua on the C stack and may block.
-        parking: the same, but they do not block and may answer a `Parking`: what waits in one needs no greenlet.
+        parking: the same, but they do not block and may answer a `Deferred`: what waits in one needs no greenlet.
         source: the Lua half; without it the shipped file `lib/<name>.lua`, dots standing for slashes.
         What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
         ValueError when there is none.

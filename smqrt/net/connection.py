@@ -14,7 +14,7 @@ from typing import Any
 
 from gevent import Timeout, get_hub
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Held, Outbox, backlog
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason, ProtocolError
@@ -84,7 +84,7 @@ class RawConnection(Outbox):
         self.writer: Any = None
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
-        self.handshake: Pending | None = Pending()
+        self.handshake: Deferred[None] | None = Deferred()
         self.paused = self.closed = False
         self.torn = 0
 

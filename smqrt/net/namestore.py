@@ -1,7 +1,7 @@
 """Topic names keep their numbers over restarts: one SQLite file per hub.
 
 Names are committed in groups by a thread: while the disk syncs one group, the next one gathers. Whoever has to know
-that a name is safe waits for the `Pending` of `add`.
+that a name is safe waits for the `Deferred` of `add`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import gevent
 from gevent import get_hub
 from gevent.threadpool import ThreadPool
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, SmqrtError
 
 log = logging.getLogger("smqrt")
@@ -77,7 +77,7 @@ class SqliteNames:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
         self._disk = ThreadPool(1)
         self._rows: list[Row] = []
-        self._unsaved: dict[tuple[str, bytes], Pending] = {}
+        self._unsaved: dict[tuple[str, bytes], Deferred[None]] = {}
         self._writer: gevent.Greenlet[..., None] | None = None
         self._closed = self._complained = False
 
@@ -101,7 +101,8 @@ class SqliteNames:
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """See `NameStore`."""
-        pending = self._unsaved[kind, name] = Pending()
+        pending: Deferred[None] = Deferred()
+        self._unsaved[kind, name] = pending
         if self._closed:
             pending.reject(NotSavedError(f"{self._path} was closed"))
             return
@@ -110,7 +111,7 @@ class SqliteNames:
             _unfinished.add(self)
             self._writer = gevent.spawn(self._write)
 
-    def unsaved(self, kind: str, name: bytes) -> Pending | None:
+    def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
         """See `NameStore`."""
         return self._unsaved.get((kind, name))
 
@@ -164,7 +165,7 @@ class SqliteNames:
             )
         error = NotSavedError(fault)
         waiting = [self._unsaved.pop((kind, name)) for kind, name, *_ in group]
-        self._unsaved.update(((kind, name), Pending()) for kind, name, *_ in group)
+        self._unsaved.update(((kind, name), Deferred()) for kind, name, *_ in group)
         for pending in waiting:
             pending.reject(error)
 

@@ -1,52 +1,61 @@
-"""Waiting for a file descriptor without a greenlet: a `Wait` is answered when the descriptor is ready, when time is up,
+"""Waiting for a file descriptor without a greenlet: a `Wait` is settled when the descriptor is ready, when time is up,
 or when the descriptor is closed.
 
-A `Wait` is answered in the Hub greenlet only, so that its continuation may switch. `block` is the same for code that
+A `Wait` is settled in the Hub greenlet only, so that its continuation may switch. `block` is the same for code that
 has a greenlet to block.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from gevent import get_hub
 from gevent.hub import Waiter
 from greenlet import getcurrent
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
 from smqrt.net.turn import Share, share
 
 READ, WRITE = 1, 2
 
+T = TypeVar("T")
 
-class Wait(Pending):
-    """Something to wait for: answered with None, or rejected with `StreamError` ("timeout" or why it never comes)."""
 
-    __slots__ = ("_signal", "_timer")
+class TimedDeferred(Deferred[T]):
+    """A `Deferred` with a deadline, `timeout_s` from now; None sets none."""
 
-    def __init__(self, signal: Signal, timeout_s: float | None) -> None:
+    __slots__ = ("_timer",)
+
+    def __init__(self, timeout_s: float | None) -> None:
         super().__init__()
-        self._signal = signal
         self._timer: Any = None
         if timeout_s is not None:
             self._timer = get_hub().loop.timer(max(timeout_s, 0.0))
-            self._timer.start(self.reject, StreamError("timeout"), update=True)
+            self._timer.start(self._expired, update=True)
 
-    def cancel(self) -> None:
-        """Wait no more; the continuations are never called."""
-        self._waiting = []
-        self._finish(None, None)
+    def _expired(self) -> None:
+        self.reject(StreamError("timeout"))
 
-    def _finish(self, value: Any, error: BaseException | None) -> None:
-        if self._done:
-            return
-        self._signal.forget(self)
+    def _release(self) -> None:
         if self._timer is not None:
             self._timer.stop()
             self._timer.close()
             self._timer = None
-        super()._finish(value, error)
+
+
+class Wait(TimedDeferred[None]):
+    """Something to wait for: resolved with None, or rejected with `StreamError` ("timeout" or why it never comes)."""
+
+    __slots__ = ("_signal",)
+
+    def __init__(self, signal: Signal, timeout_s: float | None) -> None:
+        super().__init__(timeout_s)
+        self._signal = signal
+
+    def _release(self) -> None:
+        super()._release()
+        self._signal.forget(self)
 
 
 class Signal:
@@ -72,7 +81,7 @@ class Signal:
             self._waits.remove(wait)
 
     def fire(self) -> None:
-        """Answer all that wait now. In the Hub greenlet only."""
+        """Resolve all that wait now. In the Hub greenlet only."""
         for wait in self._waits.copy():
             wait.resolve()
 
@@ -123,7 +132,7 @@ class Ready(Signal):
 
 
 def block(wait: Wait) -> None:
-    """Block this greenlet until `wait` is answered.
+    """Block this greenlet until `wait` is settled.
 
     Raises:
         StreamError: what the `Wait` was rejected with.

@@ -11,23 +11,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from sys import getrefcount
-from typing import Any
+from typing import Any, TypeVar
 
 from gevent import get_hub
 from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 
 log = logging.getLogger("smqrt")
 
 MAX_IDLE = 256  # a burst's workers beyond this end instead of waiting for work; each holds a few KB of stack
 _POOL = "smqrt_idle_workers"  # the attribute of the hub that holds its pool: threads have hubs of their own
 
+T = TypeVar("T")
 Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 
-def start(fn: Callable[..., object], *args: Any) -> None:
+def start(fn: Callable[..., object], *args: object) -> None:
     """Run `fn(*args)` in a pooled greenlet, where it may block.
 
     In the Hub greenlet the function runs at once and this call returns when it ended or first blocked. Elsewhere it
@@ -40,34 +41,34 @@ def start(fn: Callable[..., object], *args: Any) -> None:
         hub.loop.run_callback(_switch_into_worker, hub, (fn, args))
 
 
-def call(fn: Callable[..., Any], *args: Any) -> Any:
+def call(fn: Callable[..., T], *args: object) -> T | Deferred[T]:
     """Run `fn(*args)` as `start` does and give its value.
 
     Returns:
-        the value, when `fn` ended without blocking (only possible when called in the Hub greenlet), else a `Pending`
+        the value, when `fn` ended without blocking (only possible when called in the Hub greenlet), else a `Deferred`
         of it.
 
     Raises:
-        what `fn` raised, when it ended without blocking; otherwise the `Pending` is rejected with it.
+        what `fn` raised, when it ended without blocking; otherwise the `Deferred` is rejected with it.
     """
-    pending = Pending()
+    pending: Deferred[T] = Deferred()
     start(_settle, pending, fn, args)
     if not pending.done:
         return pending
     return pending.result()
 
 
-def wait(pending: Pending) -> Any:
-    """Block this greenlet until `pending` is answered; gives the value.
+def wait(pending: Deferred[T]) -> T:
+    """Block this greenlet until `pending` is settled; gives the value.
 
     Raises:
-        what the `Pending` was rejected with.
+        what the `Deferred` was rejected with.
     """
     if not pending.done:
         hub = get_hub()
         waiter: Waiter[None] = Waiter(hub)
 
-        def wake(value: Any, error: BaseException | None) -> None:
+        def wake(value: T | None, error: BaseException | None) -> None:
             hub.loop.run_callback(waiter.switch, None)
 
         pending.then(wake)
@@ -75,7 +76,7 @@ def wait(pending: Pending) -> Any:
     return pending.result()
 
 
-def _settle(pending: Pending, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _settle(pending: Deferred[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
     try:
         value = fn(*args)
     except Exception as error:

@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
@@ -49,7 +49,7 @@ class WsgiConnection(Outbox):
         super().__init__()
         self.sock = sock
         self.closed = self.gone = False
-        self.handshake: Pending | None = Pending()
+        self.handshake: Deferred[None] | None = Deferred()
         self._more = Event()
         self._resumed = Event()
         self._outgoing: deque[bytes] = deque()

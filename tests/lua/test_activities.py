@@ -10,7 +10,7 @@ import pytest
 from greenlet import GreenletExit
 from recorder import Recorder
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.lua.activity import MAX_DEPTH, MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
@@ -70,7 +70,7 @@ def test_call_gives_the_values_at_once_when_nothing_blocks(vm: Vm) -> None:
 
 def test_call_gives_a_pending_when_the_function_blocks(vm: Vm, recorder: Recorder, settled: Settled) -> None:
     pending = vm.call(vm.compile("local v = ... return test.sleep(0.001, v + 1)"), 1)
-    assert type(pending) is Pending
+    assert type(pending) is Deferred
     answers: list[object] = []
     pending.then(lambda value, error: answers.append((value, error)))
     assert answers == []

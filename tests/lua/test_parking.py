@@ -12,33 +12,32 @@ import greenlet
 import pytest
 from recorder import Recorder
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import ArgumentError, LuaError
-from smqrt.lua.parking import Parking
 from smqrt.lua.vm import Vm
 
 Settled = Callable[[Callable[[], object]], None]
 
 
 class Desk:
-    """Hands out `Parking`s and answers them."""
+    """Hands out `Deferred`s and answers them."""
 
     def __init__(self) -> None:
-        self.waiting: list[Parking] = []
+        self.waiting: list[Deferred] = []
 
-    def park(self) -> Parking:
-        self.waiting.append(Parking())
+    def park(self) -> Deferred:
+        self.waiting.append(Deferred())
         return self.waiting[-1]
 
     def at_once(self, *values: Any) -> Any:
-        parking = Parking()
+        parking = Deferred()
         parking.resolve(values)
         return parking
 
     def plain(self, value: Any) -> Any:
         return value
 
-    def refuse(self) -> Parking:
+    def refuse(self) -> Deferred:
         raise ArgumentError("not like that")
 
     def answer(self, *values: Any) -> None:
@@ -56,7 +55,7 @@ def desk(vm: Vm) -> Desk:
 def test_an_answer_at_once_and_later(vm: Vm, desk: Desk, recorder: Recorder) -> None:
     ref = vm.compile("local a, b = desk.at_once(1, 2) return a, b, desk.plain(3), desk.park()")
     result = vm.call(ref)
-    assert type(result) is Pending
+    assert type(result) is Deferred
     assert (result.done, vm.activities.blocked) == (False, 1)
     desk.answer(4, 5)
     gevent.sleep(0)
@@ -79,12 +78,12 @@ def test_errors(vm: Vm, desk: Desk) -> None:
     result = vm.call(vm.compile("return pcall(desk.park)", "@a.lua"))
     desk.waiting.pop().reject(ArgumentError("later refused"))
     gevent.sleep(0)
-    assert type(result) is Pending
+    assert type(result) is Deferred
     assert result.result() == (False, b"a.lua:1: later refused")
     failing = vm.call(vm.compile("desk.park() error'behind it'", "@b.lua"))
     desk.answer()
     gevent.sleep(0)
-    assert type(failing) is Pending
+    assert type(failing) is Deferred
     with pytest.raises(LuaError, match="b.lua:1: behind it"):
         failing.result()
 
@@ -141,7 +140,7 @@ def test_stop_ends_the_parked(vm: Vm, desk: Desk, recorder: Recorder) -> None:
     desk.answer("too late")
     gevent.sleep(0)
     assert recorder.seen == [b"closed"]
-    assert type(result) is Pending
+    assert type(result) is Deferred
     assert result.failed
 
 

@@ -14,7 +14,7 @@ import greenlet
 import pytest
 from recorder import Recorder
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.lua.activity import MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
@@ -110,7 +110,7 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder, settled: Callable[[C
 
     def call(number: int, steps: int) -> None:
         result = vm.call(work, number, steps)
-        assert type(result) is Pending
+        assert type(result) is Deferred
         result.then(lambda value, error: settle(number, value, error))
 
     dice = random.Random(7)

@@ -22,7 +22,7 @@ import pytest
 from gevent.event import Event
 from recorder import Recorder
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.net.workers import MAX_IDLE
@@ -153,7 +153,7 @@ class Crowd:
         except LuaError as error:
             self._settle(number, None, error)
         else:
-            assert type(outcome) is Pending
+            assert type(outcome) is Deferred
             outcome.then(lambda value, error: self._settle(number, value, error))
 
     def live(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gevent.event import AsyncResult
 from greenlet import GreenletExit, getcurrent
 
-from smqrt.broker.hooks import Pending
+from smqrt.broker.deferred import Deferred
 from smqrt.net import workers
 from tests.device import wait_until
 
@@ -73,7 +73,7 @@ def test_call_gives_the_value_or_a_pending() -> None:
         return "late"
 
     pending = in_hub(lambda: workers.call(slow))
-    assert isinstance(pending, Pending)
+    assert isinstance(pending, Deferred)
     answer: AsyncResult = AsyncResult()
     pending.then(lambda value, error: answer.set((value, error)))
     assert answer.get(timeout=1) == ("late", None)
@@ -193,7 +193,7 @@ def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> N
 
 
 def test_all_who_wait_get_the_answer_though_one_fails() -> None:
-    pending = Pending()
+    pending = Deferred()
     seen: list[str] = []
 
     def fails(value: Any, error: BaseException | None) -> None:

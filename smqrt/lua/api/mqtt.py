@@ -15,11 +15,11 @@ from typing import Any
 import gevent
 from gevent.event import AsyncResult
 
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import fail
 from smqrt.lua.mqtt_inbox import Inbox, LuaCall
-from smqrt.lua.parking import Parking
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import End, MqttClient
@@ -135,7 +135,7 @@ class MqttHalf:
         except StreamError as error:
             opening.set_exception(error)
             return None
-        over = Parking()
+        over: Deferred[None] = Deferred()
         stream.on_close = lambda: None if over.done else over.resolve(None)
         opening.set(stream)
         return over

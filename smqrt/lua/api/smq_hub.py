@@ -18,7 +18,8 @@ import gevent
 from gevent import get_hub
 
 from smqrt import place
-from smqrt.broker.hooks import Hooks, Pending
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Hooks
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
@@ -55,15 +56,15 @@ class Callback:
 
 
 def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
-    """The values of the Lua callback `what`, or `Pending`; after an error, which is logged, `otherwise`."""
+    """The values of the Lua callback `what`, or `Deferred`; after an error, which is logged, `otherwise`."""
     try:
         answer = vm.call(ref, *arguments)
     except LuaError as error:
         _log_error(what, error)
         return otherwise
-    if not isinstance(answer, Pending):
+    if not isinstance(answer, Deferred):
         return answer
-    later = Pending()
+    later: Deferred[Any] = Deferred()
 
     def settled(values: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -85,9 +86,9 @@ def _log_error(what: str, error: object) -> None:
 
 def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
     """`function(answer)`, now or when it comes."""
-    if not isinstance(answer, Pending):
+    if not isinstance(answer, Deferred):
         return function(answer)
-    later = Pending()
+    later: Deferred[Any] = Deferred()
     answer.then(lambda value, error: later.resolve(function(value)))
     return later
 
@@ -151,7 +152,7 @@ class LuaBroker:
         if "onclose" in self._refs:
             words = reason.word.encode() or None, reason.value.encode()
             answer = self._ask("onclose", (), session.etid, self._half.handle(session), *words)
-            if isinstance(answer, Pending):
+            if isinstance(answer, Deferred):
                 return answer.then(lambda values, error: self._half.forget(session))
         self._half.forget(session)
         return None

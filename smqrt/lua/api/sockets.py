@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import ArgumentError, fail
-from smqrt.lua.parking import Parking
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.draining import Draining
 from smqrt.lua.sockets.ends import AGAIN, DatagramEnd, End, ListenerEnd, StreamEnd
@@ -202,7 +202,7 @@ class SocketHalf:
         stream: Stream | None = self._end(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return Draining(stream)
-        turn = Parking()
+        turn: Deferred[bool] = Deferred()
         share().later(turn.resolve, True)
         return turn
 

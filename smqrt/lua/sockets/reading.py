@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from gevent import get_hub
 
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
 from smqrt.lua.bridge import fail
-from smqrt.lua.parking import Parking
 from smqrt.net.turn import share
 
 if TYPE_CHECKING:
     from smqrt.lua.sockets.ends import End
-    from smqrt.net.readiness import Wait
 
 
-class Reading(Parking):
-    """Answered with what the socket gives, with nil and "timeout", or with nil and the word of the error.
+class Reading(Deferred[tuple[Any, ...]]):
+    """Resolved with what the socket gives, with nil and "timeout", or with nil and the word of the error.
 
     Args:
         end: the socket.
@@ -32,7 +31,7 @@ class Reading(Parking):
         super().__init__()
         self._end = end
         self._late_s = None if timeout_s is None else monotonic() + timeout_s
-        self._wait: Wait | Parking | None = None
+        self._wait: Deferred[None] | None = None
         end.reading = self
         if is_soon:
             self._await_turn()
@@ -44,23 +43,17 @@ class Reading(Parking):
         if self._wait is None:
             get_hub().loop.run_callback(self._try, None, None)
 
-    def cancel(self) -> None:
-        """The activity was ended before."""
-        if self._wait is not None:
-            self._wait.cancel()
-        self._end.reading = None
-        super().cancel()
-
     def _await(self, timeout_s: float | None) -> None:
         self._wait = self._end.readable(timeout_s)
         self._wait.then(self._try)
 
     def _await_turn(self) -> None:
-        self._wait = turn = Parking()
+        turn: Deferred[None] = Deferred()
+        self._wait = turn
         turn.then(self._try)
         share().later(turn.resolve)
 
-    def _try(self, _value: Any, error: BaseException | None) -> None:
+    def _try(self, _value: None, error: BaseException | None) -> None:
         self._wait = None
         if self.done or (self._end.paused and error is None):
             return
@@ -82,10 +75,8 @@ class Reading(Parking):
         except Exception as fault:  # nobody would wake the reader again
             self.reject(fault)
 
-    def _finish(self, value: Any, error: BaseException | None) -> None:
-        if not self._done:
-            self._end.reading = None
-            if self._wait is not None:
-                self._wait.cancel()
-                self._wait = None
-        super()._finish(value, error)
+    def _release(self) -> None:
+        self._end.reading = None
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gevent import get_hub
-
 from smqrt.lua.bridge import fail
-from smqrt.lua.parking import Parking
+from smqrt.net.readiness import TimedDeferred
 
 
-class Suspension(Parking):
-    """Answered by `wake` with true, or nil and a word; with nil, "timeout" when time is up."""
+class Suspension(TimedDeferred[object]):
+    """Resolved by `wake` with true, or nil and a word; with nil, "timeout" when time is up."""
 
-    __slots__ = ("_number", "_timer", "_waiting_ones")
+    __slots__ = ("_number", "_waiting_ones")
 
     def __init__(self, waiting_ones: dict[int, Suspension], number: int, timeout_s: float | None) -> None:
-        super().__init__()
+        super().__init__(timeout_s)
         self._waiting_ones, self._number = waiting_ones, number
-        self._timer: Any = None
         waiting_ones[number] = self
-        if timeout_s is not None:
-            self._timer = get_hub().loop.timer(max(timeout_s, 0.0))
-            self._timer.start(self.wake, b"timeout", update=True)
 
     def wake(self, word: bytes | None = None) -> None:
         """Let the activity go on."""
-        self._end()
         self.resolve(True if word is None else fail(word.decode()))
 
-    def cancel(self) -> None:
-        """The activity was ended before."""
-        self._end()
-        super().cancel()
+    def _expired(self) -> None:
+        self.wake(b"timeout")
 
-    def _end(self) -> None:
-        self._waiting_ones.pop(self._number, None)
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
+    def _release(self) -> None:
+        super()._release()
+        del self._waiting_ones[self._number]
 
 
 class Suspensions:
