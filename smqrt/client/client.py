@@ -14,12 +14,11 @@ from gevent.event import Event as Signal
 
 from smqrt.client.callbacks import credentials_of, delay_of
 from smqrt.client.close_reason import ConnectionEnd
-from smqrt.client.connection import Backoff, ClientConnection, SmqConnector
+from smqrt.client.connection import Backoff, ClientConnection, SmqConnector, broker_url
 from smqrt.client.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
 from smqrt.client.protocol import Accepted, Ack, Change, Event, Init, Pong, Published
 from smqrt.client.session import ClientSession
 from smqrt.client.topics import Handler, subtopic_key, to_text, topic_key
-from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, NoAnswer
 from smqrt.message import Message, Payload, Requests, json_bytes, payload
 from smqrt.net.callbacks import ROOM_JOBS, Callbacks
@@ -73,9 +72,9 @@ class SmqClient:
     """
 
     def __init__(self, url: str | Callable[[], Stream], options: Mapping[str, Any] | None = None, **more: Any) -> None:
-        self._endpoint = None if callable(url) else parse_url(url)
+        self._url = None if callable(url) else broker_url(url)
         self._options = opts = make(SmqClientOptions, {**(options or {}), **more})
-        self._opener = url if callable(url) else SmqConnector(parse_url(url), opts)
+        self._connect = url if callable(url) else SmqConnector(broker_url(url), opts)
         self.onauth, self.onconnect, self.onreconnect = opts.onauth, opts.onconnect, opts.onreconnect
         self.onclose, self.onmsg = opts.onclose, opts.onmsg
         self.end: ConnectionEnd | None = None
@@ -461,7 +460,7 @@ class SmqClient:
         self._over.set()
 
     def _one_connection(self) -> ConnectionEnd:
-        link = self._link = ClientConnection(self._endpoint, self._options, self._opener)
+        link = self._link = ClientConnection(self._url, self._options, self._connect)
         end = ConnectionEnd("closed", "there was no time for more")
         try:
             link.connect()

@@ -15,14 +15,14 @@ from gevent.event import Event as Signal
 from smqrt.client.close_reason import ConnectionEnd, from_stream_error
 from smqrt.client.options import SmqClientOptions
 from smqrt.client.protocol import ClientProtocol, Ended, Event
-from smqrt.client.url import Endpoint
-from smqrt.errors import StreamError
+from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import open_through
 from smqrt.net.stream import Stream
 from smqrt.net.trust import Trust
 from smqrt.net.turn import Turn
 from smqrt.wire import smq
+from smqrt.wire.url import Url, parse_url
 
 _REASONS = {
     Trust.CERTCN: "the certificate is out of date",
@@ -32,21 +32,33 @@ _REASONS = {
 }
 
 
+def broker_url(text: str) -> Url:
+    """Where a broker is: `http(s)://` for raw SMQ over the morphed HTTP socket, `ws(s)://` for WebSocket.
+
+    Raises:
+        ArgumentError: it is no such URL.
+    """
+    try:
+        return parse_url(text)
+    except ValueError as error:
+        raise ArgumentError(f"url {text!r} can't be read: {error}") from None
+
+
 class SmqConnector:
     """Makes the connections of one client.
 
     Args:
-        endpoint: the broker.
+        url: where the broker is.
         options: TLS, the proxy and the time it may take.
 
     Raises:
         ArgumentError: a file with certificates can't be read or is wrong.
     """
 
-    def __init__(self, endpoint: Endpoint, options: SmqClientOptions) -> None:
-        self._endpoint, self._options = endpoint, options
+    def __init__(self, url: Url, options: SmqClientOptions) -> None:
+        self._url, self._options = url, options
         files = (options.cafile, options.certfile, options.keyfile)
-        self._tls = (options.tls or ClientTls.from_files(*files)) if endpoint.secure else None
+        self._tls = (options.tls or ClientTls.from_files(*files)) if url.secure else None
 
     def __call__(self) -> Stream:
         """A new connection.
@@ -57,20 +69,20 @@ class SmqConnector:
         end_s = monotonic() + self._options.timeout
         stream = self._connected()
         if self._tls is not None:
-            stream.starttls(self._tls.context(), self._endpoint.host, timeout_s=end_s - monotonic())
+            stream.starttls(self._tls.context(), self._url.host, timeout_s=end_s - monotonic())
             if self._options.verify:
                 self._check_trust(stream, self._tls)
         return stream
 
     def _connected(self) -> Stream:
-        host, port, timeout_s = self._endpoint.host, self._endpoint.port, self._options.timeout
+        host, port, timeout_s = self._url.host, self._url.port, self._options.timeout
         if self._options.proxy is None:
             return Stream.connect(host, port, timeout_s)
         return open_through(self._options.proxy, host, port, timeout_s)
 
     def _check_trust(self, stream: Stream, tls: ClientTls) -> None:
         assert stream.tls is not None
-        trust = tls.store.judge(stream.tls.peer_chain(), self._endpoint.host)
+        trust = tls.store.judge(stream.tls.peer_chain(), self._url.host)
         if trust is not Trust.TRUSTED:
             stream.close()
             raise StreamError("sslnottrusted", _REASONS[trust])
@@ -86,15 +98,15 @@ class ClientConnection:
     """A connection to a broker.
 
     Args:
-        endpoint: the broker; None when `opener` gives a connection over which it speaks SMQ already.
+        url: the broker; None when `connect` gives a connection over which it speaks SMQ already.
         options: times.
-        opener: makes the connection; may raise StreamError.
+        connect: makes the connection; may raise StreamError.
     """
 
-    def __init__(self, endpoint: Endpoint | None, options: SmqClientOptions, opener: Callable[[], Stream]) -> None:
-        self._name = str(endpoint or "the application's connection")
+    def __init__(self, url: Url | None, options: SmqClientOptions, connect: Callable[[], Stream]) -> None:
+        self._name = str(url or "the application's connection")
         self._options = options
-        self._opener = opener
+        self._connect = connect
         self._stream: Stream | None = None
         self._wake = Signal()
         self._wake.set()
@@ -103,7 +115,7 @@ class ClientConnection:
         self._last_call: gevent.Greenlet[..., Any] | None = None
         self._opening_until = time.monotonic() + options.timeout
         self.opened = False
-        self.protocol = ClientProtocol(endpoint, options.headers.items(), self._wake.set)
+        self.protocol = ClientProtocol(url, options.headers.items(), self._wake.set)
 
     # ---- open
 
@@ -114,7 +126,7 @@ class ClientConnection:
             ConnectionEnd: it could not be made in time.
         """
         with self._as_connection_end():
-            stream = self._opener()
+            stream = self._connect()
         if not isinstance(stream, Stream):
             raise ConnectionEnd("failed", f"{self._name}: its function gave {type(stream).__name__}, not a Stream")
         self._stream = stream

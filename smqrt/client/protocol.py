@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from smqrt.client.close_reason import ConnectionEnd, disconnected, protocol_error, refused
 from smqrt.client.transport import Framing, Handshake, RawFraming, WebSocketFraming
-from smqrt.client.url import Endpoint
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from smqrt.wire.url import Url
 
 _TAKE_BYTES = 256 * 1024
 """One system call's worth; what stays queued can still be counted when the connection is lost."""
@@ -100,7 +100,7 @@ class ClientProtocol:
     """The state of one connection.
 
     Args:
-        endpoint: the broker; None when the connection is the broker's already, without HTTP.
+        url: the broker; None when the connection is the broker's already, without HTTP.
         headers: more fields for the HTTP request.
         on_output: called when something to send was added; must not block.
 
@@ -110,14 +110,14 @@ class ClientProtocol:
 
     def __init__(
         self,
-        endpoint: Endpoint | None,
+        url: Url | None,
         headers: Iterable[tuple[str, str]] = (),
         on_output: Callable[[], None] = lambda: None,
     ) -> None:
-        self.state = ClientState.HTTP if endpoint else ClientState.INIT
+        self.state = ClientState.HTTP if url else ClientState.INIT
         self.unsent_bytes = 0
-        self._handshake = Handshake(endpoint, headers) if endpoint else None
-        self._framing: Framing = WebSocketFraming() if endpoint and endpoint.websocket else RawFraming()
+        self._handshake = Handshake(url, headers) if url else None
+        self._framing: Framing = WebSocketFraming() if url and url.websocket else RawFraming()
         self._frames: deque[bytes] = deque()
         self._out = bytearray(self._handshake.request if self._handshake else b"")
         self._on_output = on_output

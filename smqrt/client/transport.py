@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from smqrt.client.close_reason import ConnectionEnd, not_smq
-from smqrt.client.url import Endpoint
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.wire import websocket
+from smqrt.wire.url import Url, basic_authorization
 
 _MAX_HEAD_BYTES = 16384
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
@@ -29,23 +29,23 @@ class Handshake:
         request: the bytes to send first.
     """
 
-    def __init__(self, endpoint: Endpoint, headers: Iterable[tuple[str, str]]) -> None:
-        self._endpoint = endpoint
-        self._key = websocket.new_key() if endpoint.websocket else None
+    def __init__(self, url: Url, headers: Iterable[tuple[str, str]]) -> None:
+        self._url = url
+        self._key = websocket.new_key() if url.websocket else None
         self._received = bytearray()
         self.request = self._build(headers)
 
     def _build(self, headers: Iterable[tuple[str, str]]) -> bytes:
-        fields = [("Host", self._endpoint.authority)]
+        fields = [("Host", self._url.authority)]
         if self._key:
             fields += websocket.request_headers(self._key)
         else:
             fields += [("SimpleMQ", "1"), ("SendSmqHttpResponse", "true")]
-        if self._endpoint.authorization:
-            fields.append(("Authorization", self._endpoint.authorization))
+        if self._url.user is not None:
+            fields.append(("Authorization", basic_authorization(self._url.user, self._url.password)))
         fields += [check_header(name, value) for name, value in headers]
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
-        return f"GET {self._endpoint.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+        return f"GET {self._url.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
     def receive(self, data: bytes) -> bytes | None:
         """Take bytes from the socket.
@@ -86,7 +86,7 @@ class Handshake:
             raise self._not_smq("answered the WebSocket upgrade with a wrong key")
 
     def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
-        return not_smq(f"{self._endpoint} is not an SMQ broker: it {what}", can_reconnect)
+        return not_smq(f"{self._url} is not an SMQ broker: it {what}", can_reconnect)
 
 
 def check_header(name: str, value: str) -> tuple[str, str]:

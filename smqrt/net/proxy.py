@@ -5,7 +5,6 @@ The proxy looks up names, so a client behind one needs no DNS.
 
 from __future__ import annotations
 
-import base64
 import re
 import socket
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from python_socks.sync import Proxy as SocksProxy
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.stream import Stream
+from smqrt.wire.url import basic_authorization
 
 _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929
@@ -61,7 +61,7 @@ class Proxy:
         """Value of the Proxy-Authorization field; None without a user."""
         if self.user is None:
             return None
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password or ''}".encode()).decode()
+        return basic_authorization(self.user, self.password)
 
 
 def open_through(

@@ -275,6 +275,7 @@ def test_factory_alias_and_context_manager(url):
 def test_wrong_arguments_are_named(url, make_client):
     client = make_client(url)
     for call, word in [
+        (lambda: SmqClient("ftp://host/"), "url .ftp://host/. .*must look like"),
         (lambda: SmqClient(url, uid="short"), "uid"),
         (lambda: SmqClient(url, pung=1), "pung"),
         (lambda: SmqClient(url, timeout=0), "timeout"),

@@ -5,9 +5,9 @@ import time
 from smqrt.client.protocol import Ack, Change, ClientProtocol
 from smqrt.client.session import ClientSession
 from smqrt.client.topics import SELF
-from smqrt.client.url import parse_url
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
+from smqrt.wire.url import parse_url
 
 ACKS = {Type.SUBSCRIBE: Type.SUBACK, Type.CREATE: Type.CREATEACK, Type.CREATESUB: Type.CREATESUBACK}
 

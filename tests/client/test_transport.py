@@ -2,8 +2,8 @@ import pytest
 
 from smqrt.client.close_reason import ConnectionEnd
 from smqrt.client.transport import Handshake
-from smqrt.client.url import parse_url
 from smqrt.errors import ArgumentError
+from smqrt.wire.url import parse_url
 from smqrt.wire.websocket import accept_key
 
 RAW = parse_url("http://host:1234/smq.lsp?a=b")

@@ -10,9 +10,8 @@ from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from smqrt.http.client.conversation import Conversation, Options
-from smqrt.http.client.request import Request
-from smqrt.http.client.url import parse
+from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
+from smqrt.http.client.request import ClientRequest, url_of
 from smqrt.net.listener import Listener
 from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
@@ -44,10 +43,10 @@ def test_the_certificate_of_a_client(server: AppServer) -> None:
     listener = Listener("127.0.0.1", 0, server.server.accepted_secure, context)
     listener.start()
     tls = client_of(ca)
-    options = Options(tls=tls, timeout_s=3)
+    options = HttpClientOptions(tls=tls, timeout_s=3)
     for shown in ("nil", "device-1.example"):
-        client = Conversation(options)
-        client.ask(Request("GET", parse(f"https://127.0.0.1:{listener.address[1]}/p.lsp"), trusted=True))
+        client = HttpConversation(options)
+        client.ask(ClientRequest("GET", url_of(f"https://127.0.0.1:{listener.address[1]}/p.lsp"), trusted=True))
         assert client.read() == f"{shown}\n".encode()
         client.close()
         tls.add_identity(identity_of(devices.issue_cert("device-1.example")))

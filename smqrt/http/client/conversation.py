@@ -7,15 +7,15 @@ from time import monotonic
 
 import smqrt
 from smqrt.errors import StreamError
-from smqrt.http.client.request import Request, check_host
-from smqrt.http.client.response import Response
-from smqrt.http.client.url import Url
+from smqrt.http.client.request import ClientRequest, check_host
+from smqrt.http.client.response import ClientResponse
 from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import Proxy, open_through
 from smqrt.net.stream import Stream
 from smqrt.net.trust import Trust
 from smqrt.net.turn import share
 from smqrt.wire import websocket
+from smqrt.wire.url import Url
 
 READ_BYTES = 65536
 LARGE_BYTES = 1 << 20  # whoever reads more as a whole has a turn of the loop for it
@@ -27,7 +27,7 @@ _GONE = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
 
 
 @dataclass(slots=True)
-class Options:
+class HttpClientOptions:
     """How a client goes about it.
 
     Attributes:
@@ -78,20 +78,20 @@ class Released:
     host: str
 
 
-class Conversation:
+class HttpConversation:
     """A client for one request at a time. All calls that wait block the greenlet; `close` may come from any.
 
     Every call raises StreamError (words: spec bas-api §15): what `Stream` raises, "invalidresponse", "sslnottrusted",
     "incorrectuse" (nothing was asked), and what `open_through` raises.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: HttpClientOptions) -> None:
         self.options = options
-        self.request: Request | None = None
+        self.request: ClientRequest | None = None
         self._stream: Stream | None = None
         self._origin: tuple[bool, str, int] | None = None
         self._host = ""
-        self._response = Response()
+        self._response = ClientResponse()
         self._key = ""
         self._left: int | None = 0  # of the body, None when it is sent in chunks
         self._repeatable = False
@@ -99,7 +99,7 @@ class Conversation:
 
     # ---- asking
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: ClientRequest) -> None:
         """Send the head of a request.
 
         Raises:
@@ -119,8 +119,8 @@ class Conversation:
             stream = self._connected(request)
         self._begin(stream, request)
 
-    def _begin(self, stream: Stream, request: Request) -> None:
-        self._response = Response(request.method == "HEAD")
+    def _begin(self, stream: Stream, request: ClientRequest) -> None:
+        self._response = ClientResponse(request.method == "HEAD")
         self._left = request.length
         self._check_trust(request)
         agent = f"smqrt/{smqrt.__version__}"
@@ -142,7 +142,7 @@ class Conversation:
         self.close()
         return None
 
-    def _connected(self, request: Request) -> Stream:
+    def _connected(self, request: ClientRequest) -> Stream:
         self._number += 1
         number, url = self._number, request.url
         stream = self._opened(url)
@@ -171,7 +171,7 @@ class Conversation:
             return None
         return proxy.authorization or ""
 
-    def _check_trust(self, request: Request) -> None:
+    def _check_trust(self, request: ClientRequest) -> None:
         if not request.trusted:
             return
         trust = self.trust()
@@ -221,7 +221,7 @@ class Conversation:
             if stream.closed:
                 raise  # otherwise the server may have answered before it stopped to read
 
-    def _receive_head(self, response: Response, end_s: float) -> Response:
+    def _receive_head(self, response: ClientResponse, end_s: float) -> ClientResponse:
         try:
             self._receive(response, end_s)
         except StreamError as error:
@@ -233,7 +233,7 @@ class Conversation:
             self._begin(self._connected(request), request)
         return self._response
 
-    def _check_upgrade(self, response: Response) -> None:
+    def _check_upgrade(self, response: ClientResponse) -> None:
         if not (response.switches and self.request and self.request.url.websocket):
             return
         if response.get("sec-websocket-accept") != websocket.accept_key(self._key):
@@ -299,7 +299,7 @@ class Conversation:
             self._receive(response, end_s)
         return response.take(size_bytes)
 
-    def _receive(self, response: Response, end_s: float) -> None:
+    def _receive(self, response: ClientResponse, end_s: float) -> None:
         left_s = end_s - monotonic()
         if left_s <= 0:
             raise StreamError("timeout", "the server answers too slowly")

@@ -1,26 +1,63 @@
-"""What is asked, and the bytes it becomes."""
+"""Requests of the HTTP client: where they go, and the bytes they become."""
 
 from __future__ import annotations
 
-import base64
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote_from_bytes, urljoin
 
-from smqrt.errors import ArgumentError
-from smqrt.http.client.url import Url
+from smqrt.errors import ArgumentError, StreamError
 from smqrt.wire import websocket
+from smqrt.wire.url import Url, basic_authorization, parse_url
 
 _CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
+_NEVER_IN_A_URL = re.compile(r"[\0-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 _SECRETS = frozenset(("authorization", "cookie", "proxy-authorization"))
 _BODY_FIELDS = ("content-", "transfer-encoding")
 
 Fields = list[tuple[str, str]]
+Parameters = Iterable[tuple[bytes, bytes]]
+
+
+def url_of(text: str, query: Parameters = ()) -> Url:
+    """Read an address and append parameters to its query.
+
+    Raises:
+        StreamError: "invalidurl".
+    """
+    try:
+        url = parse_url(text, encode(query))
+    except ValueError:
+        raise StreamError("invalidurl", text) from None
+    if "%" in url.host or _NEVER_IN_A_URL.search(text):
+        raise StreamError("invalidurl", text)
+    return url
+
+
+def joined(url: Url, location: str) -> Url:
+    """What a reference found at `url` means.
+
+    Raises:
+        StreamError: "invalidurl".
+    """
+    try:
+        return url_of(urljoin(str(url), location))
+    except ValueError:
+        raise StreamError("invalidurl", location) from None
+
+
+def encode(parameters: Parameters) -> str:
+    """Parameters as a query or a form carries them."""
+    return "&".join(
+        f"{quote_from_bytes(name, safe='')}={quote_from_bytes(value, safe='')}" for name, value in parameters
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClientRequest:
     """A request.
 
     Attributes:
@@ -83,11 +120,11 @@ class Request:
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
         return f"{self.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
-    def as_websocket(self, key: str) -> Request:
+    def as_websocket(self, key: str) -> ClientRequest:
         """The same with the fields that ask for an upgrade to WebSocket."""
         return replace(self, method="GET", headers=[*self.headers, *websocket.request_headers(key)])
 
-    def redirected(self, status: int, url: Url) -> Request | None:
+    def redirected(self, status: int, url: Url) -> ClientRequest | None:
         """The request that a redirect asks for; None when it would have to send the body again.
 
         Secrets stay with the origin they were meant for.
@@ -113,7 +150,7 @@ class Request:
         user, password = self.login
         if user is None:
             return []
-        return [("Authorization", "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode())]
+        return [("Authorization", basic_authorization(user, password))]
 
     @property
     def login(self) -> tuple[str | None, str | None]:

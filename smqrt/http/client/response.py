@@ -17,7 +17,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 _SWITCHING = 101
 
 
-class Response:
+class ClientResponse:
     """Bytes in, status, header fields and body out.
 
     Args:

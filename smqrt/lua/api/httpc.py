@@ -12,10 +12,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from smqrt.errors import StreamError
-from smqrt.http.client import cookies, url
-from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, Conversation, Options
-from smqrt.http.client.follower import Follower
-from smqrt.http.client.request import Request
+from smqrt.http.client.client import HttpClient, parse_cookies
+from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
+from smqrt.http.client.request import ClientRequest, encode, url_of
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import fail, from_latin1, from_utf8, latin1, utf8
 from smqrt.lua.services import Services
@@ -38,14 +37,14 @@ class HttpHalf:
 
     def __init__(self, services: Services, hold_collector: Callable[[], None]) -> None:
         self._hold_collector = hold_collector
-        self._clients: dict[int, Conversation] = services.http_clients
+        self._clients: dict[int, HttpConversation] = services.http_clients
         self._tls: dict[int, ClientTls] = services.tls
         self._next = itertools.count(1).__next__
 
     def create(self, follow: bool, *options: Any) -> int:
         """Make a client. options: names and values in turn."""
         given = {name.decode(): value for name, value in zip(options[::2], options[1::2], strict=True)}
-        chosen = Options(
+        chosen = HttpClientOptions(
             persistent=given.get("persistent", True),
             proxy=proxy_of(given),
             tunnel=given.get("proxycon", False),
@@ -57,7 +56,7 @@ class HttpHalf:
         if "shark" in given:
             chosen.tls = self._tls[given["shark"]]
         number = self._next()
-        self._clients[number] = (Follower if follow else Conversation)(chosen)
+        self._clients[number] = (HttpClient if follow else HttpConversation)(chosen)
         return number
 
     def drop(self, number: int) -> None:
@@ -79,9 +78,9 @@ class HttpHalf:
         trusted: bool,
     ) -> bool:
         """Send the head of a request. query, headers: names and values as `pairs_of` reads them."""
-        request = Request(
+        request = ClientRequest(
             from_latin1(method),
-            url.parse(from_utf8(target), pairs_of(query)),
+            url_of(from_utf8(target), pairs_of(query)),
             [(from_latin1(name), from_latin1(value)) for name, value in pairs_of(headers)],
             size_bytes,
             _text(user),
@@ -133,7 +132,7 @@ class HttpHalf:
 
     def cookies(self, number: int) -> tuple[bytes, ...]:
         """Names and values of the cookies that the response sets."""
-        found = cookies.parse(self._clients[number].headers)
+        found = parse_cookies(self._clients[number].headers)
         return tuple(latin1(part) for cookie in found for part in (cookie.name, cookie.value))
 
     def url(self, number: int) -> bytes | None:
@@ -195,7 +194,7 @@ def parsequery(text: bytes) -> tuple[bytes, ...]:
 
 def form(packed: bytes) -> bytes:
     """The text of a form (application/x-www-form-urlencoded)."""
-    return url.encode(pairs_of(packed)).encode()
+    return encode(pairs_of(packed)).encode()
 
 
 def proxy_of(given: dict[str, Any]) -> Proxy | None:

@@ -9,34 +9,33 @@ import gevent
 import pytest
 
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.http.client.conversation import Conversation, Options
-from smqrt.http.client.request import Request
-from smqrt.http.client.url import parse
+from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
+from smqrt.http.client.request import ClientRequest, url_of
 from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
 
 HELLO = answer(b"hello")
 LAST = answer(b"hello", "200 OK", "Connection: close")
 
 
-def get(client: Conversation, url: str, method: str = "GET", size: int | None = None) -> bytes:
-    client.ask(Request(method, parse(url), size_bytes=size))
+def get(client: HttpConversation, url: str, method: str = "GET", size: int | None = None) -> bytes:
+    client.ask(ClientRequest(method, url_of(url), size_bytes=size))
     client.status()
     return b"".join(iter(client.read, None))
 
 
 @pytest.fixture
-def client() -> Conversation:
-    return Conversation(Options(timeout_s=3))
+def client() -> HttpConversation:
+    return HttpConversation(HttpClientOptions(timeout_s=3))
 
 
-def test_kept(client: Conversation) -> None:
+def test_kept(client: HttpConversation) -> None:
     with ScriptedHttp([HELLO] * 3) as scripted:
         assert [get(client, scripted.url) for _ in range(3)] == [b"hello"] * 3
         assert scripted.connections == 1
 
 
 def test_not_kept() -> None:
-    client = Conversation(Options(persistent=False, timeout_s=3))
+    client = HttpConversation(HttpClientOptions(persistent=False, timeout_s=3))
     with ScriptedHttp([LAST], [LAST]) as scripted:
         assert [get(client, scripted.url) for _ in range(2)] == [b"hello"] * 2
         assert scripted.connections == 2
@@ -45,7 +44,7 @@ def test_not_kept() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("first", [LAST, [*HELLO, 0.05, CLOSE], [*HELLO, b"rubbish"], [*HELLO, 0.05, b"rubbish"]])
-def test_made_anew_when_the_server_ended_it(client: Conversation, first: list[object], method: str) -> None:
+def test_made_anew_when_the_server_ended_it(client: HttpConversation, first: list[object], method: str) -> None:
     with ScriptedHttp([first], [HELLO]) as scripted:  # type: ignore[list-item]
         assert get(client, scripted.url) == b"hello"
         gevent.sleep(0.1)
@@ -53,16 +52,16 @@ def test_made_anew_when_the_server_ended_it(client: Conversation, first: list[ob
         assert scripted.connections == 2
 
 
-def test_made_anew_when_the_body_was_not_read(client: Conversation) -> None:
+def test_made_anew_when_the_body_was_not_read(client: HttpConversation) -> None:
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\nabc"]], [HELLO]) as scripted:
-        client.ask(Request("GET", parse(scripted.url)))
+        client.ask(ClientRequest("GET", url_of(scripted.url)))
         client.status()
         assert get(client, scripted.url) == b"hello"
         assert scripted.connections == 2
 
 
 @pytest.mark.parametrize("ending", [CLOSE, reset])
-def test_a_get_is_repeated_when_the_kept_connection_was_going_away(client: Conversation, ending: object) -> None:
+def test_a_get_is_repeated_when_the_kept_connection_was_going_away(client: HttpConversation, ending: object) -> None:
     with ScriptedHttp([HELLO, [ending]], [HELLO]) as scripted:  # type: ignore[list-item]
         assert get(client, scripted.url) == b"hello"
         assert get(client, scripted.url) == b"hello"
@@ -71,10 +70,10 @@ def test_a_get_is_repeated_when_the_kept_connection_was_going_away(client: Conve
 
 
 @pytest.mark.parametrize(("method", "size"), [("POST", 0), ("DELETE", None), ("GET", 3)])
-def test_what_may_have_an_effect_is_not_repeated(client: Conversation, method: str, size: int | None) -> None:
+def test_what_may_have_an_effect_is_not_repeated(client: HttpConversation, method: str, size: int | None) -> None:
     with ScriptedHttp([HELLO, [CLOSE]], [HELLO]) as scripted:
         get(client, scripted.url)
-        client.ask(Request(method, parse(scripted.url), size_bytes=size))
+        client.ask(ClientRequest(method, url_of(scripted.url), size_bytes=size))
         if size:
             client.write(b"abc")
         with pytest.raises(StreamError, match="socketclosed"):
@@ -82,26 +81,26 @@ def test_what_may_have_an_effect_is_not_repeated(client: Conversation, method: s
         assert scripted.connections == 1
 
 
-def test_a_first_request_is_not_repeated(client: Conversation) -> None:
+def test_a_first_request_is_not_repeated(client: HttpConversation) -> None:
     with ScriptedHttp([[CLOSE]]) as scripted:
         with pytest.raises(StreamError, match="socketclosed"):
             get(client, scripted.url)
         assert scripted.connections == 1
 
 
-def test_an_answer_before_the_body_is_through(client: Conversation) -> None:
+def test_an_answer_before_the_body_is_through(client: HttpConversation) -> None:
     early = [b"HTTP/1.1 413 Too much\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"]
     with ScriptedHttp([early]) as scripted:
-        client.ask(Request("POST", parse(scripted.url), [("Content-Length", "0"), ("X-Real", "endless")]))
+        client.ask(ClientRequest("POST", url_of(scripted.url), [("Content-Length", "0"), ("X-Real", "endless")]))
         assert client.status() == 413
 
 
-def test_interim_responses(client: Conversation) -> None:
+def test_interim_responses(client: HttpConversation) -> None:
     with ScriptedHttp([[b"HTTP/1.1 100 Continue\r\n\r\n", 0.02, *HELLO]]) as scripted:
         assert get(client, scripted.url) == b"hello"
 
 
-def test_another_server_another_connection(client: Conversation) -> None:
+def test_another_server_another_connection(client: HttpConversation) -> None:
     with ScriptedHttp([HELLO] * 2) as one, ScriptedHttp([HELLO]) as other:
         for url in (one.url, other.url, one.url):
             assert get(client, url) == b"hello"
@@ -114,11 +113,11 @@ def test_another_server_another_connection(client: Conversation) -> None:
 )
 def test_nothing_can_be_smuggled_in(method: str, headers: list[tuple[str, str]]) -> None:
     with pytest.raises(ArgumentError):
-        Request(method, parse("http://a.example"), headers)
+        ClientRequest(method, url_of("http://a.example"), headers)
 
 
 def test_a_password_is_not_shown() -> None:
-    request = Request("GET", parse("http://a.example"), user="me", password="secret")
+    request = ClientRequest("GET", url_of("http://a.example"), user="me", password="secret")
     assert "secret" not in repr(request)
 
 
@@ -127,30 +126,30 @@ def drip(data: bytes, every_s: float = 0.02) -> list[Any]:
 
 
 def test_a_head_that_drips_is_not_waited_for() -> None:
-    client = Conversation(Options(timeout_s=0.2))
+    client = HttpConversation(HttpClientOptions(timeout_s=0.2))
     with ScriptedHttp([drip(b"HTTP/1.1 200 OK\r\n" * 100)]) as scripted:
         began_s = monotonic()
-        client.ask(Request("GET", parse(scripted.url)))
+        client.ask(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
         assert monotonic() - began_s < 2
 
 
 def test_a_body_that_drips_is_not_waited_for_and_not_lost() -> None:
-    client = Conversation(Options(timeout_s=0.2))
+    client = HttpConversation(HttpClientOptions(timeout_s=0.2))
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
     with ScriptedHttp([[head, *drip(b"0123456789" * 50)]]) as scripted:
-        client.ask(Request("GET", parse(scripted.url)))
+        client.ask(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.read_whole()
         assert client.read_whole(4) == b"0123"
 
 
 def test_a_server_that_only_interrupts_is_not_waited_for() -> None:
-    client = Conversation(Options(timeout_s=0.3))
+    client = HttpConversation(HttpClientOptions(timeout_s=0.3))
     with ScriptedHttp([[b"HTTP/1.1 102 Wait\r\n\r\n", 0.1] * 30]) as scripted:
         began_s = monotonic()
-        client.ask(Request("GET", parse(scripted.url)))
+        client.ask(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="timeout"):
             client.status()
         assert monotonic() - began_s < 2
@@ -158,10 +157,10 @@ def test_a_server_that_only_interrupts_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("head", [b"Content-Length: 101", b"Transfer-Encoding: chunked", b"X: y"])
 def test_a_body_over_the_limit(head: bytes) -> None:
-    client = Conversation(Options(timeout_s=3, max_body_bytes=100))
+    client = HttpConversation(HttpClientOptions(timeout_s=3, max_body_bytes=100))
     body = b"65\r\n" + b"x" * 101 + b"\r\n" if b"chunked" in head else b"x" * 101
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body]]) as scripted:
-        client.ask(Request("GET", parse(scripted.url)))
+        client.ask(ClientRequest("GET", url_of(scripted.url)))
         with pytest.raises(StreamError, match="toomuchdata"):
             client.read_whole()
         with pytest.raises(StreamError, match="socketclosed"):
@@ -169,29 +168,29 @@ def test_a_body_over_the_limit(head: bytes) -> None:
 
 
 def test_a_large_file_may_be_asked_about() -> None:
-    client = Conversation(Options(timeout_s=3, max_body_bytes=100))
+    client = HttpConversation(HttpClientOptions(timeout_s=3, max_body_bytes=100))
     with ScriptedHttp([[b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n"]]) as scripted:
-        client.ask(Request("HEAD", parse(scripted.url)))
+        client.ask(ClientRequest("HEAD", url_of(scripted.url)))
         assert client.read_whole() == b""
 
 
-def test_what_is_skipped_is_bounded(client: Conversation) -> None:
+def test_what_is_skipped_is_bounded(client: HttpConversation) -> None:
     with ScriptedHttp([answer(b"x" * 100)] * 3) as scripted:
         for most_bytes, connections in ((1000, 1), (50, 1), (1000, 2)):
-            client.ask(Request("GET", parse(scripted.url)))
+            client.ask(ClientRequest("GET", url_of(scripted.url)))
             client.status()
             client.skip(most_bytes)
             assert scripted.connections == connections
 
 
-def test_trusted_without_tls_sends_nothing(client: Conversation) -> None:
+def test_trusted_without_tls_sends_nothing(client: HttpConversation) -> None:
     with ScriptedHttp([HELLO]) as scripted:
         with pytest.raises(StreamError, match="sslnotenabled"):
-            client.ask(Request("GET", parse(scripted.url), trusted=True))
+            client.ask(ClientRequest("GET", url_of(scripted.url), trusted=True))
         assert scripted.connections == 0
 
 
 @pytest.mark.parametrize("host", ["a\r\nX: y", "a\nb", "a b", "a\0", "", "a/b", "u@a", "ä.example"])
 def test_the_host_smuggles_nothing_in(host: str) -> None:
     with pytest.raises(ArgumentError, match="host"):
-        Options(host=host)
+        HttpClientOptions(host=host)

@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from smqrt.http.client.cookies import MAX_COOKIE_BYTES, MAX_COOKIES, MAX_COOKIES_OF_HOST, Jar, parse
-from smqrt.http.client.url import parse as parse_url
+from smqrt.http.client.client import MAX_COOKIE_BYTES, MAX_COOKIES, MAX_COOKIES_OF_HOST, CookieJar, parse_cookies
+from smqrt.http.client.request import url_of
 
-HERE = parse_url("https://a.example/x/y")
+HERE = url_of("https://a.example/x/y")
 
 
 def kept(*values: str, url: str = "https://a.example/x/z") -> str:
-    jar = Jar()
+    jar = CookieJar()
     for value in values:
         jar.keep(HERE, [("Set-Cookie", value)])
-    return jar.value(parse_url(url))
+    return jar.value(url_of(url))
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_replaced_forgotten_and_ordered() -> None:
 
 
 def test_a_plain_connection_sets_no_secure_cookie() -> None:
-    jar = Jar()
-    jar.keep(parse_url("http://a.example/"), [("set-cookie", "a=1; Secure; Path=/")])
-    assert jar.value(parse_url("https://a.example/")) == ""
+    jar = CookieJar()
+    jar.keep(url_of("http://a.example/"), [("set-cookie", "a=1; Secure; Path=/")])
+    assert jar.value(url_of("https://a.example/")) == ""
 
 
 def test_a_server_can_not_fill_the_memory() -> None:
-    jar = Jar()
+    jar = CookieJar()
     jar.keep(HERE, [("Set-Cookie", f"c{number}=1") for number in range(10_000)])
     assert len(jar.value(HERE).split("; ")) == MAX_COOKIES_OF_HOST
     jar.keep(HERE, [("Set-Cookie", "big=" + "x" * MAX_COOKIE_BYTES)])
     assert "big" not in jar.value(HERE)
     many = [("Set-Cookie", f"c{number}=1") for number in range(MAX_COOKIES_OF_HOST)]
     for number in range(MAX_COOKIES):
-        jar.keep(parse_url(f"https://h{number}.example/"), many)
+        jar.keep(url_of(f"https://h{number}.example/"), many)
     assert len(jar._cookies) == MAX_COOKIES
 
 
 def test_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    jar = Jar()
+    jar = CookieJar()
     for number in range(MAX_COOKIES // 2):
-        host = parse_url(f"https://h{number}.example/")
+        host = url_of(f"https://h{number}.example/")
         jar.keep(host, [("Set-Cookie", "a=1; max-age=1"), ("Set-Cookie", "b=1; max-age=99999")])
     jar.keep(HERE, [("Set-Cookie", "new=1")])
     assert jar.value(HERE) == ""
@@ -82,13 +82,15 @@ def test_what_has_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_life_beyond_all_numbers() -> None:
-    jar = Jar()
+    jar = CookieJar()
     jar.keep(HERE, [("Set-Cookie", "a=1; max-age=" + "9" * 4000), ("Set-Cookie", "b=1; expires=" + "9" * 4000)])
     assert jar.value(HERE) == "a=1; b=1"
 
 
 def test_parse_gives_what_is_set() -> None:
-    assert [(one.name, one.value) for one in parse([("X", "y"), ("set-cookie", "a=1"), ("Set-Cookie", "b=2; x")])] == [
+    assert [
+        (one.name, one.value) for one in parse_cookies([("X", "y"), ("set-cookie", "a=1"), ("Set-Cookie", "b=2; x")])
+    ] == [
         ("a", "1"),
         ("b", "2"),
     ]

@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from smqrt.http.client.conversation import Options
-from smqrt.http.client.digest import Challenge, find
-from smqrt.http.client.follower import Follower
-from smqrt.http.client.request import Request
-from smqrt.http.client.url import parse
+from smqrt.http.client.client import Challenge, HttpClient, find_challenge
+from smqrt.http.client.conversation import HttpClientOptions
+from smqrt.http.client.request import ClientRequest, url_of
 from tests.scripted_http import ScriptedHttp, answer
 
 NONCE = "7ypf/xlj9XXwfDPEoM4URrv/xwf94BcCAzFZH4GiTo0v"
@@ -27,7 +25,7 @@ ASKED = 'WWW-Authenticate: Digest realm="r", nonce="n", qop="auth"'
     ],
 )
 def test_the_examples_of_the_standard(algorithm: str, proof: str) -> None:
-    challenge = find(["Basic realm=x", f"Digest {FIELDS}, algorithm={algorithm}"])
+    challenge = find_challenge(["Basic realm=x", f"Digest {FIELDS}, algorithm={algorithm}"])
     assert challenge
     text = challenge.answer("GET", "/dir/index.html", "Mufasa", "Circle of Life", CNONCE)
     assert f'response="{proof}"' in text
@@ -37,7 +35,7 @@ def test_the_examples_of_the_standard(algorithm: str, proof: str) -> None:
 
 
 def test_old_servers_without_qop() -> None:
-    challenge = find(['Digest realm="testrealm@host.com", nonce="dcd98b7102dd2f0e8b11d0f600bfb0c093"'])
+    challenge = find_challenge(['Digest realm="testrealm@host.com", nonce="dcd98b7102dd2f0e8b11d0f600bfb0c093"'])
     assert challenge
     text = challenge.answer("GET", "/dir/index.html", "Mufasa", "Circle Of Life")
     assert 'response="670fd8c2df070c60b045671b8b24ff02"' in text
@@ -57,7 +55,7 @@ def test_old_servers_without_qop() -> None:
     ],
 )
 def test_what_can_not_be_met(value: str) -> None:
-    assert find([value]) is None
+    assert find_challenge([value]) is None
 
 
 def test_quotes_are_kept_in() -> None:
@@ -66,13 +64,13 @@ def test_quotes_are_kept_in() -> None:
     assert 'realm="a\\"b"' in text
 
 
-def get(client: Follower, url: str, user: str | None = "me", method: str = "GET") -> int:
-    client.ask(Request(method, parse(url), size_bytes=None, user=user, password="secret"))
+def get(client: HttpClient, url: str, user: str | None = "me", method: str = "GET") -> int:
+    client.ask(ClientRequest(method, url_of(url), size_bytes=None, user=user, password="secret"))
     return client.status()
 
 
 def test_asked_once_then_known() -> None:
-    client = Follower(Options(timeout_s=3))
+    client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp([answer(b"who", "401 No", ASKED), answer(b"a"), answer(b"b")]) as scripted:
         assert [get(client, scripted.url + path) for path in ("/a", "/b")] == [200, 200]
         kinds = [re.findall(r"Authorization: (\w+)", head) for head in scripted.heads]
@@ -82,7 +80,7 @@ def test_asked_once_then_known() -> None:
 
 
 def test_a_wrong_password_is_told_after_two() -> None:
-    client = Follower(Options(timeout_s=3))
+    client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp([answer(b"who", "401 No", ASKED)] * 9) as scripted:
         assert get(client, scripted.url) == 401
         assert len(scripted.heads) == 2
@@ -91,7 +89,7 @@ def test_a_wrong_password_is_told_after_two() -> None:
 
 
 def test_a_stale_nonce_is_renewed() -> None:
-    client = Follower(Options(timeout_s=3))
+    client = HttpClient(HttpClientOptions(timeout_s=3))
     renewed = answer(b"who", "401 No", ASKED.replace('"n"', '"m"') + ", stale=true")
     with ScriptedHttp([answer(b"who", "401 No", ASKED), answer(b"a"), renewed, answer(b"b")]) as scripted:
         assert [get(client, scripted.url) for _ in range(2)] == [200, 200]
@@ -99,7 +97,7 @@ def test_a_stale_nonce_is_renewed() -> None:
 
 
 def test_nobody_and_other_schemes_are_left_alone() -> None:
-    client = Follower(Options(timeout_s=3))
+    client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp(
         [answer(b"", "401 No", ASKED), answer(b"", "401 No", "WWW-Authenticate: Basic realm=x")]
     ) as scripted:
@@ -108,7 +106,7 @@ def test_nobody_and_other_schemes_are_left_alone() -> None:
 
 
 def test_the_proof_stays_with_its_server() -> None:
-    client = Follower(Options(timeout_s=3))
+    client = HttpClient(HttpClientOptions(timeout_s=3))
     with ScriptedHttp([answer(b"away")]) as other:
         moved = answer(b"", "302 Found", f"Location: {other.url}")
         with ScriptedHttp([answer(b"who", "401 No", ASKED), moved]) as scripted:

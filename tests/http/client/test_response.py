@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import StreamError
-from smqrt.http.client.response import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM, Response
+from smqrt.http.client.response import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM, ClientResponse
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
@@ -19,13 +19,13 @@ UNTIL_END = b"HTTP/1.0 200 OK\r\nX-A: b\r\n\r\nhello"
 INTERIM = b"HTTP/1.1 100 Continue\r\nX-I: i\r\n\r\nHTTP/1.1 103 Hints\r\n\r\n" + LENGTH
 
 
-def body(response: Response) -> bytes:
+def body(response: ClientResponse) -> bytes:
     return b"".join(iter(lambda: response.take(3), b""))
 
 
 @given(whole=st.sampled_from([LENGTH, CHUNKED, UNTIL_END, INTERIM]), cuts=st.lists(st.integers(0, 150)))
 def test_cut_anywhere(whole: bytes, cuts: list[int]) -> None:
-    response = Response()
+    response = ClientResponse()
     at = 0
     for cut in sorted({*cuts, len(whole)}):
         if piece := whole[at:cut]:
@@ -46,7 +46,7 @@ def test_cut_anywhere(whole: bytes, cuts: list[int]) -> None:
 @pytest.mark.parametrize("whole", [LENGTH, CHUNKED, INTERIM])
 def test_a_connection_that_ends_early(whole: bytes) -> None:
     for cut in range(len(whole)):
-        response = Response()
+        response = ClientResponse()
         if cut:
             response.feed(whole[:cut])
         with pytest.raises(StreamError, match="socketclosed"):
@@ -55,14 +55,14 @@ def test_a_connection_that_ends_early(whole: bytes) -> None:
 
 @pytest.mark.parametrize("status", [b"204 No", b"304 Not"])
 def test_statuses_without_a_body(status: bytes) -> None:
-    response = Response()
+    response = ClientResponse()
     response.feed(b"HTTP/1.1 " + status + b"\r\n\r\n")
     assert response.complete
     assert response.persistent
 
 
 def test_head_has_no_body() -> None:
-    response = Response(bodiless=True)
+    response = ClientResponse(bodiless=True)
     response.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
     assert response.complete
     assert response.persistent
@@ -79,14 +79,14 @@ def test_head_has_no_body() -> None:
     ],
 )
 def test_persistence(field: str, version: str, persistent: bool) -> None:
-    response = Response()
+    response = ClientResponse()
     response.feed(f"HTTP/{version} 200 OK\r\n{field}\r\nContent-Length: 0\r\n\r\n".encode())
     assert response.persistent is persistent
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 404 No\r\nX-A: no\r\nContent-Length: 2\r\n\r\nno", b"rubbish"])
 def test_what_comes_uninvited_ends_persistence(more: bytes) -> None:
-    response = Response()
+    response = ClientResponse()
     response.feed(LENGTH + more)
     assert (response.status, response.get("x-a")) == (200, "b")
     assert body(response) == b"hello"
@@ -94,7 +94,7 @@ def test_what_comes_uninvited_ends_persistence(more: bytes) -> None:
 
 
 def test_another_protocol() -> None:
-    response = Response()
+    response = ClientResponse()
     response.feed(b"HTTP/1.1 101 x\r\nUpgrade: y\r\nConnection: upgrade\r\n\r\n\x81\x05hello")
     assert response.switches
     assert response.complete
@@ -122,21 +122,21 @@ def test_another_protocol() -> None:
 )
 def test_rubbish(rubbish: bytes) -> None:
     with pytest.raises(StreamError, match="invalidresponse"):
-        Response().feed(rubbish)
+        ClientResponse().feed(rubbish)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_response_or_refused(data: bytes) -> None:
     for start in (b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"):
         try:
-            Response().feed(start + data)
+            ClientResponse().feed(start + data)
         except StreamError as error:
             assert error.word == "invalidresponse"  # noqa: PT017  # that nothing else is raised is the point
 
 
 def test_a_head_that_comes_byte_by_byte_costs_no_square() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + b"y" * 60_000 + b"\r\n\r\n"
-    response, began_s = Response(), time.process_time()
+    response, began_s = ClientResponse(), time.process_time()
     for at in range(len(head)):
         response.feed(head[at : at + 1])
     assert response.complete
@@ -144,7 +144,7 @@ def test_a_head_that_comes_byte_by_byte_costs_no_square() -> None:
 
 
 def test_what_is_put_back_is_taken_next() -> None:
-    response = Response()
+    response = ClientResponse()
     response.feed(LENGTH)
     response.put_back(b"ab" + response.take(2))
     assert body(response) == b"abhello"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.errors import StreamError
-from smqrt.http.client.url import parse
+from smqrt.http.client.request import joined, url_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from smqrt.http.client.url import parse
     ],
 )
 def test_parse(text: str, authority: str, target: str) -> None:
-    url = parse(text)
+    url = url_of(text)
     assert (url.authority, url.target) == (authority, target)
 
 
@@ -43,7 +43,7 @@ def test_parse(text: str, authority: str, target: str) -> None:
 )
 def test_refused(text: str) -> None:
     with pytest.raises(StreamError, match="invalidurl"):
-        parse(text)
+        url_of(text)
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_refused(text: str) -> None:
     ],
 )
 def test_join(base: str, location: str, url: str) -> None:
-    assert str(parse(base).join(location)) == url
+    assert str(joined(url_of(base), location)) == url
 
 
 def test_join_refuses_other_worlds() -> None:
     with pytest.raises(StreamError, match="invalidurl"):
-        parse("http://a.example/").join("javascript:alert(1)")
+        joined(url_of("http://a.example/"), "javascript:alert(1)")
 
 
 def test_query_and_login() -> None:
-    url = parse("http://me:p%40ss@a.example/x?a=1", [(b"b", b"1&2"), (b"\xc3\xa4", b"")])
+    url = url_of("http://me:p%40ss@a.example/x?a=1", [(b"b", b"1&2"), (b"\xc3\xa4", b"")])
     assert (url.user, url.password) == ("me", "p@ss")
     assert url.target == "/x?a=1&b=1%262&%C3%A4="
     assert "p@ss" not in str(url)
