@@ -14,7 +14,7 @@ from gevent.queue import Queue
 
 from smqrt.cli.connecting import Failure, Refused, TimeRanOut, credentials_of
 from smqrt.errors import ArgumentError, DeliveryError
-from smqrt.mqtt import Delivery, End, MqttClient
+from smqrt.mqtt import Delivery, MqttClient, MqttCloseReason
 from smqrt.printable import printable
 
 _BACKLOG = 1000
@@ -99,7 +99,7 @@ def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object)
 def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
     if (kind, code) == ("mqtt", "connect") and not status["reasoncode"]:
         return True
-    end = End(kind, code, status)
+    end = MqttCloseReason(kind, code, status)
     if end.can_reconnect:
         click.echo(f"{printable(str(end))}; trying again", err=True)
         return _RETRY_S
@@ -152,7 +152,7 @@ def _checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def _failure(end: End | None) -> Failure:
+def _failure(end: MqttCloseReason | None) -> Failure:
     if end is None:
         return Failure("no connection")
     return Refused(str(end)) if end.code == "connect" else Failure(str(end))

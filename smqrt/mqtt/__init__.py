@@ -7,10 +7,10 @@ with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(
     mqtt.publish("house/attic/lamp", b"on", qos=1).wait()
 """
 
-from smqrt.mqtt.client import MqttClient, OnPub
-from smqrt.mqtt.decision import OnStatus
-from smqrt.mqtt.delivery import Delivery
-from smqrt.mqtt.ending import End
+from smqrt.mqtt.client import MqttClient
+from smqrt.mqtt.close_reason import MqttCloseReason, OnStatus
 from smqrt.mqtt.options import MqttOptions, Will
+from smqrt.mqtt.queue import Delivery
+from smqrt.mqtt.subscriptions import OnPub, OnSuback
 
-__all__ = ["Delivery", "End", "MqttClient", "OnPub", "OnStatus", "MqttOptions", "Will"]
+__all__ = ["Delivery", "MqttClient", "MqttCloseReason", "MqttOptions", "OnPub", "OnStatus", "OnSuback", "Will"]

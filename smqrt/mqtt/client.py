@@ -5,37 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any
 
 import gevent
 from gevent.event import Event
 
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
-from smqrt.mqtt.connection import Connection
-from smqrt.mqtt.decision import DEFAULT_DELAY_S, OnStatus, delay_of
-from smqrt.mqtt.delivery import Delivery
-from smqrt.mqtt.ending import End, refused
-from smqrt.mqtt.opening import Opener
+from smqrt.mqtt.close_reason import DEFAULT_DELAY_S, MqttCloseReason, OnStatus, delay_of, disconnected, refused
+from smqrt.mqtt.connect import connector
+from smqrt.mqtt.connection import MqttConnection
 from smqrt.mqtt.options import MqttOptions, Will, check_qos, to_bytes
-from smqrt.mqtt.protocol import FIRST_FAILURE, Engine
-from smqrt.mqtt.queue import SendQueue
-from smqrt.mqtt.subscriptions import Request, Requests, Routes
-from smqrt.mqtt.topics import check_filter, check_topic
-from smqrt.mqtt.url import parse_address
+from smqrt.mqtt.queue import HEADER_BYTES, Delivery, SendQueue
+from smqrt.mqtt.subscriptions import OnPub, OnSuback, SubscribeRequest, Subscriptions
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 from smqrt.options import make
-from smqrt.wire.mqtt_properties import MAX_PROPERTIES, Packet, Props, encode, encode_body
+from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.packets import Publish
+from smqrt.wire.mqtt.properties import (
+    MAX_PROPERTIES,
+    PacketType,
+    Props,
+    encode_properties,
+    pack_properties,
+)
+from smqrt.wire.mqtt.topics import check_filter, check_topic
 
 log = logging.getLogger("smqrt.mqtt")
 
 SHORT_DELAY_S = 0.1
-HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
 LINGER_S = 1.0
 """What the end of a connection takes behind DISCONNECT, beyond the time-out of `close`."""
-
-OnPub = Callable[[str, bytes, dict[str, Any], int], Any]
-"""`f(topic, payload, properties, cpt)`; `cpt` is the first byte of the packet: DUP 8, QoS 6, retain 1."""
+_PUBLISH = 0x30
 
 
 class MqttClient:
@@ -65,7 +65,7 @@ class MqttClient:
         ArgumentError: a bad address, option or property.
 
     Attributes:
-        end: why the last connection ended, an `End`; None before.
+        end: why the last connection ended, an `MqttCloseReason`; None before.
         left_out: how many messages of the broker were refused because they have too many properties.
     """
 
@@ -76,54 +76,32 @@ class MqttClient:
         onpub: OnPub | None = None,
         properties: Props | None = None,
         callbacks: Callbacks | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._options = opts = make(MqttOptions, options)
+        self._connect = connector(address, opts)  # before the credentials: they may be in the address
         self.onstatus, self.onpub = onstatus, onpub
-        self.end: End | None = None
-        self._properties = dict(properties or {})
+        self.end: MqttCloseReason | None = None
         self.left_out = 0
-        limits = (opts.inflight, opts.topicalias, opts.maxpacketsize)
-        self._engine = Engine(self, opts.version, opts.clientidentifier, *limits)
-        self._opener = self._make_opener(address)
-        self._set_credentials()
-        encode(properties, Packet.CONNECT)  # raises now what would fail later
-        self._callbacks = callbacks or Callbacks(log)
-        self._routes, self._requests = Routes(), Requests(opts.resubscribe)
-        self._queue = SendQueue(opts, lambda: self._engine.flying_bytes)
-        self._connection: Connection | None = None
-        self._last_job: Callable[[], Any] | None = None
-        self._flows = self._is_opening = self._has_session = self._has_ended = self._is_closing = False
-        self._stopping, self._hurry, self._settled, self._quiet = Event(), Event(), Event(), Event()
-        self._was_accepted = False
-        self._farewell: End | None = None
-        self._undelivered = 0
-        self.setwill(opts.will)
-        self._greenlet = gevent.spawn(self._run)
-
-    def _make_opener(self, address: Any) -> Callable[[], Stream]:
-        if isinstance(address, Stream):
-            self._onestream: Stream | None = address
-            return self._take_stream
-        if callable(address):
-            return address  # type: ignore[no-any-return]
-        if not isinstance(address, str):
-            raise ArgumentError(f"address must be a str, a Stream or a function, not {type(address).__name__}")
-        where = parse_address(address)
-        if self._options.username is None:
-            self._options.username, self._options.password = where.username, where.password or self._options.password
-        return Opener(where, self._options)
-
-    def _take_stream(self) -> Stream:
-        stream, self._onestream = self._onestream, None
-        if stream is None:
-            raise StreamError("socketclosed", "the connection that this client was given is used up")
-        return stream
-
-    def _set_credentials(self) -> None:
-        opts = self._options
+        self._properties = dict(properties or {})
+        self._endpoint = MqttClientEndpoint(
+            self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
+        )
         if opts.username is not None or opts.password is not None:
-            self._engine.username_pw_set(opts.username or "", opts.password)  # type: ignore[arg-type]
+            self._endpoint.username = opts.username or ""
+            self._endpoint.password = None if opts.password is None else to_bytes(opts.password)
+        self.setwill(opts.will)
+        self._endpoint.connect_packet(True, opts.keepalive, self._properties)  # raises now what would fail later
+        self._callbacks = callbacks or Callbacks(log)
+        self._subscriptions = Subscriptions(opts.resubscribe)
+        self._queue = SendQueue(opts, self._endpoint, self._subscriptions)
+        self._connection: MqttConnection | None = None
+        self._last_job: Callable[[], object] | None = None
+        self._is_connecting = self._has_session = self._has_ended = self._is_closing = self._was_accepted = False
+        self._stopping, self._hurry, self._settled = Event(), Event(), Event()
+        self._shutdown_reason: MqttCloseReason | None = None
+        self._undelivered = 0
+        self._greenlet = gevent.spawn(self._run)
 
     # ---- messages
 
@@ -149,50 +127,23 @@ class MqttClient:
             ClosedError: the client has ended, or was asked to.
             QueueFullError: too much waits to be sent; see the options `queuesize`, `queuebytes` and `queuefull`.
         """
-        body = encode_body(properties, Packet.PUBLISH) if properties and self._options.version == 5 else b""
+        body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.version == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
         self._check_open("publish")
         if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
             item.finish("toolarge")
             return item
-        if self._may_go_at_once(item):
-            self._engine.send(item)
+        if self._queue.send_at_once(item):
             return item
         self._queue.make_room(item.size_bytes)
         self._check_open("publish")  # it may have waited
         self._queue.put(item)
-        self._pump()
         return item
-
-    def _may_go_at_once(self, item: Delivery) -> bool:
-        engine = self._engine
-        if self._queue.items or not self._flows or not engine.has_room(item.qos):
-            return False
-        return not item.qos or engine.flying_bytes + item.size_bytes <= self._options.queuebytes
 
     def _check_open(self, what: str) -> None:
         if self._is_closing or self._has_ended:
             why = f": {self.end}" if self.end is not None and not self._is_closing else ""
             raise ClosedError(f"{what}: the client has ended{why}")
-
-    def _pump(self) -> None:
-        queue, engine = self._queue, self._engine
-        if self._flows:
-            engine.send_again()
-        while queue.items and self._may_send(queue.items[0]):
-            item = queue.take()
-            if isinstance(item, Request):
-                self._requests.sent(engine.ask(item), item)
-            else:
-                engine.send(item)
-        queue.tell_waiters()
-        if not queue.items and not self._quiet.is_set():
-            self._quiet.set()
-
-    def _may_send(self, item: Delivery | Request) -> bool:
-        if isinstance(item, Request):
-            return self._engine.may_ask
-        return self._flows and self._engine.has_room(item.qos)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was published is sent, acknowledged if it has to be, and every subscription answered.
@@ -201,23 +152,14 @@ class MqttClient:
             timeout: seconds; None waits as long as the client lives.
         """
         with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
-            while not self._is_drained() and not self.closed:
-                self._quiet.clear()
-                self._quiet.wait()
-        return self._is_drained()
-
-    def _is_drained(self) -> bool:
-        engine = self._engine
-        return (
-            self._requests.is_quiet
-            and not (self._queue.items or engine.flying)
-            and not (engine.is_open and engine.want_write())
-        )
+            while not self._queue.is_drained and not self.closed:
+                self._queue.wait_progress()
+        return self._queue.is_drained
 
     @property
     def backlog(self) -> int:
         """How many messages wait to be sent or acknowledged."""
-        return len(self._queue) + len(self._engine.flying)
+        return len(self._queue) + len(self._endpoint.session.in_flight)
 
     # ---- subscriptions
 
@@ -225,7 +167,7 @@ class MqttClient:
         self,
         topic: str,
         onpub: OnPub | None = None,
-        onsuback: Callable[[str, int, dict[str, Any]], Any] | None = None,
+        onsuback: OnSuback | None = None,
         *,
         qos: int = 0,
         nolocal: bool = False,
@@ -238,7 +180,7 @@ class MqttClient:
         Args:
             topic: `+` stands for one level, `#` at the end for all that follow.
             onpub: for the messages of this subscription alone.
-            onsuback: `f(topic, reason, properties)`; the reason is the granted QoS, or at least 128: refused.
+            onsuback: see `OnSuback`.
             nolocal: leave out what this client publishes (MQTT 5).
             retainaspublished: keep the retain flag as it was published (MQTT 5).
             retainhandling: retained messages come 0: always, 1: with a new subscription only, 2: never (MQTT 5).
@@ -256,37 +198,37 @@ class MqttClient:
         if self._options.version == 5:
             options |= bool(nolocal) << 2 | bool(retainaspublished) << 3 | retainhandling << 4
         props = dict(properties or {})
-        encode(props, Packet.SUBSCRIBE)
+        encode_properties(props, PacketType.SUBSCRIBE)
         self._take_in("subscribe")
-        self._routes.remove(topic)
+        routes = self._subscriptions.routes
+        routes.remove(topic)
         if onpub is not None:
-            number = self._routes.add(topic, onpub)
-            if self._routes.uses_identifiers:
+            number = routes.add(topic, onpub)
+            if routes.uses_identifiers:
                 props["subscriptionidentifier"] = number
-        return self._request(Request(topic, options, props, onsuback))
+        return self._request(SubscribeRequest(topic, options, props, onsuback))
 
     def unsubscribe(
         self,
         topic: str,
-        onunsuback: Callable[[str, int, dict[str, Any]], Any] | None = None,
+        onunsuback: OnSuback | None = None,
         properties: Props | None = None,
     ) -> bool:
         """End a subscription; `onunsuback(topic, reason, properties)` tells. Returns whether connected; raises as
         `publish`."""
         check_filter(topic)
-        encode(properties, Packet.UNSUBSCRIBE)
+        encode_properties(properties, PacketType.UNSUBSCRIBE)
         self._take_in("unsubscribe")
-        return self._request(Request(topic, None, dict(properties or {}), onunsuback))
+        return self._request(SubscribeRequest(topic, None, dict(properties or {}), onunsuback))
 
     def _take_in(self, what: str) -> None:
         self._check_open(what)
         self._queue.make_room(0)
         self._check_open(what)
 
-    def _request(self, request: Request) -> bool:
-        self._requests.add(request)
+    def _request(self, request: SubscribeRequest) -> bool:
+        self._subscriptions.add(request)
         self._queue.put(request)
-        self._pump()
         return self.connected
 
     # ---- the connection
@@ -294,7 +236,7 @@ class MqttClient:
     @property
     def connected(self) -> bool:
         """Whether the broker has accepted and the connection stands."""
-        return self._engine.is_open
+        return self._endpoint.is_open
 
     @property
     def closed(self) -> bool:
@@ -320,13 +262,14 @@ class MqttClient:
         self._settled.wait(timeout)
         return self.connected
 
-    def setwill(self, will: Will | Mapping[str, Any] | None) -> None:
+    def setwill(self, will: Will | Mapping[str, object] | None) -> None:
         """Have another will, or none, from the next connection on.
 
         Raises:
             ArgumentError: it is none.
         """
-        self._engine.set_will(Will.make(will))
+        made = Will.make(will)
+        self._endpoint.will = None if made is None else made.message()
 
     def disconnect(self, reason: int = 0) -> bool:
         """End for good, without waiting. What was handed in is delivered before, in the background and at most within
@@ -346,7 +289,7 @@ class MqttClient:
             raise ArgumentError(f"reason must be a reason code from 0 to 255, not {reason!r}")
         was_connected = self.connected
         if self._begin_to_close():
-            if self._is_drained():
+            if self._queue.is_drained:
                 self._part(reason)
             else:
                 gevent.spawn(self._deliver_and_part, reason, self._options.timeout)
@@ -355,7 +298,7 @@ class MqttClient:
     def shutdown(self) -> None:
         """The process ends: as `disconnect`; `onstatus` is told ("sock", "sysshutdown") if there is a connection."""
         if self.connected and not self._is_closing:
-            self._farewell = End("sock", "sysshutdown", detail="the process ends")
+            self._shutdown_reason = MqttCloseReason("sock", "sysshutdown", detail="the process ends")
         self.disconnect()
 
     def close(self, timeout: float | None = 5.0) -> None:
@@ -392,7 +335,7 @@ class MqttClient:
             self._start_to_flow()  # onstatus may still think about it
             self._connection.write_now()
         else:
-            self._engine.forget_unproven()  # of a connection that broke: QoS 0 promises no more
+            self._endpoint.forget_unconfirmed()  # of a connection that broke: QoS 0 promises no more
         return True
 
     def _deliver_and_part(self, reason: int, timeout_s: float | None) -> None:
@@ -403,16 +346,15 @@ class MqttClient:
 
     def _make_sure(self, timeout_s: float | None) -> None:
         """QoS 0 is acknowledged by nobody; but a broker answers a ping after what it got before."""
-        engine = self._engine
-        if engine.unproven and self.connected:
-            engine.prove()
+        endpoint = self._endpoint
+        if endpoint.unconfirmed and self.connected:
+            endpoint.ping(monotonic())
         with gevent.Timeout(timeout_s, False):  # type: ignore[arg-type]
-            while engine.unproven and self.connected:
-                self._quiet.clear()
-                self._quiet.wait()
-        if engine.unproven:
-            self._undelivered += engine.unproven
-            self.end = self.end or End("sock", "timeout", detail="the broker doesn't say that it got them")
+            while endpoint.unconfirmed and self.connected:
+                self._queue.wait_progress()
+        if endpoint.unconfirmed:
+            self._undelivered += endpoint.unconfirmed
+            self.end = self.end or MqttCloseReason("sock", "timeout", detail="the broker doesn't say that it got them")
 
     def _part(self, reason: int = 0) -> None:
         """End now."""
@@ -421,14 +363,14 @@ class MqttClient:
         self._is_closing = True
         self._stopping.set()
         self._hurry.set()
-        self._flows = False
+        self._queue.flows = False
         if self._connection is not None and self.connected:
-            self._engine.part(reason)
+            self._endpoint.disconnect(reason)
             self._connection.write_now()
             self._connection.abort_after(LINGER_S)
         elif self._connection is not None:
             self._connection.abort()
-        elif self._is_opening:
+        elif self._is_connecting:
             self._greenlet.kill(_Stopped, block=False)
 
     def wait_ended(self, timeout: float | None = None) -> bool:
@@ -447,7 +389,7 @@ class MqttClient:
                 raise
             log.warning("%s", error)  # what the block raised goes first
 
-    def on_ended(self, fn: Callable[[], Any]) -> None:
+    def on_ended(self, fn: Callable[[], object]) -> None:
         """Have `fn()` called when the client has ended for good, after every other callback."""
         self._last_job = fn
 
@@ -467,26 +409,26 @@ class MqttClient:
         finally:
             self._finish()
 
-    def _one_connection(self) -> End | None:
+    def _one_connection(self) -> MqttCloseReason | None:
         opts = self._options
         try:
             stream = self._open()
         except StreamError as error:
-            return End("sock", error.word, detail=str(error))
+            return MqttCloseReason("sock", error.word, detail=str(error))
         except _Stopped:
             return None
-        self._connection = Connection(self._engine, stream, self._callbacks, self._pump)
+        self._connection = MqttConnection(self._endpoint, stream, self._callbacks, self._queue.pump)
         try:
             return self._connection.run(self._is_clean(), opts.keepalive, self._properties, opts.timeout)
         finally:
             self._lost()
 
     def _open(self) -> Stream:
-        self._is_opening, self._was_accepted = True, False
+        self._is_connecting, self._was_accepted = True, False
         try:
-            return self._opener()
+            return self._connect()
         finally:
-            self._is_opening = False
+            self._is_connecting = False
 
     def _is_clean(self) -> bool:
         opts = self._options
@@ -495,12 +437,12 @@ class MqttClient:
         return opts.version == 4 or not self._properties.get("sessionexpiryinterval") or not self._has_session
 
     def _lost(self) -> None:
-        self._connection, self._flows = None, False
-        self._engine.stop()
+        self._connection, self._queue.flows = None, False
+        self._endpoint.abort()
         self._settled.clear()
-        self._queue.put_back(self._requests.lost())
+        self._queue.put_back(self._subscriptions.lost())
 
-    def _delay_after(self, end: End) -> float | None:
+    def _delay_after(self, end: MqttCloseReason) -> float | None:
         """Seconds until the next attempt, None to stay away."""
         log.info("%s", end)
         if self._is_closing:  # once more, if that connection was a good one; onstatus has no say any more
@@ -508,43 +450,43 @@ class MqttClient:
         default = DEFAULT_DELAY_S if end.can_reconnect else None
         if self.onstatus is None:
             return default
-        decision: list[Any] = []
+        decision: list[object] = []
         self._callbacks.ask(lambda: decision.append(self.onstatus(end.type, end.code, end.status)))  # type: ignore[misc]
         if not decision:
             return default  # it raised, and the log tells
         return None if end.code == "sysshutdown" else delay_of(decision[0], default)
 
     def _finish(self) -> None:
-        if self._farewell is not None:
-            self.end = self._farewell
+        if self._shutdown_reason is not None:
+            self.end = self._shutdown_reason
             if self.onstatus is not None:
                 self._callbacks.post(self.onstatus, self.end.type, self.end.code, self.end.status)
         self._has_ended = True
         self._stopping.set()
-        flying = list(self._engine.flying)
-        for item in flying:
+        in_flight = list(self._endpoint.session.in_flight.values())
+        for item in in_flight:
             item.finish("closed")
-        self._undelivered += self._queue.give_up() + len(flying)
+        self._undelivered += self._queue.give_up() + len(in_flight)
         if self._undelivered and self._is_closing:
             why = self.end or "no time was left"
             log.warning("%s messages or subscriptions were not delivered: %s", self._undelivered, why)
         self._queue.close()
         self._settled.set()
-        self._quiet.set()
+        self._queue.tell_progress()
         if self._last_job is not None:
             self._callbacks.post(self._last_job)
         self._callbacks.finish()
 
-    # ---- what the engine tells
+    # ---- what the endpoint tells: see `smqrt.wire.mqtt.client.ClientEvents`
 
     def on_wake(self) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
+        """Something is to be written."""
         if self._connection is not None:
             self._connection.wake()
 
-    def on_connack(self, code: int, present: bool, properties: dict[str, Any]) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
-        status = {"sessionpresent": present, "reasoncode": code, "properties": properties}
+    def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
+        """The broker answered CONNECT."""
+        status = {"sessionpresent": is_session_present, "reasoncode": code, "properties": properties}
         connection = self._connection
         assert connection is not None
         if code:
@@ -553,17 +495,17 @@ class MqttClient:
         connection.keep_alive()
         self._has_session = self._was_accepted = True
         has_identifiers = properties.get("subscriptionidentifieravailable", 1) != 0
-        self._routes.uses_identifiers = has_identifiers and self._options.version == 5
-        if not present:
-            self._queue.put_back(self._requests.session_lost(self._queue.items))
-        self._pump()
+        self._subscriptions.routes.uses_identifiers = has_identifiers and self._options.version == 5
+        if not is_session_present:
+            self._queue.put_back(self._subscriptions.session_lost(self._queue.items))
+        self._queue.pump()
         self._settled.set()
         if self.onstatus is None or self._is_closing:
             self._start_to_flow()
         else:
             self._callbacks.post(self._decide, connection, status)
 
-    def _decide(self, connection: Connection, status: Mapping[str, Any]) -> None:
+    def _decide(self, connection: MqttConnection, status: Mapping[str, object]) -> None:
         keep = True  # as without an onstatus, when it raises
         try:
             answer = True if self.onstatus is None else self.onstatus("mqtt", "connect", status)
@@ -576,51 +518,45 @@ class MqttClient:
                     self._part()
 
     def _start_to_flow(self) -> None:
-        if not self._flows:
-            self._flows = True
-            self._pump()
+        if not self._queue.flows:
+            self._queue.flows = True
+            self._queue.pump()
 
-    def on_message(self, topic: str, payload: bytes, properties: dict[str, Any], cpt: int) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
-        handlers = self._routes.find(topic, properties)
+    def on_message(self, message: Publish) -> int:
+        """A message came."""
+        topic, payload, flags, _, properties, _ = message
+        handlers = self._subscriptions.routes.find(topic, properties)
+        if not handlers:
+            if self.onpub is None:
+                log.debug("nobody takes a message to %r", topic)
+                return 0
+            handlers = [self.onpub]
         for handler in handlers:
-            self._callbacks.post(handler, topic, payload, properties, cpt)
-        if handlers:
-            return
-        if self.onpub is not None:
-            self._callbacks.post(self.onpub, topic, payload, properties, cpt)
-        else:
-            log.debug("nobody takes a message to %r", topic)
+            self._callbacks.post(handler, topic, payload, properties, _PUBLISH | flags)
+        return 0
 
     def on_left_out(self) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
+        """A message was refused: it has too many properties."""
         self.left_out += 1
         if self.left_out == 1:
             log.warning("a message with more than %s properties was refused; more of them are counted", MAX_PROPERTIES)
 
-    def on_answer(self, mid: int, reason: int, properties: dict[str, Any]) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
-        request = self._requests.answered(mid)
-        if request is None:
-            return
-        if request.options is None or reason >= FIRST_FAILURE:
-            self._forget(request)
-        if request.callback is not None:
-            self._callbacks.post(request.callback, request.topic, reason, properties)
-        self._quiet.set()
-
-    def _forget(self, request: Request) -> None:
-        if self._requests.ended(request):
-            self._routes.remove(request.topic)
+    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
+        """The broker answered a subscription."""
+        request = self._subscriptions.answered(packet_identifier, code)
+        if request is not None:
+            if request.callback is not None:
+                self._callbacks.post(request.callback, request.topic, code, properties)
+            self._queue.tell_progress()
 
     def on_room(self) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
-        self._pump()
+        """More messages may be sent."""
+        self._queue.pump()
 
-    def on_end(self, end: End | None) -> None:
-        """See `smqrt.mqtt.protocol.Events`."""
+    def on_disconnect(self, code: int, properties: Props) -> None:
+        """The broker ended the connection."""
         if self._connection is not None:
-            self._connection.end(end)
+            self._connection.end(disconnected(code, properties))
 
 
 class _Stopped(Exception):

@@ -1,4 +1,4 @@
-"""One connection: carries bytes between a `Stream` and the `Engine`, with greenlets that share the loop's time."""
+"""One connection: carries bytes between a `Stream` and the endpoint, with greenlets that share the loop's time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import logging
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -14,13 +14,15 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from smqrt.errors import StreamError
-from smqrt.mqtt.ending import End
-from smqrt.mqtt.protocol import Engine
+from smqrt.errors import MqttError, StreamError
+from smqrt.mqtt.close_reason import MqttCloseReason, violated
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.readiness import block
 from smqrt.net.stream import Stream
 from smqrt.net.turn import Turn
+from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.endpoint import State
+from smqrt.wire.mqtt.properties import Props
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -33,68 +35,70 @@ UNHEARD_BYTES = 4 << 20
 LINGER_S = 1.0
 
 
-class Connection:
+class MqttConnection:
     """A connection to a broker.
 
     Args:
-        engine: the protocol.
+        endpoint: the protocol.
         stream: connected; closed at the end.
         callbacks: the application, whose pace the reading keeps.
         pump: called when more may be written.
     """
 
-    def __init__(self, engine: Engine, stream: Stream, callbacks: Callbacks, pump: Callable[[], None]) -> None:
-        self._engine, self._stream, self._callbacks, self._pump = engine, stream, callbacks, pump
+    def __init__(
+        self, endpoint: MqttClientEndpoint, stream: Stream, callbacks: Callbacks, pump: Callable[[], None]
+    ) -> None:
+        self._endpoint, self._stream, self._callbacks, self._pump = endpoint, stream, callbacks, pump
         self._wake, self._written = Event(), Event()
         self._unheard_bytes = 0
-        self._end: End | None = None
+        self._close_reason: MqttCloseReason | None = None
         self._is_over = False
         self._is_reading = True
         self._ticker: Any = None
-        self._last_call: gevent.Greenlet[..., Any] | None = None
+        self._aborter: gevent.Greenlet[[], None] | None = None
 
-    def run(self, clean: bool, keepalive_s: int, properties: Mapping[str, Any], timeout_s: float) -> End | None:
-        """Connect as `Engine.start` says, and read until the end.
+    def run(self, is_clean: bool, keepalive_s: int, properties: Props, timeout_s: float) -> MqttCloseReason | None:
+        """Connect as `MqttClientEndpoint.connect` says, and read until the end.
 
         Args:
             timeout_s: the broker has to answer CONNECT by then.
 
         Returns:
-            Why it ended, None when this side parted.
+            Why it ended, None when this side asked for it.
         """
-        self._pipe = self._engine.start(clean, keepalive_s, properties)
-        self._last_call_s = monotonic() + timeout_s
+        self._endpoint.connect(is_clean, keepalive_s, properties)
+        self._accepted_by_s = monotonic() + timeout_s
         writer = gevent.spawn(self._write)
         try:
             self._read()
         except StreamError as error:
-            self.end(End("sock", error.word, detail=str(error)))
+            self.end(MqttCloseReason("sock", error.word, detail=str(error)))
         except Exception:
             log.exception("the reading of an MQTT connection failed")
-            self.end(End("mqtt", "protocolerror"))
+            self.end(MqttCloseReason("mqtt", "protocolerror"))
         finally:
             self._stop_ticking()
             writer.kill()
-            self._say_the_rest()
+            self._write_rest()
             self._stream.close(linger=True)
-            if self._last_call is not None:
-                self._last_call.kill(block=False)
-        return self._end
+            if self._aborter is not None:
+                self._aborter.kill(block=False)
+        return self._close_reason
 
     def wake(self) -> None:
         """Something is to be written."""
         self._wake.set()
 
-    def end(self, end: End | None) -> None:
+    def end(self, reason: MqttCloseReason | None) -> None:
         """The connection is over; the first reason counts."""
         if not self._is_over:
-            self._is_over, self._end = True, end
+            self._is_over, self._close_reason = True, reason
             self._wake.set()
 
     def abort_after(self, seconds: float) -> None:
         """Close it at the latest then."""
-        if self._last_call is None:
-            self._last_call = gevent.spawn_later(seconds, self.abort)
+        if self._aborter is None:
+            self._aborter = gevent.spawn_later(seconds, self.abort)
 
     def abort(self) -> None:
         """Close it now, whatever still waits to be sent."""
@@ -108,25 +112,29 @@ class Connection:
         while True:
             data = self._stream.read(timeout_s=self._patience_s())
             if self._is_over:
-                if not data or self._end is not None:
+                if not data or self._close_reason is not None:
                     return
                 turn.breathe()  # DISCONNECT is sent: the broker closes when it has read it
                 continue
             if not data:
                 raise StreamError("socketreadfailed", "the broker closed the connection")
-            self._pipe.packets.feed(data)
-            self._digest(turn)
+            self._endpoint.feed(data, monotonic())
+            self._handle_packets(turn)
             self._keep_pace(len(data))
 
     def _patience_s(self) -> float | None:
-        return None if self._engine.is_open or self._is_over else max(self._last_call_s - monotonic(), 0.0)
+        if self._endpoint.is_open or self._is_over:
+            return None
+        return max(self._accepted_by_s - monotonic(), 0.0)
 
-    def _digest(self, turn: Turn) -> None:
-        engine = self._engine
-        engine.idle = False
-        while not engine.idle and not self._is_over:
-            engine.loop_read()
-            turn.breathe()
+    def _handle_packets(self, turn: Turn) -> None:
+        endpoint = self._endpoint
+        try:
+            while not self._is_over and endpoint.next():
+                turn.breathe()
+        except MqttError as error:
+            self._endpoint.fail(error)
+            self.end(violated(error.code, error))
 
     def _keep_pace(self, size_bytes: int) -> None:
         """Read no more than the application takes, and the broker takes acknowledgements."""
@@ -137,7 +145,7 @@ class Connection:
         elif self._unheard_bytes > UNHEARD_BYTES:
             self._callbacks.ask(_nothing)
             self._unheard_bytes = 0
-        while self._engine.is_congested and not self._is_over:
+        while self._endpoint.is_congested and not self._is_over:
             self._written.clear()
             self._written.wait()
         self._is_reading = True
@@ -146,34 +154,35 @@ class Connection:
 
     def _write(self) -> None:
         try:
-            self._carry()
+            self._write_all()
         except StreamError as error:
-            self.end(End("sock", error.word, detail=str(error)))
+            self.end(MqttCloseReason("sock", error.word, detail=str(error)))
         except Exception:
             log.exception("the writing of an MQTT connection failed")
-            self.end(End("sock", "socketwritefailed"))
-        self._say_the_rest()
-        if self._end is None:
+            self.end(MqttCloseReason("sock", "socketwritefailed"))
+        self._write_rest()
+        if self._close_reason is None:
             self.abort_after(LINGER_S)  # the broker has the word; the reading ends when it closes
         else:
             self._stream.close(linger=True)  # ends the reading, too
         self._written.set()
 
-    def _carry(self) -> None:
-        turn = Turn()
-        while not self._pipe.closed:
-            self._engine.loop_write()
-            data = self._pipe.take()
-            if data:
+    def _write_all(self) -> None:
+        turn, endpoint = Turn(), self._endpoint
+        while not self._is_over:
+            if data := endpoint.take(monotonic()):
                 self._send(data)
                 turn.breathe()
+            if endpoint.state is State.CLOSED:
+                self.end(None)
+                return
             self._written.set()
             self._pump()
-            if not self._engine.want_write():
+            if not endpoint.has_output:
                 self._wake.wait()
                 self._wake.clear()
 
-    def _send(self, data: bytearray) -> None:
+    def _send(self, data: bytes) -> None:
         """Write, with patience for who is slow but not for who takes nothing at all."""
         stream = self._stream
         if stream.push(data):
@@ -196,13 +205,12 @@ class Connection:
     def write_now(self) -> None:
         """Give what waits to be written to the system now, as far as it goes without waiting: the process may end
         before another greenlet has its turn."""
-        while self._engine.want_write() and not self._pipe.closed:
-            self._engine.loop_write()
-            self._say_the_rest()
+        self._write_rest()
+        if self._endpoint.state is State.CLOSED:
+            self.end(None)
 
-    def _say_the_rest(self) -> None:
-        data = self._pipe.take() + self._pipe.farewell
-        self._pipe.farewell = b""
+    def _write_rest(self) -> None:
+        data = self._endpoint.take(monotonic())
         if data and not self._stream.closed:
             try:
                 self._stream.push(data)
@@ -213,14 +221,17 @@ class Connection:
 
     def keep_alive(self) -> None:
         """The broker has accepted: from now on look at the clock."""
-        if self._engine.ping_s:
-            tick_s = min(self._engine.ping_s / _TICKS_PER_PING, _LONGEST_TICK_S)
+        if self._endpoint.ping_s:
+            tick_s = min(self._endpoint.ping_s / _TICKS_PER_PING, _LONGEST_TICK_S)
             self._ticker = get_hub().loop.timer(tick_s, tick_s)
             self._ticker.start(self._tick)
 
     def _tick(self) -> None:
-        self._engine.tick(self._is_reading)
-        if self._is_over:
+        try:
+            self._endpoint.check_alive(monotonic(), self._is_reading)
+        except MqttError as error:
+            self._endpoint.abort()  # DISCONNECT would wait for who takes nothing
+            self.end(violated(error.code, error))
             self._stream.close()
 
     def _stop_ticking(self) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.mqtt.topics import check_topic
 from smqrt.net.contexts import ClientTls
 from smqrt.options import NotThisError, Rule, choice, instance, number, option, optional, path, switch, text, whole
-from smqrt.wire.mqtt_properties import Packet, Props, encode
+from smqrt.wire.mqtt.packets import WillMessage
+from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
+from smqrt.wire.mqtt.topics import check_topic
 
 _MAX_TEXT_BYTES = 0xFFFF
 _LONGEST_S = 86_400.0
@@ -38,9 +39,13 @@ class Will:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_qos(self.qos)
-        encode(self.properties, Packet.WILL)
+        encode_properties(self.properties, PacketType.WILL)
         if len(to_bytes(self.payload)) > _MAX_TEXT_BYTES:
             raise ArgumentError(f"the payload of a will has at most {_MAX_TEXT_BYTES} bytes")
+
+    def message(self) -> WillMessage:
+        """The will as it goes into CONNECT."""
+        return WillMessage(self.topic, to_bytes(self.payload), self.qos, self.retain, self.properties or {})
 
     @classmethod
     def make(cls, value: Will | Mapping[str, Any] | None) -> Will | None:

@@ -1,42 +1,90 @@
-"""What waits to be sent: messages and subscriptions in the order in which the application handed them in, bounded."""
+"""What goes out: messages and subscriptions in the order in which the application handed them in, bounded."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import gevent
 from gevent.event import Event
 
 from smqrt.errors import QueueFullError
-from smqrt.mqtt.delivery import Delivery
 from smqrt.mqtt.options import MqttOptions
-from smqrt.mqtt.subscriptions import Request
+from smqrt.mqtt.subscriptions import SubscribeRequest, Subscriptions
+from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.session import OutgoingMessage
+
+HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
+
+
+class Delivery(OutgoingMessage):
+    """What became of a published message.
+
+    Attributes:
+        done: QoS 0: it is with the system's network; QoS 1 and 2: the broker has acknowledged it; or it failed.
+        error: why it failed: "dropped" (the queue was full, and a newer message took its place), "closed" (the client
+            ended first), "toolarge" (for this client or for the broker), or the broker's reason code as an int; None
+            when it did not.
+        size_bytes: topic, payload and properties.
+    """
+
+    __slots__ = ("_event", "done", "error")
+
+    def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes) -> None:
+        super().__init__(topic, payload, qos, retain, properties)
+        self.done = False
+        self.error: str | int | None = None
+        self._event: Event | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is done, at most `timeout` seconds.
+
+        Returns:
+            True when it was delivered, False when it failed or time ran out.
+        """
+        if not self.done:
+            if self._event is None:
+                self._event = Event()
+            self._event.wait(timeout)
+        return self.done and self.error is None
+
+    def finish(self, error: str | int | None = None) -> None:
+        """Settle it; called by the session."""
+        self.done, self.error = True, error
+        if self._event is not None:
+            self._event.set()
 
 
 class SendQueue:
     """The queue of one client, over all its connections.
 
     Args:
-        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for who waits.
-        flying_bytes: tells how many bytes are sent and not acknowledged; they count as well.
+        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for who waits. Bytes that are sent and not
+            acknowledged count as well.
+        endpoint: where it all goes.
+        subscriptions: told what the broker is asked.
 
     Attributes:
+        flows: whether messages may go out: the application has accepted the connection.
         items: what waits, the next one first.
         dropped: how many messages were given up for newer ones.
         refused: how many times there was no room.
     """
 
-    def __init__(self, options: MqttOptions, flying_bytes: Callable[[], int]) -> None:
-        self._options, self._flying_bytes = options, flying_bytes
-        self.items: deque[Delivery | Request] = deque()
+    def __init__(self, options: MqttOptions, endpoint: MqttClientEndpoint, subscriptions: Subscriptions) -> None:
+        self._options, self._endpoint, self._subscriptions = options, endpoint, subscriptions
+        self.items: deque[Delivery | SubscribeRequest] = deque()
+        self.flows = False
         self.dropped = self.refused = 0
         self._size_bytes = 0
         self._waiters, self._is_closed = 0, False
-        self._room = Event()
+        self._room, self._progress = Event(), Event()
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @property
+    def _in_flight_bytes(self) -> int:
+        return self._endpoint.session.in_flight_bytes
 
     def make_room(self, size_bytes: int) -> None:
         """See to it that there is room for a message; may wait.
@@ -57,13 +105,13 @@ class SendQueue:
             self.refused += 1
             raise QueueFullError(
                 f"{len(self.items)} messages with {self._size_bytes} bytes wait for the broker, and "
-                f"{self._flying_bytes()} bytes for its acknowledgement: no room within "
+                f"{self._in_flight_bytes} bytes for its acknowledgement: no room within "
                 f"queuesize={self._options.queuesize} and queuebytes={self._options.queuebytes}; "
                 "publish more slowly, or choose larger ones"
             )
 
     def _has_room(self, size_bytes: int) -> bool:
-        options, held_bytes = self._options, self._size_bytes + self._flying_bytes()
+        options, held_bytes = self._options, self._size_bytes + self._in_flight_bytes
         return len(self.items) < options.queuesize and (not held_bytes or held_bytes + size_bytes <= options.queuebytes)
 
     def _drop(self, size_bytes: int) -> None:
@@ -96,17 +144,74 @@ class SendQueue:
         self._is_closed = True
         self.tell_waiters()
 
-    def put(self, item: Delivery | Request) -> None:
-        """Add what there is room for."""
+    def send_at_once(self, item: Delivery) -> bool:
+        """Send a message now, if nothing waits before it and the broker may get it; whether it was sent."""
+        if self.items or not self.flows or not self._endpoint.can_send(item.qos):
+            return False
+        if item.qos and self._in_flight_bytes + item.size_bytes > self._options.queuebytes:
+            return False
+        self._endpoint.send(item)
+        return True
+
+    def put(self, item: Delivery | SubscribeRequest) -> None:
+        """Add what there is room for, and send what may be sent."""
         self.items.append(item)
         if isinstance(item, Delivery):
             self._size_bytes += item.size_bytes
+        self.pump()
 
-    def put_back(self, requests: list[Request]) -> None:
+    def pump(self) -> None:
+        """Send as much as may be sent now."""
+        endpoint, items = self._endpoint, self.items
+        if self.flows:
+            endpoint.send_again()
+        while items:
+            item = items[0]
+            if isinstance(item, SubscribeRequest):
+                if not endpoint.can_ask:
+                    break
+                self._ask(item)
+            elif self.flows and endpoint.can_send(item.qos):
+                self.take()
+                endpoint.send(item)
+            else:
+                break
+        self.tell_waiters()
+        if not items:
+            self._progress.set()
+
+    def _ask(self, request: SubscribeRequest) -> None:
+        self.take()
+        if request.options is None:
+            number = self._endpoint.unsubscribe(request.topic, request.properties)
+        else:
+            number = self._endpoint.subscribe(request.topic, request.options, request.properties)
+        self._subscriptions.sent(number, request)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether everything is sent, acknowledged if it has to be, and every subscription answered."""
+        endpoint = self._endpoint
+        return (
+            self._subscriptions.is_quiet
+            and not (self.items or endpoint.session.in_flight)
+            and not (endpoint.is_open and endpoint.has_output)
+        )
+
+    def wait_progress(self) -> None:
+        """Wait until something has changed that `is_drained` and the like may depend on."""
+        self._progress.clear()
+        self._progress.wait()
+
+    def tell_progress(self) -> None:
+        """End `wait_progress`."""
+        self._progress.set()
+
+    def put_back(self, requests: list[SubscribeRequest]) -> None:
         """Put subscriptions before all that waits."""
         self.items.extendleft(reversed(requests))
 
-    def take(self) -> Delivery | Request:
+    def take(self) -> Delivery | SubscribeRequest:
         """Take the next one."""
         item = self.items.popleft()
         if isinstance(item, Delivery):

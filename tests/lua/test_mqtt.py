@@ -242,7 +242,7 @@ ENDS = {
 @pytest.mark.parametrize("word", ENDS)
 def test_how_run_ends(lua: Lua, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if word == "pingresp":
-        monkeypatch.setattr("smqrt.mqtt.protocol.PINGS_PER_KEEPALIVE", 3000)
+        monkeypatch.setattr("smqrt.wire.mqtt.client.PINGS_PER_KEEPALIVE", 3000)
     broker = ScriptedBroker(4, **ENDS[word])  # type: ignore[arg-type]
     code = 'local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port}) put(mqtt:run()) put"end"'
     assert lua(code, int(broker.address.split(":")[1])) == [f"nil {word}"]

@@ -37,7 +37,7 @@ class Ear:
     def count(self, message: bytes) -> int:
         """How often a message came; all that was sent before this call has come."""
         mark = f"mark {len(self.heard)}".encode()
-        topic = next(iter(self.client._requests._wanted)).replace("#", "mark")
+        topic = next(iter(self.client._subscriptions._wanted)).replace("#", "mark")
         self.client.publish(topic, mark, qos=1)
         with gevent.Timeout(5):
             while mark not in self.heard:
@@ -374,7 +374,7 @@ def test_acknowledgements_that_nobody_takes_are_bounded(
     most = 0
     client = connect(narrow, lambda *what: told.append(what[:2]) or len(told) == 1, keepalive=0, wait=False)
     while not client.closed:
-        most = max(most, len(client._engine._out_packet))
+        most = max(most, len(client._endpoint._out))
         gevent.sleep(0.001)
     assert told == [("mqtt", "connect"), ("sock", "timeout")]
     assert 1000 < most < 12_000

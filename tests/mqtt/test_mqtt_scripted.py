@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.mqtt import End, MqttClient
+from smqrt.mqtt import MqttClient, MqttCloseReason
 from tests.mqtt.scripted import (
     CONNECT,
     DISCONNECT,
@@ -59,9 +59,9 @@ def test_every_refusal_is_told(scripted: Scripted, connect: Connect, version: in
 
 def test_what_time_may_cure_is_tried_again_by_itself(scripted: Scripted, connect: Connect) -> None:
     for code in (0x88, 0x89, 0x9F):
-        assert End("mqtt", "connect", {"reasoncode": code}).can_reconnect
+        assert MqttCloseReason("mqtt", "connect", {"reasoncode": code}).can_reconnect
     for code in (0x86, 0x87, 0x8A):
-        assert not End("mqtt", "connect", {"reasoncode": code}).can_reconnect
+        assert not MqttCloseReason("mqtt", "connect", {"reasoncode": code}).can_reconnect
     client = connect(scripted(5, code=0x87).address)
     assert client.closed
 

@@ -12,7 +12,14 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from smqrt.errors import ArgumentError, MqttError
-from smqrt.wire.mqtt_properties import MAX_PROPERTIES, Packet, TooManyPropertiesError, decode, encode, varint
+from smqrt.wire.mqtt.properties import (
+    MAX_PROPERTIES,
+    PacketType,
+    TooManyPropertiesError,
+    decode_properties,
+    encode_properties,
+    varint,
+)
 
 TEXT = st.text(st.characters(exclude_characters="\0\ufeff", exclude_categories=["Cs"]), max_size=30)  # paho: no U+FEFF
 TWO, FOUR, FLAG = st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF), st.integers(0, 1)
@@ -26,11 +33,11 @@ MESSAGE = {
     "ResponseTopic": TEXT,
     "CorrelationData": BINARY,
 }
-VALUES: dict[Packet, dict[str, st.SearchStrategy[Any]]] = {
-    Packet.PUBLISH: MESSAGE
+VALUES: dict[PacketType, dict[str, st.SearchStrategy[Any]]] = {
+    PacketType.PUBLISH: MESSAGE
     | {"TopicAlias": POSITIVE, "SubscriptionIdentifier": st.lists(LARGE, min_size=1, max_size=5)},
-    Packet.WILL: MESSAGE | {"WillDelayInterval": FOUR},
-    Packet.CONNECT: {
+    PacketType.WILL: MESSAGE | {"WillDelayInterval": FOUR},
+    PacketType.CONNECT: {
         "SessionExpiryInterval": FOUR,
         "ReceiveMaximum": POSITIVE,
         "MaximumPacketSize": LARGE,
@@ -40,7 +47,7 @@ VALUES: dict[Packet, dict[str, st.SearchStrategy[Any]]] = {
         "AuthenticationMethod": TEXT,
         "AuthenticationData": BINARY,
     },
-    Packet.CONNACK: {
+    PacketType.CONNACK: {
         "SessionExpiryInterval": FOUR,
         "ReceiveMaximum": POSITIVE,
         "MaximumQoS": FLAG,
@@ -56,10 +63,10 @@ VALUES: dict[Packet, dict[str, st.SearchStrategy[Any]]] = {
         "ResponseInformation": TEXT,
         "ServerReference": TEXT,
     },
-    Packet.DISCONNECT: {"SessionExpiryInterval": FOUR, "ReasonString": TEXT, "ServerReference": TEXT},
-    Packet.SUBACK: {"ReasonString": TEXT},
+    PacketType.DISCONNECT: {"SessionExpiryInterval": FOUR, "ReasonString": TEXT, "ServerReference": TEXT},
+    PacketType.SUBACK: {"ReasonString": TEXT},
 }
-PAHO = {packet: getattr(PacketTypes, "WILLMESSAGE" if packet is Packet.WILL else packet.name) for packet in VALUES}
+PAHO = {packet: getattr(PacketTypes, "WILLMESSAGE" if packet is PacketType.WILL else packet.name) for packet in VALUES}
 
 
 def plain(found: Any) -> Any:
@@ -81,7 +88,7 @@ def test_what_paho_encodes_is_decoded_as_paho_does(data: st.DataObject) -> None:
     for name, _ in users:
         wanted[name] = plain([value for key, value in users if key == name])
     encoded = paho.pack()
-    assert decode(b"before" + encoded + b"behind", 6, packet) == (wanted, 6 + len(encoded))
+    assert decode_properties(b"before" + encoded + b"behind", 6, packet) == (wanted, 6 + len(encoded))
 
 
 @settings(max_examples=300)
@@ -91,22 +98,22 @@ def test_what_we_encode_paho_decodes(data: st.DataObject) -> None:
     values = {name: value for name, value in VALUES[packet].items() if name != "SubscriptionIdentifier"}
     chosen = data.draw(st.fixed_dictionaries({}, optional=values))
     users = data.draw(st.dictionaries(TEXT.map("x-".__add__), st.lists(TEXT, min_size=1, max_size=3), max_size=4))
-    encoded = encode({name.lower(): value for name, value in chosen.items()} | users, packet)
+    encoded = encode_properties({name.lower(): value for name, value in chosen.items()} | users, packet)
     paho, size = Properties(PAHO[packet]).unpack(encoded)
     assert size == len(encoded)
     assert {name: getattr(paho, name) for name in chosen} == chosen
     assert getattr(paho, "UserProperty", []) == [(name, item) for name, items in users.items() for item in items]
-    assert decode(encoded, 0, packet)[0] == {key.lower(): value for key, value in chosen.items()} | {
+    assert decode_properties(encoded, 0, packet)[0] == {key.lower(): value for key, value in chosen.items()} | {
         name: plain(items) for name, items in users.items()
     }
 
 
 @settings(max_examples=500)
-@given(st.binary(max_size=80), st.sampled_from(Packet))
-def test_any_bytes_are_decoded_or_refused(data: bytes, packet: Packet) -> None:
+@given(st.binary(max_size=80), st.sampled_from(PacketType))
+def test_any_bytes_are_decoded_or_refused(data: bytes, packet: PacketType) -> None:
     for body in (data, varint(len(data)) + data):
         try:
-            found, end = decode(body, 0, packet)
+            found, end = decode_properties(body, 0, packet)
         except MqttError as error:
             code = error.code
         else:
@@ -116,27 +123,27 @@ def test_any_bytes_are_decoded_or_refused(data: bytes, packet: Packet) -> None:
 
 @given(st.data())
 def test_every_cut_is_refused(data: st.DataObject) -> None:
-    chosen = data.draw(st.fixed_dictionaries(VALUES[Packet.CONNACK]))
-    encoded = encode({name.lower(): value for name, value in chosen.items()}, Packet.CONNACK)
+    chosen = data.draw(st.fixed_dictionaries(VALUES[PacketType.CONNACK]))
+    encoded = encode_properties({name.lower(): value for name, value in chosen.items()}, PacketType.CONNACK)
     at = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(MqttError):
-        decode(encoded[:at], 0, Packet.CONNACK)
+        decode_properties(encoded[:at], 0, PacketType.CONNACK)
 
 
 REFUSED = {
-    "unknown": (Packet.PUBLISH, b"\x7f\0", 0x81),
-    "of another packet": (Packet.PUBLISH, b"\x21\0\1", 0x82),
-    "twice": (Packet.PUBLISH, b"\x01\0\x01\0", 0x82),
-    "two subscription identifiers to a broker": (Packet.SUBSCRIBE, b"\x0b\1\x0b\2", 0x82),
-    "a flag of 2": (Packet.PUBLISH, b"\x01\2", 0x82),
-    "alias 0": (Packet.PUBLISH, b"\x23\0\0", 0x82),
-    "receive maximum 0": (Packet.CONNACK, b"\x21\0\0", 0x82),
-    "subscription identifier 0": (Packet.PUBLISH, b"\x0b\0", 0x82),
-    "a long number": (Packet.PUBLISH, b"\x0b\xff\xff\xff\xff\1", 0x81),
-    "no UTF-8": (Packet.PUBLISH, b"\x03\0\1\xff", 0x81),
-    "a surrogate": (Packet.PUBLISH, b"\x03\0\3\xed\xa0\x80", 0x81),
-    "NUL": (Packet.PUBLISH, b"\x26\0\1\0\0\0", 0x81),
-    "longer than the properties": (Packet.PUBLISH, b"\x03\0\x09abc", 0x81),
+    "unknown": (PacketType.PUBLISH, b"\x7f\0", 0x81),
+    "of another packet": (PacketType.PUBLISH, b"\x21\0\1", 0x82),
+    "twice": (PacketType.PUBLISH, b"\x01\0\x01\0", 0x82),
+    "two subscription identifiers to a broker": (PacketType.SUBSCRIBE, b"\x0b\1\x0b\2", 0x82),
+    "a flag of 2": (PacketType.PUBLISH, b"\x01\2", 0x82),
+    "alias 0": (PacketType.PUBLISH, b"\x23\0\0", 0x82),
+    "receive maximum 0": (PacketType.CONNACK, b"\x21\0\0", 0x82),
+    "subscription identifier 0": (PacketType.PUBLISH, b"\x0b\0", 0x82),
+    "a long number": (PacketType.PUBLISH, b"\x0b\xff\xff\xff\xff\1", 0x81),
+    "no UTF-8": (PacketType.PUBLISH, b"\x03\0\1\xff", 0x81),
+    "a surrogate": (PacketType.PUBLISH, b"\x03\0\3\xed\xa0\x80", 0x81),
+    "NUL": (PacketType.PUBLISH, b"\x26\0\1\0\0\0", 0x81),
+    "longer than the properties": (PacketType.PUBLISH, b"\x03\0\x09abc", 0x81),
 }
 
 
@@ -144,13 +151,13 @@ REFUSED = {
 def test_refused(what: str) -> None:
     packet, body, code = REFUSED[what]
     with pytest.raises(MqttError) as caught:
-        decode(bytes((len(body),)) + body + b"more than enough", 0, packet)
+        decode_properties(bytes((len(body),)) + body + b"more than enough", 0, packet)
     assert caught.value.code == code
 
 
 def test_user_properties_do_not_pass_for_others() -> None:
     body = b"\x26\0\x0atopicalias\0\1x"
-    assert decode(bytes((len(body),)) + body, 0, Packet.PUBLISH)[0] == {}
+    assert decode_properties(bytes((len(body),)) + body, 0, PacketType.PUBLISH)[0] == {}
 
 
 @pytest.mark.parametrize("pair", [b"\x26\0\0\0\0", b"\x26\0\1a\0\1b"])
@@ -159,13 +166,13 @@ def test_a_mebibyte_of_properties_is_refused_at_once(pair: bytes) -> None:
     data = varint(len(body)) + body
     begin_s = process_time()
     with pytest.raises(TooManyPropertiesError):
-        decode(data, 0, Packet.PUBLISH)
+        decode_properties(data, 0, PacketType.PUBLISH)
     assert process_time() - begin_s < 0.025
 
 
 def test_as_many_as_are_allowed() -> None:
     body = b"\x26\0\1a\0\1b" * MAX_PROPERTIES
-    assert decode(varint(len(body)) + body, 0, Packet.PUBLISH)[0] == {"a": ["b"] * MAX_PROPERTIES}
+    assert decode_properties(varint(len(body)) + body, 0, PacketType.PUBLISH)[0] == {"a": ["b"] * MAX_PROPERTIES}
 
 
 WRONG = {
@@ -183,15 +190,17 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_values_are_named(name: str) -> None:
     with pytest.raises(ArgumentError, match=name):
-        encode({name: WRONG[name]}, Packet.CONNECT)
+        encode_properties({name: WRONG[name]}, PacketType.CONNECT)
 
 
 def test_values_of_lua() -> None:
     found = {"receivemaximum": 7.0, "authenticationmethod": b"plain", "authenticationdata": "x", "$reason": "no"}
-    assert decode(encode(found, Packet.CONNECT), 0, Packet.CONNECT)[0] == {
+    assert decode_properties(encode_properties(found, PacketType.CONNECT), 0, PacketType.CONNECT)[0] == {
         "receivemaximum": 7,
         "authenticationmethod": "plain",
         "authenticationdata": b"x",
         "$reason": "no",
     }
-    assert decode(encode({"$reason": "late"}, Packet.DISCONNECT), 0, Packet.DISCONNECT)[0] == {"reasonstring": "late"}
+    assert decode_properties(encode_properties({"$reason": "late"}, PacketType.DISCONNECT), 0, PacketType.DISCONNECT)[
+        0
+    ] == {"reasonstring": "late"}

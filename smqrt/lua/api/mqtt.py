@@ -22,12 +22,12 @@ from smqrt.lua.bridge import fail
 from smqrt.lua.mqtt_inbox import Inbox, LuaCall
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
-from smqrt.mqtt import End, MqttClient
+from smqrt.mqtt import MqttClient, MqttCloseReason
 from smqrt.net.stream import Stream
 
 MAX_PACKET_BYTES = 65535 + 3
 _TEXTS = ("clientidentifier", "username", "source")
-_RUN_WORDS = {0x95: "overflow", 0x82: "unknowncp", 0x81: "invalidresp"}
+_RUN_WORDS: dict[object, str] = {0x95: "overflow", 0x82: "unknowncp", 0x81: "invalidresp"}
 
 
 class MqttHalf:
@@ -292,7 +292,7 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-def _refusal(end: End | None) -> Any:
+def _refusal(end: MqttCloseReason | None) -> Any:
     """What `connect` gives: nil, what went wrong, and its kind: true for a CONNACK code, "mqtt" or "sock"."""
     if end is None:
         return fail("socketclosed", "sock")
@@ -301,14 +301,14 @@ def _refusal(end: End | None) -> Any:
     return fail("invalidresp", "mqtt") if end.type == "mqtt" else fail(end.code, "sock")
 
 
-def _run_word(end: End | None) -> str:
+def _run_word(end: MqttCloseReason | None) -> str:
     """What `run` gives behind nil."""
     if end is None:
         return "disconnect"
     if end.code == "pingtimeout":
         return "pingresp"
     if end.code == "protocolerror":
-        return _RUN_WORDS.get(end.status.get("reasoncode", 0), "invalidresp")
+        return _RUN_WORDS.get(end.status.get("reasoncode"), "invalidresp")
     return end.code
 
 

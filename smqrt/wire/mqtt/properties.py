@@ -11,10 +11,14 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from smqrt.errors import ArgumentError, MqttError
+from smqrt.wire.mqtt.reasons import Reason
 
-Props = Mapping[str, Any]
+Props = Mapping[str, object]
+"""Properties as an application gives them. Values of user properties may be of any kind: they are sent as `str`."""
+PropertyValue = int | str | bytes | list[int] | list[str]
+Properties = dict[str, PropertyValue]
+"""Properties as they came."""
 
-MALFORMED, PROTOCOL_ERROR, QUOTA_EXCEEDED = 0x81, 0x82, 0x97
 MAX_PROPERTIES = 1000
 """In one packet. A property may have five bytes, and costs a microsecond: a packet of 1 MiB would hold the loop."""
 MAX_TEXT_BYTES = 0xFFFF
@@ -23,8 +27,14 @@ _REASON = "$reason"  # the name of a reason string in the older documentation
 _USER = 0x26
 
 
-class Packet(IntEnum):
-    """The packets that have properties, by their type (§2.1.2); the will has its own inside CONNECT."""
+def number_of(properties: Props, name: str, default: int) -> int:
+    """The number of a property, the default where it is not there or no number."""
+    value = properties.get(name, default)
+    return value if isinstance(value, int) else int(value) if isinstance(value, float) else default
+
+
+class PacketType(IntEnum):
+    """The types of packets (§2.1.2), and the will, which has properties of its own inside CONNECT."""
 
     WILL = 0
     CONNECT = 1
@@ -38,6 +48,8 @@ class Packet(IntEnum):
     SUBACK = 9
     UNSUBSCRIBE = 10
     UNSUBACK = 11
+    PINGREQ = 12
+    PINGRESP = 13
     DISCONNECT = 14
     AUTH = 15
 
@@ -46,7 +58,7 @@ class TooManyPropertiesError(MqttError):
     """A packet has more than MAX_PROPERTIES of them."""
 
     def __init__(self) -> None:
-        super().__init__(QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
+        super().__init__(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
 
 
 # ---- the types of values (§1.5): readers answer the value and the position behind it; none reads beyond `end`
@@ -55,7 +67,7 @@ class TooManyPropertiesError(MqttError):
 def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
     def read(data: bytes, at: int, end: int) -> tuple[int, int]:
         if at + size > end:
-            raise _cut()
+            raise cut_off()
         return int.from_bytes(data[at : at + size]), at + size
 
     return read
@@ -73,41 +85,43 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if data[index] < 128:
             return value, index + 1
         shift += 7
-    raise _cut() if end < at + 4 else MqttError(MALFORMED, "a variable byte integer of more than four bytes")
+    raise (
+        cut_off()
+        if end < at + 4
+        else MqttError(Reason.MALFORMED_PACKET, "a variable byte integer of more than four bytes")
+    )
 
 
-def _read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    """The bytes behind a length of two bytes at a position, and the position behind them; raises as `read_varint`."""
     start = at + 2
     if start > end:
-        raise _cut()
+        raise cut_off()
     stop = start + (data[at] << 8 | data[at + 1])
     if stop > end:
-        raise _cut()
+        raise cut_off()
     return data[start:stop], stop
 
 
-def _read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
-    raw, at = _read_binary(data, at, end)
-    return checked_text(raw), at
-
-
-def checked_text(raw: bytes) -> str:
-    """A text of the protocol.
+def read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
+    """The text behind a length of two bytes at a position, and the position behind it.
 
     Raises:
-        MqttError: it is not UTF-8, or has the character NUL (§1.5.4).
+        MqttError: it ends beyond `end`, is not UTF-8, or has the character NUL (§1.5.4).
     """
+    raw, at = read_binary(data, at, end)
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise MqttError(MALFORMED, "a text that is not UTF-8") from None
+        raise MqttError(Reason.MALFORMED_PACKET, "a text that is not UTF-8") from None
     if "\0" in text:
-        raise MqttError(MALFORMED, "a text with the character NUL")
-    return text
+        raise MqttError(Reason.MALFORMED_PACKET, "a text with the character NUL")
+    return text, at
 
 
-def _cut() -> MqttError:
-    return MqttError(MALFORMED, "a packet that ends inside its properties")
+def cut_off() -> MqttError:
+    """The error of a packet that is shorter than what it says."""
+    return MqttError(Reason.MALFORMED_PACKET, "a packet that ends inside a field")
 
 
 def varint(number: int) -> bytes:
@@ -159,8 +173,8 @@ _TWO_POSITIVE = _TWO._replace(least=1)
 _FOUR = _Kind(_number(4), lambda value: value.to_bytes(4), 0, 0xFFFFFFFF)
 _FOUR_POSITIVE = _FOUR._replace(least=1)
 _VARINT = _Kind(read_varint, varint, 1, MAX_VARINT)
-_TEXT = _Kind(_read_text, _write_text)
-_BINARY = _Kind(_read_binary, _write_binary)
+_TEXT = _Kind(read_text, _write_text)
+_BINARY = _Kind(read_binary, _write_binary)
 
 
 class _Property(NamedTuple):
@@ -170,12 +184,19 @@ class _Property(NamedTuple):
     packets: frozenset[int]
 
 
-def _property(number: int, name: str, kind: _Kind, *packets: Packet) -> _Property:
+def _property(number: int, name: str, kind: _Kind, *packets: PacketType) -> _Property:
     return _Property(number, name, kind, frozenset(packets))
 
 
-_MESSAGE = (Packet.PUBLISH, Packet.WILL)
-_ANSWERS = (Packet.PUBACK, Packet.PUBREC, Packet.PUBREL, Packet.PUBCOMP, Packet.SUBACK, Packet.UNSUBACK)
+_MESSAGE = (PacketType.PUBLISH, PacketType.WILL)
+_ANSWERS = (
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBACK,
+    PacketType.UNSUBACK,
+)
 
 _TABLE = (  # §2.2.2.2, table 2-4
     _property(0x01, "payloadformatindicator", _FLAG, *_MESSAGE),
@@ -183,27 +204,27 @@ _TABLE = (  # §2.2.2.2, table 2-4
     _property(0x03, "contenttype", _TEXT, *_MESSAGE),
     _property(0x08, "responsetopic", _TEXT, *_MESSAGE),
     _property(0x09, "correlationdata", _BINARY, *_MESSAGE),
-    _property(0x0B, "subscriptionidentifier", _VARINT, Packet.PUBLISH, Packet.SUBSCRIBE),
-    _property(0x11, "sessionexpiryinterval", _FOUR, Packet.CONNECT, Packet.CONNACK, Packet.DISCONNECT),
-    _property(0x12, "assignedclientidentifier", _TEXT, Packet.CONNACK),
-    _property(0x13, "serverkeepalive", _TWO, Packet.CONNACK),
-    _property(0x15, "authenticationmethod", _TEXT, Packet.CONNECT, Packet.CONNACK, Packet.AUTH),
-    _property(0x16, "authenticationdata", _BINARY, Packet.CONNECT, Packet.CONNACK, Packet.AUTH),
-    _property(0x17, "requestprobleminformation", _FLAG, Packet.CONNECT),
-    _property(0x18, "willdelayinterval", _FOUR, Packet.WILL),
-    _property(0x19, "requestresponseinformation", _FLAG, Packet.CONNECT),
-    _property(0x1A, "responseinformation", _TEXT, Packet.CONNACK),
-    _property(0x1C, "serverreference", _TEXT, Packet.CONNACK, Packet.DISCONNECT),
-    _property(0x1F, "reasonstring", _TEXT, Packet.CONNACK, *_ANSWERS, Packet.DISCONNECT, Packet.AUTH),
-    _property(0x21, "receivemaximum", _TWO_POSITIVE, Packet.CONNECT, Packet.CONNACK),
-    _property(0x22, "topicaliasmaximum", _TWO, Packet.CONNECT, Packet.CONNACK),
-    _property(0x23, "topicalias", _TWO_POSITIVE, Packet.PUBLISH),
-    _property(0x24, "maximumqos", _FLAG, Packet.CONNACK),
-    _property(0x25, "retainavailable", _FLAG, Packet.CONNACK),
-    _property(0x27, "maximumpacketsize", _FOUR_POSITIVE, Packet.CONNECT, Packet.CONNACK),
-    _property(0x28, "wildcardsubscriptionavailable", _FLAG, Packet.CONNACK),
-    _property(0x29, "subscriptionidentifieravailable", _FLAG, Packet.CONNACK),
-    _property(0x2A, "sharedsubscriptionavailable", _FLAG, Packet.CONNACK),
+    _property(0x0B, "subscriptionidentifier", _VARINT, PacketType.PUBLISH, PacketType.SUBSCRIBE),
+    _property(0x11, "sessionexpiryinterval", _FOUR, PacketType.CONNECT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _property(0x12, "assignedclientidentifier", _TEXT, PacketType.CONNACK),
+    _property(0x13, "serverkeepalive", _TWO, PacketType.CONNACK),
+    _property(0x15, "authenticationmethod", _TEXT, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _property(0x16, "authenticationdata", _BINARY, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _property(0x17, "requestprobleminformation", _FLAG, PacketType.CONNECT),
+    _property(0x18, "willdelayinterval", _FOUR, PacketType.WILL),
+    _property(0x19, "requestresponseinformation", _FLAG, PacketType.CONNECT),
+    _property(0x1A, "responseinformation", _TEXT, PacketType.CONNACK),
+    _property(0x1C, "serverreference", _TEXT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _property(0x1F, "reasonstring", _TEXT, PacketType.CONNACK, *_ANSWERS, PacketType.DISCONNECT, PacketType.AUTH),
+    _property(0x21, "receivemaximum", _TWO_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _property(0x22, "topicaliasmaximum", _TWO, PacketType.CONNECT, PacketType.CONNACK),
+    _property(0x23, "topicalias", _TWO_POSITIVE, PacketType.PUBLISH),
+    _property(0x24, "maximumqos", _FLAG, PacketType.CONNACK),
+    _property(0x25, "retainavailable", _FLAG, PacketType.CONNACK),
+    _property(0x27, "maximumpacketsize", _FOUR_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _property(0x28, "wildcardsubscriptionavailable", _FLAG, PacketType.CONNACK),
+    _property(0x29, "subscriptionidentifieravailable", _FLAG, PacketType.CONNACK),
+    _property(0x2A, "sharedsubscriptionavailable", _FLAG, PacketType.CONNACK),
 )
 _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
@@ -212,7 +233,7 @@ _SUBSCRIPTION = _BY_NAME["subscriptionidentifier"]
 # ---- bytes to a dict
 
 
-def decode(data: bytes, at: int, packet: Packet) -> tuple[dict[str, Any], int]:
+def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Properties, int]:
     """The properties at a position of a packet's body, their length first, and the position behind them.
 
     Of several user properties with one name all values are in a list; so are several subscription identifiers. A user
@@ -229,14 +250,14 @@ def decode(data: bytes, at: int, packet: Packet) -> tuple[dict[str, Any], int]:
     size, at = read_varint(data, at, len(data))
     end = at + size
     if end > len(data):
-        raise _cut()
-    found: dict[str, Any] = {}
+        raise cut_off()
+    found: Properties = {}
     for _ in range(MAX_PROPERTIES):
         if at == end:
             return found, end
         if data[at] == _USER:
-            name, at = _read_text(data, at + 1, end)
-            value, at = _read_text(data, at, end)
+            name, at = read_text(data, at + 1, end)
+            value, at = read_text(data, at, end)
             if name not in _BY_NAME:
                 _add(found, name, value)
         else:
@@ -246,34 +267,35 @@ def decode(data: bytes, at: int, packet: Packet) -> tuple[dict[str, Any], int]:
     raise TooManyPropertiesError
 
 
-def _read_one(found: dict[str, Any], data: bytes, at: int, end: int, packet: Packet) -> int:
+def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
     item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all there are have one byte
     if item is None:
-        raise MqttError(MALFORMED, f"an unknown property {data[at]:#x}")
+        raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
     if packet not in item.packets:
-        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} in a packet that can't have it")
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} in a packet that can't have it")
     value, at = item.kind.read(data, at + 1, end)
     if item.kind.most >= 0 and not item.kind.least <= value <= item.kind.most:
-        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} is {value}")
-    if item.name in found and (item is not _SUBSCRIPTION or packet is not Packet.PUBLISH):
-        raise MqttError(PROTOCOL_ERROR, f"the property {item.name} is there twice")
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is {value}")
+    if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is there twice")
     _add(found, item.name, value)
     return at
 
 
-def _add(found: dict[str, Any], name: str, value: Any) -> None:
-    if name not in found:
+def _add(found: Properties, name: str, value: Any) -> None:
+    known = found.get(name)
+    if known is None:
         found[name] = value
-    elif isinstance(found[name], list):
-        found[name].append(value)
+    elif isinstance(known, list):
+        known.append(value)
     else:
-        found[name] = [found[name], value]
+        found[name] = [known, value]  # both are numbers, or both texts
 
 
 # ---- a dict to bytes
 
 
-def encode(properties: Props | None, packet: Packet) -> bytes:
+def encode_properties(properties: Props | None, packet: PacketType) -> bytes:
     """The properties of a packet, their length first.
 
     Args:
@@ -282,11 +304,11 @@ def encode(properties: Props | None, packet: Packet) -> bytes:
     Raises:
         ArgumentError: a value is out of its range or of a wrong type; it names the property.
     """
-    body = encode_body(properties, packet)
+    body = pack_properties(properties, packet)
     return varint(len(body)) + body
 
 
-def encode_body(properties: Props | None, packet: Packet) -> bytes:
+def pack_properties(properties: Props | None, packet: PacketType) -> bytes:
     """The same without the length in front."""
     if not properties:
         return b""
@@ -296,7 +318,7 @@ def encode_body(properties: Props | None, packet: Packet) -> bytes:
     return body
 
 
-def _encode_one(name: str, value: Any, packet: Packet) -> bytes:
+def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
     item = _BY_NAME.get("reasonstring" if name == _REASON else name)
     try:
         if item is None or packet not in item.packets:

@@ -1,0 +1,151 @@
+"""The address of a broker, and connections to it that may be trusted with credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from urllib.parse import unquote, urlsplit
+
+from smqrt.errors import ArgumentError, StreamError
+from smqrt.mqtt.options import MqttOptions
+from smqrt.net.contexts import ClientTls, Identity
+from smqrt.net.stream import Stream
+from smqrt.net.trust import CertStore, Trust
+
+PORT, TLS_PORT = 1883, 8883
+_SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
+
+
+@dataclass(frozen=True)
+class MqttAddress:
+    """Where a broker is. What the address does not tell is None.
+
+    Attributes:
+        host: name or IP address.
+    """
+
+    host: str
+    port: int | None = None
+    secure: bool | None = None
+    username: str | None = None
+    password: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def parse_address(text: str) -> MqttAddress:
+    """The address in `mqtt://user:password@host:port`, `mqtts://host`, `host:port` or `host`.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if text.count(":") > 1 and "://" not in text and not text.startswith("["):
+        return MqttAddress(text)  # an IPv6 address
+    scheme, _, _ = text.rpartition("://")
+    try:
+        parts = urlsplit(text if scheme else f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ArgumentError(f"address {text!r} is none: {error}") from None
+    if not host or parts.path.strip("/") or parts.query or (scheme and scheme.lower() not in _SCHEMES):
+        raise ArgumentError(f"address {text!r} must be a host name, host:port, or mqtt(s)://host:port")
+    return MqttAddress(host, port, _SCHEMES.get(scheme.lower()), _plain(parts.username), _plain(parts.password))
+
+
+def _plain(text: str | None) -> str | None:
+    return None if text is None else unquote(text)
+
+
+def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
+    """The function that makes the connections of one client.
+
+    Args:
+        address: what `MqttClient` takes. A user name and a password in it are put into the options, if those have none.
+
+    Raises:
+        ArgumentError: it is none of that.
+    """
+    if isinstance(address, Stream):
+        return _OneStream(address)
+    if callable(address):
+        return address
+    if not isinstance(address, str):
+        raise ArgumentError(f"address must be a str, a Stream or a function, not {type(address).__name__}")
+    where = parse_address(address)
+    if options.username is None:
+        options.username, options.password = where.username, where.password or options.password
+    return MqttConnector(where, options)
+
+
+class _OneStream:
+    """The connection that the application made, once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream: Stream | None = stream
+
+    def __call__(self) -> Stream:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            raise StreamError("socketclosed", "the connection that this client was given is used up")
+        return stream
+
+
+class MqttConnector:
+    """Makes the connections of one client.
+
+    Args:
+        address: of the broker.
+        options: ports, times and TLS.
+
+    Raises:
+        ArgumentError: a file can't be read or is wrong.
+    """
+
+    def __init__(self, address: MqttAddress, options: MqttOptions) -> None:
+        self._address, self._options = address, options
+        secure = options.secure or address.secure or bool(options.cafile or options.certfile)
+        self.tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options) if secure else None
+        self.port = options.port or address.port or (TLS_PORT if self.tls else PORT)
+
+    def __call__(self) -> Stream:
+        """A new connection.
+
+        Raises:
+            StreamError: it could not be made; with the trust status of the certificate as word when that is why.
+        """
+        options, host = self._options, self._address.host
+        end_s = monotonic() + options.timeout
+        stream = Stream.connect(host, self.port, options.timeout, options.source, options.ipv6)
+        if self.tls is not None:
+            stream.starttls(self.tls.context(options.alpn), host, timeout_s=max(end_s - monotonic(), 0.1))
+            if not options.nocheck:
+                _check_trust(stream, self.tls, host)
+        return stream
+
+
+def _check_trust(stream: Stream, tls: ClientTls, host: str) -> None:
+    assert stream.tls is not None
+    trust = tls.store.judge(stream.tls.peer_chain(), host)
+    if trust is not Trust.TRUSTED:
+        stream.close()
+        raise StreamError(trust.value, f"the certificate of {host} is not to be trusted")
+
+
+def _client_tls(options: MqttOptions) -> ClientTls:
+    tls = ClientTls()
+    if options.cafile:
+        tls.store = CertStore()
+        tls.store.add(_file(options.cafile))
+    if options.certfile:
+        tls.add_identity(Identity(_file(options.certfile), _file(options.keyfile or options.certfile)))
+    return tls
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"can't read {path}: {error.strerror}") from None

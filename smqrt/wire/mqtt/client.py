@@ -1,0 +1,237 @@
+"""The client's side of MQTT connections: CONNECT, subscriptions, pings, and which messages a server surely has."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.decode import check_flags, decode_connack, decode_subscribe_answer, publish_identifier
+from smqrt.wire.mqtt.endpoint import EndpointEvents, MqttEndpoint, State
+from smqrt.wire.mqtt.packets import (
+    MAX_PACKET_BYTES,
+    PINGREQ,
+    Connect,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    WillMessage,
+    encode,
+    encode_acknowledgement,
+)
+from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError, number_of
+from smqrt.wire.mqtt.reasons import Reason
+from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
+
+MAX_REQUESTS = 100  # subscriptions that wait for their answer; packet identifiers are few
+INFLIGHT_3 = 20  # ordinary servers of MQTT 3.1.1 drop what goes beyond, and can't say so
+MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers: a free one is found soon
+PINGS_PER_KEEPALIVE = 2
+_CONNACK = 0x20
+
+
+class ClientEvents(EndpointEvents, Protocol):
+    """What a client is told."""
+
+    def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
+        """The server answered CONNECT."""
+
+    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
+        """SUBACK or UNSUBACK came; code 0 with MQTT 3.1.1's UNSUBACK."""
+
+    def on_left_out(self) -> None:
+        """A message was refused: it has too many properties."""
+
+
+class MqttClientEndpoint(MqttEndpoint):
+    """A client, over all its connections.
+
+    Args:
+        events: who is told.
+        version: 5 or 4 (MQTT 3.1.1).
+        client_identifier: an empty one is replaced by what the server assigns.
+        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement; the server may want less. None: as
+            many as the server wants, and 20 with MQTT 3.1.1.
+        use_aliases: send topic aliases to servers that accept them.
+        limit_bytes: the largest packet, both ways; `maximumpacketsize` among CONNECT's properties is for what comes in.
+
+    Attributes:
+        will, username, password: of the next connections.
+        ping_s: after so long without a packet the server is pinged, after as long again without an answer it is lost;
+            0 never asks.
+    """
+
+    def __init__(
+        self,
+        events: ClientEvents,
+        version: int,
+        client_identifier: str,
+        inflight: int | None = None,
+        use_aliases: bool = False,
+        limit_bytes: int = MAX_PACKET_BYTES,
+    ) -> None:
+        super().__init__(events, MqttSession(), version, limit_bytes)
+        self._client_events = events
+        self._identifier = client_identifier
+        self._inflight = inflight or (MAX_INFLIGHT if version == 5 else INFLIGHT_3)
+        self._use_aliases, self._limit_bytes = use_aliases, limit_bytes
+        self.will: WillMessage | None = None
+        self.username: str | None = None
+        self.password: bytes | None = None
+        self.ping_s = 0.0
+        self._is_clean = True
+        self._keepalive_s, self._pinged_s = 0, 0.0
+        self._max_qos, self._retain_available = 2, True
+        self._confirmed_0 = 0
+        self._pings: deque[int] = deque()  # how many QoS 0 messages were sent before each
+        self._handlers |= {
+            PacketType.CONNACK: self._on_connack,
+            PacketType.SUBACK: self._on_subscribe_answer,
+            PacketType.UNSUBACK: self._on_subscribe_answer,
+            PacketType.PINGRESP: self._on_pingresp,
+        }
+        if version == 5:
+            self._handlers[PacketType.DISCONNECT] = self._disconnected
+
+    # ---- connections
+
+    def connect(self, is_clean: bool, keepalive_s: int, properties: Props) -> None:
+        """Begin a connection with CONNECT.
+
+        Args:
+            is_clean: forget the session on both sides.
+            properties: those of CONNECT.
+        """
+        limit_bytes = number_of(properties, "maximumpacketsize", self._limit_bytes)
+        self._reset(limit_bytes)
+        self._splitter.only = _CONNACK
+        self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
+        self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
+        self._is_clean, self._keepalive_s = is_clean, keepalive_s
+        self._pings.clear()
+        self.state = State.CONNECTING
+        self._send(self.connect_packet(is_clean, keepalive_s, {"maximumpacketsize": limit_bytes} | dict(properties)))
+
+    def connect_packet(self, is_clean: bool, keepalive_s: int, properties: Props) -> bytes:
+        """The CONNECT packet of the next connection.
+
+        Raises:
+            ArgumentError: identifier, credentials or properties are none that MQTT can carry.
+        """
+        names = self._identifier, is_clean, keepalive_s, properties, self.will, self.username, self.password
+        return encode(Connect(self._version, *names), self._version)
+
+    def _on_connack(self, first: int, body: bytes) -> None:
+        if self.state is State.OPEN:
+            raise MqttError(Reason.PROTOCOL_ERROR, "a second CONNACK")
+        check_flags(first)
+        packet = decode_connack(first, body, self._version)
+        if packet.code == 0:
+            if packet.session_present and self._is_clean:
+                raise MqttError(Reason.PROTOCOL_ERROR, "a session is present that was not asked for")
+            self._accepted(packet.session_present, packet.properties)
+        self._client_events.on_connack(packet.code, packet.session_present, packet.properties)
+
+    def _accepted(self, is_session_present: bool, properties: Props) -> None:
+        self.state = State.OPEN
+        self._splitter.only = 0
+        # a ping after half of the time, the end after the other half; the server waits for one and a half times
+        self.ping_s = number_of(properties, "serverkeepalive", self._keepalive_s) / PINGS_PER_KEEPALIVE
+        self._identifier = str(properties.get("assignedclientidentifier") or self._identifier)
+        self._window = min(self._inflight, number_of(properties, "receivemaximum", 0xFFFF))
+        self._peer_limit_bytes = min(number_of(properties, "maximumpacketsize", MAX_PACKET_BYTES), self._limit_bytes)
+        self._max_qos = number_of(properties, "maximumqos", 2)
+        self._retain_available = bool(number_of(properties, "retainavailable", 1))
+        self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0) if self._use_aliases else 0
+        self.session.resume(is_session_present)
+
+    # ---- keep-alive
+
+    def check_alive(self, now_s: float, is_reading: bool = True) -> None:
+        """Ping the server when nothing was heard or said for `ping_s`.
+
+        Args:
+            is_reading: false while the application is too busy to read: then answers are not waited for.
+
+        Raises:
+            MqttError: KEEP_ALIVE_TIMEOUT; it did not answer.
+        """
+        if not is_reading:
+            self._pings.clear()
+            self._heard_s = now_s
+        if not self.ping_s or self.state is not State.OPEN:
+            return
+        if self._pings:
+            if now_s - self._pinged_s >= self.ping_s:
+                raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "the broker did not answer a ping")
+        elif now_s - self._wrote_s >= self.ping_s or now_s - self._heard_s >= self.ping_s:
+            self.ping(now_s)
+
+    def ping(self, now_s: float) -> None:
+        """Send PINGREQ. Its answer comes behind all that was sent before."""
+        self._pings.append(self._sent_0)
+        self._pinged_s = now_s
+        self._send(PINGREQ)
+
+    def _on_pingresp(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        if body:
+            raise MqttError(Reason.MALFORMED_PACKET, "a PINGRESP packet with a body")
+        if self._pings:
+            self._confirmed_0 = self._pings.popleft()
+        self._events.on_room()
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many QoS 0 messages were sent without a sign of the server that it got them."""
+        return self._sent_0 - self._confirmed_0
+
+    def forget_unconfirmed(self) -> None:
+        """Count from now on."""
+        self._confirmed_0 = self._sent_0
+
+    # ---- messages and subscriptions
+
+    def send(self, message: OutgoingMessage) -> None:
+        """Send a message for the first time, as well as this server can; `can_send` was true."""
+        message.qos = min(message.qos, self._max_qos)
+        message.retain = message.retain and self._retain_available
+        super().send(message)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether SUBSCRIBE or UNSUBSCRIBE may be sent now."""
+        return self.is_open and self._has_space and len(self.session.requests) < MAX_REQUESTS
+
+    def subscribe(self, topic: str, options: int, properties: Props) -> int:
+        """Send SUBSCRIBE; returns the packet identifier that the answer will have."""
+        number = self.session.new_identifier()
+        self.session.requests.add(number)
+        self._send(encode(Subscribe(number, [Subscription(topic, options)], properties), self._version))
+        return number
+
+    def unsubscribe(self, topic: str, properties: Props) -> int:
+        """Send UNSUBSCRIBE; returns the packet identifier that the answer will have."""
+        number = self.session.new_identifier()
+        self.session.requests.add(number)
+        self._send(encode(Unsubscribe(number, [topic], properties), self._version))
+        return number
+
+    def _on_subscribe_answer(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        packet = decode_subscribe_answer(first, body, self._version)
+        if len(packet.codes) > 1:
+            raise MqttError(Reason.PROTOCOL_ERROR, "an answer to more topic filters than were asked for")
+        self.session.requests.discard(packet.packet_identifier)
+        code = packet.codes[0] if packet.codes else 0
+        self._client_events.on_answer(packet.packet_identifier, code, packet.properties)
+        self._events.on_room()
+
+    def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
+        """A third party sent the message: the connection stays, and the message is refused."""
+        self._client_events.on_left_out()
+        qos = first >> 1 & 3
+        if qos:
+            kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+            packet = encode_acknowledgement(kind, publish_identifier(body), self._version, Reason.QUOTA_EXCEEDED)
+            self._send(packet)

@@ -1,0 +1,382 @@
+"""MQTT packets from bytes: a stream to packets, packets to tuples, strict about what the standards call malformed.
+
+A packet is a first byte (its type in the upper half, flags in the lower one), the length of its body, and the body
+(§2.1). `PacketSplitter` cuts a stream into first bytes and bodies, `decode` makes tuples of these. What is malformed,
+or breaks a rule that concerns one packet alone, raises MqttError with the reason code; nothing else is raised for what
+came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.packets import (
+    DUP,
+    FLAGS,
+    MAX_PACKET_BYTES,
+    Acknowledgement,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Ping,
+    Publish,
+    Subscribe,
+    SubscribeAnswer,
+    Subscription,
+    Unsubscribe,
+    WillMessage,
+)
+from smqrt.wire.mqtt.properties import (
+    PacketType,
+    Properties,
+    cut_off,
+    decode_properties,
+    read_binary,
+    read_text,
+)
+from smqrt.wire.mqtt.reasons import Reason
+from smqrt.wire.mqtt.topics import is_topic_name
+
+MAX_FILTERS = 1000
+"""In one SUBSCRIBE or UNSUBSCRIBE. More would hold the loop: each is looked up in the subscriptions."""
+_LENGTH_BYTES = 4
+
+# ---- a stream to packets
+
+
+class PacketSplitter:
+    """Cuts what was received into packets.
+
+    Args:
+        limit_bytes: the largest packet that is let in, its header included.
+
+    Attributes:
+        only: the type that the next packet has to have (its first byte without the flags); 0 lets all in. It is looked
+            at with the first byte: what speaks no MQTT would keep us waiting for the end of a packet.
+    """
+
+    __slots__ = ("_at", "_buffer", "limit_bytes", "only")
+
+    def __init__(self, limit_bytes: int = MAX_PACKET_BYTES) -> None:
+        self._buffer = bytearray()
+        self._at = 0
+        self.limit_bytes = limit_bytes
+        self.only = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take what was received."""
+        if self._at:
+            del self._buffer[: self._at]
+            self._at = 0
+        self._buffer += data
+
+    def next(self) -> tuple[int, bytes] | None:
+        """The first byte and the body of the next packet, None when it is not there as a whole.
+
+        Raises:
+            MqttError: the length is none, or above the limit, which is known as soon as the header is there; or it is
+                not the `only` one.
+        """
+        buffer, at = self._buffer, self._at
+        if self.only and len(buffer) > at and buffer[at] & 0xF0 != self.only:
+            raise MqttError(Reason.PROTOCOL_ERROR, f"packet {buffer[at]:#x} in the wrong place")
+        if len(buffer) - at < 2:
+            return None
+        size, start = buffer[at + 1], at + 2
+        if size > 127:
+            length = self._long_length(at + 1)
+            if length is None:
+                return None
+            size, start = length
+        end = start + size
+        if end - at > self.limit_bytes:
+            raise MqttError(Reason.PACKET_TOO_LARGE, f"a packet of {end - at} bytes, {self.limit_bytes} are agreed")
+        if end > len(buffer):
+            return None
+        self._at = end
+        return buffer[at], bytes(memoryview(buffer)[start:end])
+
+    def _long_length(self, at: int) -> tuple[int, int] | None:
+        size = 0
+        for index, byte in enumerate(self._buffer[at : at + _LENGTH_BYTES]):
+            size |= (byte & 127) << 7 * index
+            if byte < 128:
+                return size, at + index + 1
+        if len(self._buffer) - at >= _LENGTH_BYTES:
+            raise MqttError(Reason.MALFORMED_PACKET, "the length of a packet has more than four bytes")
+        return None
+
+
+# ---- bytes to tuples
+
+
+def decode(first: int, body: bytes, version: int, is_from_client: bool) -> Packet:
+    """The packet of a first byte and a body.
+
+    Args:
+        version: 5 or 4; of no meaning for CONNECT, which tells it.
+
+    Raises:
+        TooManyPropertiesError: it may be well-formed, but has more of them than is allowed.
+        MqttError: it breaks a rule, or this side sends no such packet.
+    """
+    kind = first >> 4
+    decoder = (_FROM_CLIENT if is_from_client else _FROM_SERVER).get(kind)
+    if decoder is None or version < 5 and (kind == 15 or kind == 14 and not is_from_client):
+        side = "client" if is_from_client else "server"
+        raise MqttError(Reason.PROTOCOL_ERROR, f"packet {first:#x} is none of a {side} of this version")
+    check_flags(first)
+    return decoder(first, body, version)
+
+
+def check_flags(first: int) -> None:
+    """Check the flags of a packet that is not PUBLISH.
+
+    Raises:
+        MqttError: they are not those of table 2-2 [MQTT-2.1.3-1].
+    """
+    if first >> 4 != PacketType.PUBLISH and first & 0x0F != FLAGS.get(first >> 4, 0):
+        raise MqttError(Reason.MALFORMED_PACKET, f"packet {first:#x} with wrong flags")
+
+
+def _properties(body: bytes, at: int, kind: PacketType, version: int) -> tuple[Properties, int]:
+    """The properties at a position, and the position behind them; none in MQTT 3.1.1."""
+    if version < 5:
+        return {}, at
+    if at < len(body) and not body[at]:
+        return {}, at + 1
+    return decode_properties(body, at, kind)
+
+
+def _check_end(body: bytes, at: int) -> None:
+    if at != len(body):
+        raise MqttError(Reason.MALFORMED_PACKET, "a packet with bytes behind its end")
+
+
+def _u16(body: bytes, at: int) -> tuple[int, int]:
+    if at + 2 > len(body):
+        raise cut_off()
+    return body[at] << 8 | body[at + 1], at + 2
+
+
+def _identifier(body: bytes) -> int:
+    number, _ = _u16(body, 0)
+    if not number:
+        raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")
+    return number
+
+
+def connect_version(body: bytes) -> int:
+    """The version in whose way a CONNECT packet is to be answered when it is refused, 0 when it is of no MQTT."""
+    for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
+        if body.startswith(name) and len(body) > len(name):
+            return 4 if body[len(name)] < 5 else 5
+    return 0
+
+
+def decode_connect(_first: int, body: bytes, _version: int = 0) -> Connect:
+    """CONNECT; raises as `decode`."""
+    name, at = read_text(body, 0, len(body))
+    if at + 4 > len(body):
+        raise cut_off()
+    version, flags, keepalive_s, at = body[at], body[at + 1], body[at + 2] << 8 | body[at + 3], at + 4
+    if name != "MQTT" or version not in (4, 5):
+        raise MqttError(Reason.UNSUPPORTED_PROTOCOL_VERSION, "neither MQTT 3.1.1 nor 5")
+    _check_connect_flags(flags, version)
+    properties, at = _properties(body, at, PacketType.CONNECT, version)
+    if "authenticationdata" in properties and "authenticationmethod" not in properties:
+        raise MqttError(Reason.PROTOCOL_ERROR, "authentication data without a method")
+    identifier, at = read_text(body, at, len(body))
+    will, at = _decode_will(body, at, flags, version) if flags & 0x04 else (None, at)
+    username = password = None
+    if flags & 0x80:
+        username, at = read_text(body, at, len(body))
+    if flags & 0x40:
+        password, at = read_binary(body, at, len(body))
+    _check_end(body, at)
+    return Connect(version, identifier, bool(flags & 0x02), keepalive_s, properties, will, username, password)
+
+
+def _check_connect_flags(flags: int, version: int) -> None:
+    if flags & 0x01:
+        raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNECT is set")  # [MQTT-3.1.2-3]
+    if flags & 0x18 == 0x18:
+        raise MqttError(Reason.MALFORMED_PACKET, "a will with QoS 3")  # [MQTT-3.1.2-12]
+    if not flags & 0x04 and flags & 0x38:
+        raise MqttError(Reason.MALFORMED_PACKET, "flags of a will without one")  # [MQTT-3.1.2-11]
+    if version == 4 and flags & 0xC0 == 0x40:
+        raise MqttError(Reason.MALFORMED_PACKET, "a password without a user name")  # 3.1.1 [MQTT-3.1.2-22]
+
+
+def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMessage, int]:
+    properties, start = _properties(body, at, PacketType.WILL, version)
+    topic, end = read_text(body, start, len(body))
+    payload, end = read_binary(body, end, len(body))
+    if not is_topic_name(topic):
+        raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will is empty or has a wildcard")
+    return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties, body[at:start]), end
+
+
+def decode_connack(_first: int, body: bytes, version: int) -> Connack:
+    """CONNACK; raises as `decode`."""
+    if len(body) < 2 or (version < 5 and len(body) > 2):
+        raise MqttError(Reason.MALFORMED_PACKET, "a CONNACK packet of a wrong size")
+    if body[0] > 1:
+        raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNACK is set")  # [MQTT-3.2.2-1]
+    if body[0] and body[1]:
+        raise MqttError(Reason.PROTOCOL_ERROR, "a refusal with a session")  # [MQTT-3.2.2-6]
+    # MQTT 5 has at least the length of the properties; servers that leave it out for a refusal are understood
+    properties, at = decode_properties(body, 2, PacketType.CONNACK) if len(body) > 2 else ({}, 2)
+    _check_end(body, at)
+    return Connack(bool(body[0]), body[1], properties)
+
+
+def decode_publish(first: int, body: bytes, version: int) -> Publish:
+    """PUBLISH; raises as `decode`. Whether a topic or an alias is there is for who knows the aliases."""
+    qos, size = first >> 1 & 3, len(body)
+    if size < 2:
+        raise cut_off()
+    end = 2 + (body[0] << 8 | body[1])
+    at = end + 2 if qos else end
+    if qos == 3 or size < at + (version == 5):
+        raise MqttError(Reason.MALFORMED_PACKET, "a PUBLISH packet with QoS 3, or cut off")  # [MQTT-3.3.1-4]
+    if not qos and first & DUP:
+        raise MqttError(Reason.MALFORMED_PACKET, "a PUBLISH packet with QoS 0 that is sent again")  # [MQTT-3.3.1-2]
+    number = body[end] << 8 | body[end + 1] if qos else 0
+    if qos and not number:
+        raise MqttError(Reason.MALFORMED_PACKET, "packet identifier 0")
+    topic, _ = read_text(body, 0, end)
+    if "+" in topic or "#" in topic:
+        raise MqttError(Reason.TOPIC_NAME_INVALID, "a topic with a wildcard")  # [MQTT-3.3.2-2]
+    if version < 5:
+        return Publish(topic, body[at:], first & 0x0F, number)
+    if not body[at]:
+        return Publish(topic, body[at + 1 :], first & 0x0F, number)
+    properties, end = decode_properties(body, at, PacketType.PUBLISH)
+    return Publish(topic, body[end:], first & 0x0F, number, properties, body[at:end])
+
+
+def publish_identifier(body: bytes) -> int:
+    """The packet identifier of a PUBLISH packet with QoS 1 or 2 that `decode_publish` has looked at."""
+    end = 2 + (body[0] << 8 | body[1])
+    return body[end] << 8 | body[end + 1]
+
+
+def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledgement:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP; raises as `decode`."""
+    size = len(body)
+    if size < 2 or version < 5 and size > 2:
+        raise MqttError(Reason.MALFORMED_PACKET, "an acknowledgement of a wrong size")
+    kind, number = PacketType(first >> 4), _identifier(body)
+    if size < 4:
+        return Acknowledgement(kind, number, body[2] if size > 2 else 0)
+    properties, at = decode_properties(body, 3, kind)
+    _check_end(body, at)
+    return Acknowledgement(kind, number, body[2], properties)
+
+
+def decode_subscribe(_first: int, body: bytes, version: int) -> Subscribe:
+    """SUBSCRIBE; raises as `decode`. Whether a topic filter is one, SUBACK tells."""
+    number, wanted = _identifier(body), list[Subscription]()
+    properties, at = _properties(body, 2, PacketType.SUBSCRIBE, version)
+    while at < len(body):
+        _check_count(wanted)
+        topic, at = read_text(body, at, len(body))
+        if at == len(body):
+            raise cut_off()
+        _check_options(body[at], topic, version)
+        wanted.append(Subscription(topic, body[at]))
+        at += 1
+    if not wanted:
+        raise MqttError(Reason.PROTOCOL_ERROR, "SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
+    return Subscribe(number, wanted, properties)
+
+
+def _check_options(options: int, topic: str, version: int) -> None:
+    if options & (0xFC if version < 5 else 0xC0) or options & 3 == 3:
+        raise MqttError(Reason.MALFORMED_PACKET, "wrong options of a subscription")  # [MQTT-3.8.3-5]
+    if options & 0x30 == 0x30:
+        raise MqttError(Reason.PROTOCOL_ERROR, "retain handling 3")
+    if options & 0x04 and topic.startswith("$share/"):
+        raise MqttError(Reason.PROTOCOL_ERROR, "a shared subscription with no local")  # [MQTT-3.8.3-4]
+
+
+def _check_count(found: Sequence[object]) -> None:
+    if len(found) == MAX_FILTERS:
+        raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_FILTERS} topic filters")
+
+
+def decode_unsubscribe(_first: int, body: bytes, version: int) -> Unsubscribe:
+    """UNSUBSCRIBE; raises as `decode`."""
+    number, topics = _identifier(body), list[str]()
+    properties, at = _properties(body, 2, PacketType.UNSUBSCRIBE, version)
+    while at < len(body):
+        _check_count(topics)
+        topic, at = read_text(body, at, len(body))
+        topics.append(topic)
+    if not topics:
+        raise MqttError(Reason.PROTOCOL_ERROR, "UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
+    return Unsubscribe(number, topics, properties)
+
+
+def decode_subscribe_answer(first: int, body: bytes, version: int) -> SubscribeAnswer:
+    """SUBACK or UNSUBACK; raises as `decode`."""
+    kind, number = PacketType(first >> 4), _identifier(body)
+    properties, at = _properties(body, 2, kind, version)
+    has_codes = version == 5 or kind is PacketType.SUBACK
+    if (at < len(body)) is not has_codes:
+        raise MqttError(Reason.MALFORMED_PACKET, "an answer to a subscription of a wrong size")
+    return SubscribeAnswer(kind, number, body[at:], properties)
+
+
+def _decode_ping(first: int, body: bytes, _version: int) -> Ping:
+    kind = PacketType(first >> 4)
+    if body:
+        raise MqttError(Reason.MALFORMED_PACKET, f"a {kind.name} packet with a body")
+    return Ping(kind)
+
+
+def decode_disconnect(_first: int, body: bytes, version: int) -> Disconnect:
+    """DISCONNECT; raises as `decode`."""
+    if version < 5 and body:
+        raise MqttError(Reason.MALFORMED_PACKET, "a DISCONNECT packet with a body")
+    return Disconnect(*_code_and_properties(body, PacketType.DISCONNECT))
+
+
+def _decode_auth(_first: int, body: bytes, _version: int) -> Auth:
+    return Auth(*_code_and_properties(body, PacketType.AUTH))
+
+
+def _code_and_properties(body: bytes, kind: PacketType) -> tuple[int, Properties]:
+    if len(body) < 2:
+        return body[0] if body else 0, {}
+    properties, at = decode_properties(body, 1, kind)
+    _check_end(body, at)
+    return body[0], properties
+
+
+_Decoder = Callable[[int, bytes, int], Packet]
+_BOTH: dict[int, _Decoder] = {
+    PacketType.PUBLISH: decode_publish,
+    PacketType.PUBACK: decode_acknowledgement,
+    PacketType.PUBREC: decode_acknowledgement,
+    PacketType.PUBREL: decode_acknowledgement,
+    PacketType.PUBCOMP: decode_acknowledgement,
+    PacketType.DISCONNECT: decode_disconnect,
+    PacketType.AUTH: _decode_auth,
+}
+_FROM_CLIENT: dict[int, _Decoder] = _BOTH | {
+    PacketType.CONNECT: decode_connect,
+    PacketType.SUBSCRIBE: decode_subscribe,
+    PacketType.UNSUBSCRIBE: decode_unsubscribe,
+    PacketType.PINGREQ: _decode_ping,
+}
+_FROM_SERVER: dict[int, _Decoder] = _BOTH | {
+    PacketType.CONNACK: decode_connack,
+    PacketType.SUBACK: decode_subscribe_answer,
+    PacketType.UNSUBACK: decode_subscribe_answer,
+    PacketType.PINGRESP: _decode_ping,
+}

@@ -1,0 +1,320 @@
+"""One side of an MQTT connection, what clients and servers share: messages both ways, their limits, aliases, the end.
+
+Bytes come in by `feed`, packets are handled by `next`, bytes to be sent are taken by `take`; what happens is told to an
+object (`EndpointEvents`). The time is passed in. `MqttClientEndpoint` and `MqttServerEndpoint` add what only one side
+does. MqttError means that the other side broke a rule, or keeps silent; `fail` tells it so, where the version can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.decode import (
+    PacketSplitter,
+    check_flags,
+    decode_acknowledgement,
+    decode_disconnect,
+    decode_publish,
+)
+from smqrt.wire.mqtt.packets import (
+    MAX_PACKET_BYTES,
+    Publish,
+    encode,
+    encode_acknowledgement,
+    encode_publish,
+)
+from smqrt.wire.mqtt.packets import Disconnect as DisconnectPacket
+from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError, varint
+from smqrt.wire.mqtt.reasons import FIRST_FAILURE, Reason
+from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
+
+MAX_WAITING_PACKETS, MAX_WAITING_BYTES = 500, 256 << 10
+"""So much waits to be written at most, before the rest is left in the application's queue, which has its own bounds."""
+MAX_ANSWERS = 2 * MAX_WAITING_PACKETS
+"""With more packets waiting the other side is not read: it would have us acknowledge for ever what it doesn't take."""
+_PUBLISH = 0x30
+_PUBLISH_ALIAS = b"\x23"
+
+
+class State(Enum):
+    """Where a connection is."""
+
+    CONNECTING = "CONNACK has not been sent or received"
+    OPEN = "accepted"
+    CLOSING = "this side's DISCONNECT waits to be written"
+    CLOSED = "over"
+
+
+class EndpointEvents(Protocol):
+    """What both sides are told."""
+
+    def on_wake(self) -> None:
+        """Something is to be written."""
+
+    def on_message(self, message: Publish) -> int:
+        """A message came, its alias resolved; with QoS 2 it comes once. Answers the reason code of its
+        acknowledgement: 0, or a failure."""
+
+    def on_room(self) -> None:
+        """More messages may be sent."""
+
+    def on_disconnect(self, code: int, properties: Props) -> None:
+        """DISCONNECT came: the connection is over."""
+
+
+class MqttEndpoint:
+    """One side of a connection.
+
+    Args:
+        events: who is told.
+        session: what outlives the connection.
+        version: 5 or 4 (MQTT 3.1.1).
+        limit_bytes: the largest packet that may come.
+
+    Attributes:
+        state: see `State`.
+        session: this side's part of the session.
+    """
+
+    def __init__(self, events: EndpointEvents, session: MqttSession, version: int, limit_bytes: int) -> None:
+        self._events, self.session, self._version = events, session, version
+        self.state = State.CLOSED
+        self._sent_0 = 0
+        self._handlers: dict[int, Callable[[int, bytes], None]] = {
+            PacketType.PUBLISH: self._on_publish,
+            PacketType.PUBACK: self._on_puback,
+            PacketType.PUBREC: self._on_pubrec,
+            PacketType.PUBREL: self._on_pubrel,
+            PacketType.PUBCOMP: self._on_pubcomp,
+        }
+        self._reset(limit_bytes)
+
+    def _reset(self, limit_bytes: int) -> None:
+        """Begin a connection; nothing of an earlier one is left but the session."""
+        self._splitter = PacketSplitter(limit_bytes)
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._heard_s = self._wrote_s = 0.0
+        self._window = self._receive_maximum = 0xFFFF
+        self._peer_limit_bytes = MAX_PACKET_BYTES
+        self._alias_limit_in = self._alias_limit_out = 0
+        self._aliases_in: dict[int, str] = {}
+        self._aliases_out: dict[bytes, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection stands and was accepted."""
+        return self.state is State.OPEN
+
+    # ---- bytes
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Take what was received."""
+        self._splitter.feed(data)
+        self._heard_s = now_s
+
+    def next(self) -> bool:
+        """Handle the next packet; false when none is there as a whole.
+
+        Raises:
+            MqttError: the other side broke a rule; see `fail`.
+        """
+        packet = self._splitter.next()
+        if packet is None:
+            return False
+        if self.state is State.CONNECTING or self.state is State.OPEN:
+            first, body = packet
+            handler = self._handlers.get(first >> 4)
+            if handler is None:
+                raise MqttError(Reason.PROTOCOL_ERROR, f"packet {first:#x} is none of this side, or in the wrong place")
+            handler(first, body)
+        return True  # behind a DISCONNECT nothing counts: it is not to be kept from going out
+
+    def take(self, now_s: float) -> bytes:
+        """What is to be sent; behind DISCONNECT the connection is over."""
+        if not self._out:
+            return b""
+        data = b"".join(self._out)
+        self._out.clear()
+        self._out_bytes, self._wrote_s = 0, now_s
+        if self.state is State.CLOSING:
+            self.state = State.CLOSED
+        return data
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def _send(self, data: bytes) -> None:
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if len(self._out) == 1:
+            self._events.on_wake()
+
+    @property
+    def _has_space(self) -> bool:
+        return len(self._out) < MAX_WAITING_PACKETS and self._out_bytes < MAX_WAITING_BYTES
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so much waits to be written that the other side should not be read."""
+        return len(self._out) > MAX_ANSWERS
+
+    # ---- the end
+
+    def disconnect(self, code: int = 0, properties: Props | None = None) -> None:
+        """Send DISCONNECT behind what waits to be written, if the connection stands; nothing is handled any more."""
+        if self.state is State.OPEN:
+            self._send(encode(DisconnectPacket(code, properties or {}), self._version))
+            self.state = State.CLOSING
+
+    def fail(self, error: MqttError) -> None:
+        """The other side broke a rule: the connection is over, and with MQTT 5 it is told why."""
+        if self.state is State.OPEN and self._version == 5:
+            self._send(encode(DisconnectPacket(error.code), 5))
+        self.state = State.CLOSED
+
+    def abort(self) -> None:
+        """The connection is gone; what waited to be written is forgotten."""
+        self._out.clear()
+        self._out_bytes = 0
+        self.state = State.CLOSED
+
+    def _disconnected(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        packet = decode_disconnect(first, body, self._version)
+        self.state = State.CLOSED
+        self._events.on_disconnect(packet.code, packet.properties)
+
+    # ---- messages out
+
+    def can_send(self, qos: int) -> bool:
+        """Whether a message may be sent now: within the other side's receive maximum [MQTT-3.3.4-9], and behind what is
+        to be sent again."""
+        session = self.session
+        if qos and len(session.in_flight) >= self._window:
+            return False
+        return self._has_space and not session.unsent
+
+    def send(self, message: OutgoingMessage) -> None:
+        """Send a message for the first time; `can_send` was true."""
+        if message.qos:
+            self.session.begin(message)
+        self._transmit(message)
+
+    def send_again(self) -> None:
+        """Send again what was in flight on an earlier connection, as far as there is room [MQTT-4.4.0-1]."""
+        session = self.session
+        while session.unsent and self._has_space and len(session.in_flight) - len(session.unsent) < self._window:
+            number, message = session.unsent.popitem(last=False)
+            if message.is_released:
+                self._send(encode_acknowledgement(PacketType.PUBREL, number, self._version))
+            else:
+                self._transmit(message)
+
+    def _transmit(self, message: OutgoingMessage) -> None:
+        flags = message.is_dup << 3 | message.qos << 1 | message.retain
+        topic, properties = message.topic, b""
+        if self._version == 5:
+            if self._alias_limit_out:
+                topic, properties = self._aliased(message)
+            else:
+                properties = message.properties
+            properties = varint(len(properties)) + properties
+        packet = encode_publish(flags, topic, message.packet_identifier, properties, message.payload)
+        if len(packet) > self._peer_limit_bytes:
+            self.session.settle(message, "toolarge")
+            return
+        self._send(packet)
+        if not message.qos:
+            self._sent_0 += 1
+            message.finish()
+
+    def _aliased(self, message: OutgoingMessage) -> tuple[bytes, bytes]:
+        """Topic and properties, a topic that was sent with an alias before as that."""
+        aliases, topic = self._aliases_out, message.topic
+        number = aliases.get(topic)
+        is_known = number is not None
+        if number is None and len(aliases) < self._alias_limit_out:
+            aliases[topic] = number = len(aliases) + 1
+        if number is None:
+            return topic, message.properties
+        return b"" if is_known else topic, message.properties + _PUBLISH_ALIAS + number.to_bytes(2)
+
+    def _on_puback(self, first: int, body: bytes) -> None:
+        packet = decode_acknowledgement(first, body, self._version)
+        self.session.acknowledged(packet.packet_identifier, packet.code)
+        self._events.on_room()
+
+    def _on_pubrec(self, first: int, body: bytes) -> None:
+        packet = decode_acknowledgement(first, body, self._version)
+        number = packet.packet_identifier
+        is_accepted = self.session.received(number, packet.code)
+        if is_accepted is False:
+            self._events.on_room()
+            return
+        code = Reason.PACKET_IDENTIFIER_NOT_FOUND if is_accepted is None else 0
+        self._send(encode_acknowledgement(PacketType.PUBREL, number, self._version, code))
+
+    def _on_pubcomp(self, first: int, body: bytes) -> None:
+        packet = decode_acknowledgement(first, body, self._version)
+        self.session.completed(packet.packet_identifier)
+        self._events.on_room()
+
+    # ---- messages in
+
+    def _on_publish(self, first: int, body: bytes) -> None:
+        try:
+            message = decode_publish(first, body, self._version)
+        except TooManyPropertiesError as error:
+            self._on_excess(first, body, error)
+            return
+        if not message.topic or "topicalias" in message.properties:
+            message = message._replace(topic=self._resolved(message))
+        qos = first >> 1 & 3
+        if not qos:
+            self._events.on_message(message)
+        elif qos == 1:
+            code = self._events.on_message(message)
+            self._send(encode_acknowledgement(PacketType.PUBACK, message.packet_identifier, self._version, code))
+        else:
+            self._receive_once(message)
+
+    def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
+        """A message has too many properties."""
+        raise error
+
+    def _receive_once(self, message: Publish) -> None:
+        number, unreleased, code = message.packet_identifier, self.session.unreleased, 0
+        if number not in unreleased:
+            if len(unreleased) >= self._receive_maximum:
+                raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
+            unreleased.add(number)
+            code = self._events.on_message(message)
+            if code >= FIRST_FAILURE:
+                unreleased.discard(number)  # a refusal ends the exchange (§4.3.3)
+        self._send(encode_acknowledgement(PacketType.PUBREC, number, self._version, code))
+
+    def _resolved(self, message: Publish) -> str:
+        topic, alias = message.topic, message.properties.get("topicalias")
+        if not isinstance(alias, int):
+            raise MqttError(Reason.PROTOCOL_ERROR, "a message without a topic")
+        if alias > self._alias_limit_in:
+            raise MqttError(Reason.TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
+        if topic:
+            self._aliases_in[alias] = topic
+        elif alias not in self._aliases_in:
+            raise MqttError(Reason.PROTOCOL_ERROR, f"topic alias {alias} means nothing")
+        return self._aliases_in[alias]
+
+    def _on_pubrel(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        number = decode_acknowledgement(first, body, self._version).packet_identifier
+        unreleased = self.session.unreleased
+        code = 0 if number in unreleased else Reason.PACKET_IDENTIFIER_NOT_FOUND
+        unreleased.discard(number)
+        self._send(encode_acknowledgement(PacketType.PUBCOMP, number, self._version, code))

@@ -1,0 +1,291 @@
+"""MQTT packets as tuples, and their bytes, for MQTT 3.1.1 and 5 and for both sides.
+
+Sections and statements, here and in `smqrt.wire.mqtt.decode`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from smqrt.errors import ArgumentError
+from smqrt.wire.mqtt.properties import (
+    MAX_TEXT_BYTES,
+    PacketType,
+    Properties,
+    Props,
+    encode_properties,
+    varint,
+)
+
+MAX_PACKET_BYTES = 268_435_455 + 5
+DUP, RETAIN = 0x08, 0x01
+_U16 = Struct(">H")
+_NO_PROPERTIES: Properties = {}
+_TWO = 0x02  # the flags of PUBREL, SUBSCRIBE and UNSUBSCRIBE (table 2-2)
+FLAGS: dict[int, int] = {PacketType.PUBREL: _TWO, PacketType.SUBSCRIBE: _TWO, PacketType.UNSUBSCRIBE: _TWO}
+"""The lower half of the first byte of a packet, where it is not 0; PUBLISH has flags of its own."""
+
+
+class WillMessage(NamedTuple):
+    """What the server publishes when the connection ends without DISCONNECT (§3.1.2.5)."""
+
+    topic: str
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    properties: Props = _NO_PROPERTIES
+    property_bytes: bytes = b""
+    """As they came, with their length."""
+
+
+class Connect(NamedTuple):
+    """CONNECT (§3.1); `keepalive_s` 0 asks for none."""
+
+    version: int
+    client_identifier: str
+    clean_start: bool = True
+    keepalive_s: int = 0
+    properties: Props = _NO_PROPERTIES
+    will: WillMessage | None = None
+    username: str | None = None
+    password: bytes | None = None
+
+
+class Connack(NamedTuple):
+    """CONNACK (§3.2); the code of MQTT 3.1.1 is its return code."""
+
+    session_present: bool
+    code: int
+    properties: Props = _NO_PROPERTIES
+
+
+class Publish(NamedTuple):
+    """PUBLISH (§3.3); `packet_identifier` is 0 with QoS 0."""
+
+    topic: str
+    payload: bytes
+    flags: int = 0
+    """The lower half of the first byte: DUP 8, QoS 6, retain 1."""
+    packet_identifier: int = 0
+    properties: Props = _NO_PROPERTIES
+    property_bytes: bytes = b""
+    """As they came, with their length; to be forwarded without being packed again."""
+
+    @property
+    def qos(self) -> int:
+        """The quality of service."""
+        return self.flags >> 1 & 3
+
+    @property
+    def retain(self) -> bool:
+        """Whether the message is to be retained, or was."""
+        return bool(self.flags & RETAIN)
+
+
+class Acknowledgement(NamedTuple):
+    """PUBACK, PUBREC, PUBREL or PUBCOMP (§3.4 to §3.7)."""
+
+    type: PacketType
+    packet_identifier: int
+    code: int = 0
+    properties: Props = _NO_PROPERTIES
+
+
+class Subscription(NamedTuple):
+    """One topic filter of SUBSCRIBE, with its options (§3.8.3.1): QoS 3, no local 4, retain as published 8, retain
+    handling 0x30."""
+
+    topic: str
+    options: int = 0
+
+
+class Subscribe(NamedTuple):
+    """SUBSCRIBE (§3.8)."""
+
+    packet_identifier: int
+    subscriptions: Sequence[Subscription]
+    properties: Props = _NO_PROPERTIES
+
+
+class Unsubscribe(NamedTuple):
+    """UNSUBSCRIBE (§3.10)."""
+
+    packet_identifier: int
+    topics: Sequence[str]
+    properties: Props = _NO_PROPERTIES
+
+
+class SubscribeAnswer(NamedTuple):
+    """SUBACK or UNSUBACK (§3.9, §3.11): a code for each topic filter. UNSUBACK of MQTT 3.1.1 has none."""
+
+    type: PacketType
+    packet_identifier: int
+    codes: bytes
+    properties: Props = _NO_PROPERTIES
+
+
+class Ping(NamedTuple):
+    """PINGREQ or PINGRESP (§3.12, §3.13)."""
+
+    type: PacketType
+
+
+class Disconnect(NamedTuple):
+    """DISCONNECT (§3.14); MQTT 3.1.1 has it from clients only, without a code."""
+
+    code: int = 0
+    properties: Props = _NO_PROPERTIES
+
+
+class Auth(NamedTuple):
+    """AUTH (§3.15), which MQTT 3.1.1 has not."""
+
+    code: int = 0
+    properties: Props = _NO_PROPERTIES
+
+
+Packet = (
+    Connect | Connack | Publish | Acknowledgement | Subscribe | SubscribeAnswer | Unsubscribe | Ping | Disconnect | Auth
+)
+
+# ---- tuples to bytes
+
+PINGREQ, PINGRESP = b"\xc0\0", b"\xd0\0"
+
+
+def encode(packet: Packet, version: int) -> bytes:
+    """The bytes of a packet.
+
+    Args:
+        version: 5 or 4; of no meaning for CONNECT, which has it. What MQTT 3.1.1 has not is left out.
+
+    Raises:
+        ArgumentError: a text, a value or a property that MQTT can't carry.
+    """
+    if isinstance(packet, Publish):
+        properties = encode_properties(packet.properties, PacketType.PUBLISH) if version == 5 else b""
+        return encode_publish(packet.flags, packet.topic.encode(), packet.packet_identifier, properties, packet.payload)
+    first, body = _ENCODERS[type(packet)](packet, version)
+    return first + varint(len(body)) + body
+
+
+def encode_publish(flags: int, topic: bytes, packet_identifier: int, properties: bytes, payload: bytes) -> bytes:
+    """A PUBLISH packet.
+
+    Args:
+        flags: the lower half of the first byte: dup, QoS, retain.
+        packet_identifier: left out with QoS 0.
+        properties: packed, with their length; empty for MQTT 3.1.1.
+    """
+    number = packet_identifier.to_bytes(2) if flags & 6 else b""
+    size = 2 + len(topic) + len(number) + len(properties) + len(payload)
+    head = bytes((0x30 | flags,)) + varint(size) + _U16.pack(len(topic))
+    return b"".join((head, topic, number, properties, payload))
+
+
+def encode_acknowledgement(kind: int, packet_identifier: int, version: int, code: int = 0) -> bytes:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties; MQTT 3.1.1 has no code."""
+    first = kind << 4 | FLAGS.get(kind, 0)
+    number = packet_identifier.to_bytes(2)
+    if code and version == 5:
+        return bytes((first, 3)) + number + bytes((code,))
+    return bytes((first, 2)) + number
+
+
+def _block(properties: Props, kind: PacketType, version: int) -> bytes:
+    return encode_properties(properties, kind) if version == 5 else b""
+
+
+def _sized(data: bytes | str, what: str) -> bytes:
+    try:
+        raw = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{what} must be UTF-8, not {data!r}") from None
+    if len(raw) > MAX_TEXT_BYTES:
+        raise ArgumentError(f"{what} has {len(raw)} bytes; MQTT carries at most {MAX_TEXT_BYTES}")
+    return _U16.pack(len(raw)) + raw
+
+
+def _encode_connect(packet: Connect, _version: int) -> tuple[bytes, bytes]:
+    version, will = packet.version, packet.will
+    flags = packet.clean_start << 1 | (packet.username is not None) << 7 | (packet.password is not None) << 6
+    parts = [_block(packet.properties, PacketType.CONNECT, version), _sized(packet.client_identifier, "the identifier")]
+    if will is not None:
+        flags |= 0x04 | will.qos << 3 | will.retain << 5
+        parts.append(_block(will.properties, PacketType.WILL, version))
+        parts += _sized(will.topic, "the topic of the will"), _sized(will.payload, "the payload of the will")
+    if packet.username is not None:
+        parts.append(_sized(packet.username, "the user name"))
+    if packet.password is not None:
+        parts.append(_sized(packet.password, "the password"))
+    head = b"\0\4MQTT" + bytes((version, flags)) + _U16.pack(packet.keepalive_s)
+    return b"\x10", head + b"".join(parts)
+
+
+def _encode_connack(packet: Connack, version: int) -> tuple[bytes, bytes]:
+    head = bytes((packet.session_present, packet.code))
+    return b"\x20", head + _block(packet.properties, PacketType.CONNACK, version)
+
+
+def _encode_acknowledgement(packet: Acknowledgement, version: int) -> tuple[bytes, bytes]:
+    kind = packet.type
+    body = _U16.pack(packet.packet_identifier)
+    if version == 5 and (packet.code or packet.properties):
+        body += bytes((packet.code,))
+        if packet.properties:
+            body += _block(packet.properties, kind, version)
+    return bytes((kind << 4 | FLAGS.get(kind, 0),)), body
+
+
+def _encode_subscribe(packet: Subscribe, version: int) -> tuple[bytes, bytes]:
+    parts = [_U16.pack(packet.packet_identifier), _block(packet.properties, PacketType.SUBSCRIBE, version)]
+    mask = 0xFF if version == 5 else 3
+    for topic, options in packet.subscriptions:
+        parts += _sized(topic, "a topic filter"), bytes((options & mask,))
+    return b"\x82", b"".join(parts)
+
+
+def _encode_unsubscribe(packet: Unsubscribe, version: int) -> tuple[bytes, bytes]:
+    parts = [_U16.pack(packet.packet_identifier), _block(packet.properties, PacketType.UNSUBSCRIBE, version)]
+    return b"\xa2", b"".join(parts + [_sized(topic, "a topic filter") for topic in packet.topics])
+
+
+def _encode_subscribe_answer(packet: SubscribeAnswer, version: int) -> tuple[bytes, bytes]:
+    kind, codes = packet.type, packet.codes
+    if version < 5:  # SUBACK knows but one refusal, UNSUBACK none
+        codes = bytes(min(code, 0x80) for code in codes) if kind is PacketType.SUBACK else b""
+    head = _U16.pack(packet.packet_identifier)
+    return bytes((kind << 4,)), head + _block(packet.properties, kind, version) + codes
+
+
+def _encode_ping(packet: Ping, _version: int) -> tuple[bytes, bytes]:
+    return bytes((packet.type << 4,)), b""
+
+
+def _encode_disconnect(packet: Disconnect, version: int) -> tuple[bytes, bytes]:
+    return b"\xe0", _coded(packet.code, packet.properties, PacketType.DISCONNECT) if version == 5 else b""
+
+
+def _encode_auth(packet: Auth, _version: int) -> tuple[bytes, bytes]:
+    return b"\xf0", _coded(packet.code, packet.properties, PacketType.AUTH)
+
+
+def _coded(code: int, properties: Props, kind: PacketType) -> bytes:
+    if properties:
+        return bytes((code,)) + encode_properties(properties, kind)
+    return bytes((code,)) if code else b""
+
+
+_ENCODERS: dict[type[Packet], Callable[..., tuple[bytes, bytes]]] = {
+    Connect: _encode_connect,
+    Connack: _encode_connack,
+    Acknowledgement: _encode_acknowledgement,
+    Subscribe: _encode_subscribe,
+    Unsubscribe: _encode_unsubscribe,
+    SubscribeAnswer: _encode_subscribe_answer,
+    Ping: _encode_ping,
+    Disconnect: _encode_disconnect,
+    Auth: _encode_auth,
+}

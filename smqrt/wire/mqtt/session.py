@@ -1,0 +1,137 @@
+"""The state of an MQTT session that outlives connections (MQTT 5 §4.1): QoS 1 and 2 in both directions (§4.3, §4.4).
+
+Both sides have the same: messages in flight towards the other side, in the order in which they were sent, and the
+packet identifiers of the QoS 2 messages that came and are not released yet. After a reconnect what is in flight is
+sent again: with DUP when the other side kept its part of the session, as new when it did not, and only PUBREL once
+PUBREC came.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from smqrt.wire.mqtt.reasons import FIRST_FAILURE
+
+_IDENTIFIERS = 0xFFFF
+
+
+class OutgoingMessage:
+    """A message on its way to the other side.
+
+    Args:
+        properties: packed, without their length.
+
+    Attributes:
+        packet_identifier: 0 before it is sent, and with QoS 0.
+        is_dup: whether it may have been sent before, in this session.
+        is_released: whether PUBREC came, and PUBREL is due.
+        size_bytes: topic, payload and properties.
+    """
+
+    __slots__ = (
+        "is_dup",
+        "is_released",
+        "packet_identifier",
+        "payload",
+        "properties",
+        "qos",
+        "retain",
+        "size_bytes",
+        "topic",
+    )
+
+    def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes) -> None:
+        self.topic, self.payload, self.qos, self.retain = topic, payload, qos, retain
+        self.properties = properties
+        self.size_bytes = len(topic) + len(payload) + len(properties)
+        self.packet_identifier = 0
+        self.is_dup = self.is_released = False
+
+    def finish(self, error: str | int | None = None) -> None:
+        """Called when it is sent (QoS 0) or acknowledged (QoS 1 and 2), or can't be: then with the reason."""
+
+
+class MqttSession:
+    """One side's part of a session.
+
+    Attributes:
+        in_flight: QoS 1 and 2 messages that are sent and not acknowledged, by packet identifier.
+        in_flight_bytes: their size.
+        unsent: those of them that are to be sent again on this connection.
+        unreleased: packet identifiers of QoS 2 messages that came and whose PUBREL did not.
+        requests: packet identifiers of SUBSCRIBE and UNSUBSCRIBE that wait for their answer.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight: dict[int, OutgoingMessage] = {}
+        self.in_flight_bytes = 0
+        self.unsent: OrderedDict[int, OutgoingMessage] = OrderedDict()
+        self.unreleased: set[int] = set()
+        self.requests: set[int] = set()
+        self._last_identifier = 0
+
+    def new_identifier(self) -> int:
+        """A packet identifier that nothing uses; at most 65,535 are in use at once, what the receive maximum and
+        `MAX_REQUESTS` see to."""
+        number = self._last_identifier
+        while True:
+            number = number % _IDENTIFIERS + 1
+            if number not in self.in_flight and number not in self.requests:
+                self._last_identifier = number
+                return number
+
+    def resume(self, is_kept: bool) -> None:
+        """A connection stands. All that is in flight is to be sent again.
+
+        Args:
+            is_kept: whether the other side kept its part of the session. If not, what it took over (PUBREC) is over,
+                and so is what it would release.
+        """
+        self.requests.clear()
+        if not is_kept:
+            self.unreleased.clear()
+            for message in [message for message in self.in_flight.values() if message.is_released]:
+                self.settle(message)
+        self.unsent = OrderedDict(self.in_flight)
+        for message in self.unsent.values():
+            message.is_dup = is_kept
+
+    def begin(self, message: OutgoingMessage) -> None:
+        """A message with QoS 1 or 2 is about to be sent for the first time: it gets its packet identifier."""
+        message.packet_identifier = number = self.new_identifier()
+        self.in_flight[number] = message
+        self.in_flight_bytes += message.size_bytes
+
+    def settle(self, message: OutgoingMessage, error: str | int | None = None) -> None:
+        """A message is acknowledged, or can't be sent."""
+        number = message.packet_identifier
+        if self.in_flight.pop(number, None):
+            self.in_flight_bytes -= message.size_bytes
+        self.unsent.pop(number, None)
+        message.finish(error)
+
+    # ---- acknowledgements of what was sent
+
+    def acknowledged(self, number: int, code: int) -> None:
+        """PUBACK came. One that belongs to nothing in flight is ignored."""
+        message = self.in_flight.get(number)
+        if message is not None and message.qos == 1:
+            self.settle(message, code if code >= FIRST_FAILURE else None)
+
+    def received(self, number: int, code: int) -> bool | None:
+        """PUBREC came. Whether PUBREL is to be sent: None when there is no such message, False when it is refused."""
+        message = self.in_flight.get(number)
+        if message is None or message.qos != 2:
+            return None
+        if code >= FIRST_FAILURE:
+            self.settle(message, code)
+            return False
+        message.is_released = True
+        self.unsent.pop(number, None)
+        return True
+
+    def completed(self, number: int) -> None:
+        """PUBCOMP came."""
+        message = self.in_flight.get(number)
+        if message is not None and message.qos == 2 and message.is_released:
+            self.settle(message)

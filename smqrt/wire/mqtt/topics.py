@@ -1,0 +1,124 @@
+"""MQTT topic names and topic filters (MQTT 5 §4.7), and which filters match a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from smqrt.errors import ArgumentError
+
+_MAX_BYTES = 0xFFFF
+Value = TypeVar("Value")
+
+
+def is_topic_name(topic: str) -> bool:
+    """Whether messages may be published to a topic: it is not empty and has no wildcards [MQTT-4.7.1-1]."""
+    return topic != "" and "+" not in topic and "#" not in topic
+
+
+def is_topic_filter(topic: str) -> bool:
+    """Whether the wildcards of a filter stand for whole levels, "#" at the end [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
+    levels = topic.split("/")
+    if "#" in levels[:-1] or not topic:
+        return False
+    return not any(len(level) > 1 and ("+" in level or "#" in level) for level in levels)
+
+
+def check_topic(topic: object) -> str:
+    """A topic to publish to.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    name = _checked_text(topic)
+    if not is_topic_name(name):
+        raise ArgumentError(f"topic {name!r} can't have wildcards: they are for subscriptions")
+    return name
+
+
+def check_filter(topic: object) -> str:
+    """A topic to subscribe to, which may have wildcards.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    name = _checked_text(topic)
+    if not is_topic_filter(name):
+        raise ArgumentError(f"topic {name!r}: '+' stands for a whole level, '#' for all levels at the end")
+    return name
+
+
+def _checked_text(topic: object) -> str:
+    if isinstance(topic, bytes):
+        topic = topic.decode("utf-8", "surrogateescape")
+    if not isinstance(topic, str):
+        raise ArgumentError(f"topic must be a str, not {type(topic).__name__}")
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"topic {topic!r} must be UTF-8") from None
+    if not 0 < size <= _MAX_BYTES or "\0" in topic:
+        raise ArgumentError(f"topic {topic[:50]!r} must have 1 to {_MAX_BYTES} bytes and no NUL")
+    return topic
+
+
+def unshared(topic: str) -> str:
+    """The filter inside a shared subscription, `$share/group/filter` (§4.8.2)."""
+    return topic.split("/", 2)[2] if topic.startswith("$share/") and topic.count("/") >= 2 else topic
+
+
+class _Node(Generic[Value]):
+    __slots__ = ("children", "values")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[Value]] = {}
+        self.values: list[Value] = []
+
+
+class FilterTree(Generic[Value]):
+    """Values by topic filter; one filter has one value."""
+
+    def __init__(self) -> None:
+        self._root: _Node[Value] = _Node()
+
+    def set(self, topic_filter: str, value: Value) -> None:
+        """Have a value for a filter, in place of the one it had."""
+        node = self._root
+        for level in topic_filter.split("/"):
+            node = node.children.setdefault(level, _Node())
+        node.values = [value]
+
+    def remove(self, topic_filter: str) -> None:
+        """Forget a filter, if it is there."""
+        path = [self._root]
+        levels = topic_filter.split("/")
+        for level in levels:
+            child = path[-1].children.get(level)
+            if child is None:
+                return
+            path.append(child)
+        path[-1].values = []
+        for parent, level in zip(reversed(path[:-1]), reversed(levels), strict=True):
+            node = parent.children[level]
+            if node.values or node.children:
+                return
+            del parent.children[level]
+
+    def match(self, topic: str) -> Iterator[Value]:
+        """The values of the filters that match a topic name. A wildcard at the first level matches no name that begins
+        with "$" [MQTT-4.7.2-1]."""
+        levels = topic.split("/")
+        nodes = [self._root]
+        for depth, level in enumerate(levels):
+            wild = depth or not topic.startswith("$")
+            following = []
+            for node in nodes:
+                children = node.children
+                if wild and "#" in children:
+                    yield from children["#"].values
+                following += [children[name] for name in ((level, "+") if wild else (level,)) if name in children]
+            nodes = following
+        for node in nodes:
+            yield from node.values
+            if "#" in node.children:  # "a/#" is for "a" as well
+                yield from node.children["#"].values
