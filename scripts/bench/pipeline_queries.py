@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.reader import Journal
-from smqrt.pipeline import fields, frames, read_journal
+from smqrt.pipeline import graph, read_journal, row_checks
 from smqrt.pipeline.api import Declaration
 
 FRAGMENT_ROWS = 200
@@ -152,13 +152,15 @@ def history(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         return averaged(read_journal(spark, shelf.typed, json="temp double"), F.col("json.temp"))
 
     def sourced(read: Any) -> Any:
-        return averaged(fields.parse(read, "bench", {"json": "temp double", "prefix": ""}, "bench")[0], F.col("temp"))
+        return averaged(
+            row_checks.parse_json(read, "bench", {"json": "temp double", "prefix": ""}, "bench")[0], F.col("temp")
+        )
 
     def declared() -> Any:
-        options: dict[str, Any] = dict.fromkeys(("exclude", *frames.PARTITIONS.values()))
+        options: dict[str, Any] = dict.fromkeys(("exclude", *graph.PARTITIONS.values()))
         options |= {"topics": ["#"], "json": "temp double", "include_pipeline": True, "fail_on_data_loss": True}
         source, journal = Declaration("bench", "source", noop, options=options), Journal(shelf.typed)
-        return frames.Journal(str(shelf.typed)).batch(spark, source, journal.begin(), journal.end())
+        return graph.JournalSource(str(shelf.typed)).batch(spark, source, journal.begin(), journal.end())
 
     took = interleaved(
         {

@@ -269,7 +269,7 @@ def _compacted(place: Path, options: Options, variant: bool) -> Done:
     with progress("compact", rows_to_compact(place, options)) as advance:
         if not variant:
             return run(place, options, on_rows=advance)
-        from smqrt.pipeline.interrupts import interruptible
+        from smqrt.pipeline.session import interruptible
         from smqrt.pipeline.variant import Shredder
 
         def shredded(_stopping: threading.Event) -> Done:

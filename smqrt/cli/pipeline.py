@@ -277,7 +277,7 @@ def _wait_stopped(places: Places, name: str, deadline: float) -> None:
 @click.option("--keep-output", is_flag=True, help="Leave the files of a table where they are.")
 def reset(name: str, places: Places, keep_output: bool) -> None:
     """Forget how far the query NAME is, and remove its table: it starts anew with the next run."""
-    from smqrt.pipeline import reset as resetting
+    from smqrt.pipeline import resume as resetting
 
     table_of = None if keep_output else _table_of(places, name)
     for removed in resetting.reset(places.state, name, places.journal, table_of):
@@ -298,11 +298,11 @@ def _table_of(places: Places, name: str) -> str | None:
 @click.option("--delete", metavar="CONDITION", help="First delete rows: SQL, such as \"date < '2026-01-01'\".")
 def optimize(names: tuple[str, ...], places: Places, vacuum: str | None, delete: str | None) -> None:
     """Join the small files of the Delta and Iceberg tables NAME, or of all, to large ones. Their queries may run."""
-    from smqrt.pipeline import optimizing
+    from smqrt.pipeline import tables
 
-    retain = optimizing.retention(vacuum) if vacuum else None
-    for name, found in optimizing.lake(places.catalog().select(names), places.app, places.tables):
-        click.echo(f"{name}: {optimizing.optimized(found, delete, retain)}")
+    retain = tables.retention(vacuum) if vacuum else None
+    for name, found in tables.chosen_lake_tables(places.catalog().select(names), places.app, places.tables):
+        click.echo(f"{name}: {tables.optimized(found, delete, retain)}")
 
 
 @pipeline.command("test")
@@ -319,7 +319,7 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
     and a file for each query.
     """
     from smqrt.pipeline import testing
-    from smqrt.pipeline.interrupts import interruptible
+    from smqrt.pipeline.session import interruptible
 
     given = bool(what) and Path(what[0]).exists()
     folder = Path(what[0]).absolute() if given else places.pipelines
@@ -338,7 +338,7 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
 def backfill(name: str, places: Places, **options: Any) -> None:
     """Compute the query NAME once more on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again
-    from smqrt.pipeline.interrupts import interruptible
+    from smqrt.pipeline.session import interruptible
 
     catalog = places.catalog()
     sys.exit(interruptible(lambda stopping: again(catalog, name, places.options(**options), stopping=stopping)))
@@ -412,7 +412,7 @@ def _check_tables(queries: Sequence[Declaration], places: Places, deploy_mode: s
 def doctor(places: Places, no_spark: bool) -> None:
     """Look whether everything is there that pipelines need. Exit code 1 when something is missing."""
     from smqrt.pipeline.doctor import Place, examine
-    from smqrt.pipeline.interrupts import interruptible
+    from smqrt.pipeline.session import interruptible
 
     place = Place(places.app, places.state, places.journal, places.token, places.cafile, not no_spark)
     sys.exit(interruptible(lambda stopping: _tell(examine(place), stopping)))
@@ -434,7 +434,7 @@ def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
 @pipeline.command()
 def warm() -> None:
     """Make Spark start faster on this machine: an archive of its classes, about 200 MB. Takes a minute, once."""
-    from smqrt.pipeline.warm import build
+    from smqrt.pipeline.jvm_warmup import build
 
     click.echo("Spark is started three times for this.")
     made = build()

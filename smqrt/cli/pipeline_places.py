@@ -14,7 +14,7 @@ from smqrt.journal import uris
 
 if TYPE_CHECKING:
     from smqrt.pipeline.discover import Catalog
-    from smqrt.pipeline.runner import RunOptions
+    from smqrt.pipeline.run_context import RunOptions
 
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
 
@@ -98,7 +98,7 @@ class Places:
 
     def options(self, **more: Any) -> RunOptions:
         """How to run pipelines here; `more` are further fields of RunOptions."""
-        from smqrt.pipeline.runner import RunOptions
+        from smqrt.pipeline.run_context import RunOptions
 
         return RunOptions(
             self.journal, self.app, self.state, token=self.token, cafile=self.cafile, tables=self.tables, **more

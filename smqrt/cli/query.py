@@ -103,7 +103,7 @@ def _spark(
 
 def _answer(make: Any, sql: str, kind: str, file: Path | None) -> None:
     """Runs the engine in a thread, so that Ctrl-C ends also what is busy in C or Java."""
-    from smqrt.pipeline.interrupts import interruptible
+    from smqrt.pipeline.session import interruptible
 
     engines: list[_Engine] = []
 

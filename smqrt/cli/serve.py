@@ -113,12 +113,12 @@ def _report(line: str) -> None:
 
 def _pipeline_command() -> list[str] | None:
     """What runs the pipelines of an application; None, and a line that says why, when nothing can."""
-    from smqrt.pipeline import doctor, java
+    from smqrt.pipeline import doctor, jvm
 
     checks = doctor.package("pyspark", *doctor.PYSPARK), doctor.package("pyarrow", *doctor.PYARROW)
     troubles = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if not check.ok]
     try:
-        java.find()
+        jvm.find_java()
     except PipelineError as error:
         troubles.append(str(error))
     if troubles:

@@ -1,4 +1,8 @@
-"""`@alert` as a stateful operator of Spark: each key keeps its alarms between micro-batches, and silence has a timer.
+"""Alarms of `@alert`: the rules for one key, and a stateful operator of Spark that keeps them between micro-batches.
+
+A key has up to three alarms: `when` (a condition), `absent` (silence) and `rate` (a value that changes fast). Each is
+raised and cleared in turn, never twice in a row, and decided by the times of the messages alone. So a stream, the same
+rows in one batch, and a stream that was interrupted tell the same. Only silence that still lasts needs a clock.
 
 Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
 """
@@ -7,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
@@ -20,12 +25,181 @@ from pyspark.sql.types import StructField, StructType
 
 from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import intervals, state
-from smqrt.pipeline.alarms import Alarm, Event, Key, Rate, Reading, Rules
+from smqrt.pipeline import option_values, processors
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+# ---- the rules for one key
+
+WHEN, ABSENT, RATE_RULE = "when", "absent", "rate"
+RAISED, CLEARED = "raised", "cleared"
+
+_KEPT_POINTS = 64
+
+
+class AlertRow(NamedTuple):
+    """One row of a key.
+
+    Attributes:
+        ts_us: its time in microseconds.
+        when, clear: whether the conditions hold; None when that isn't known.
+        value: of which the change is watched.
+        values: what an alarm tells of the row, as JSON.
+    """
+
+    ts_us: int
+    when: bool | None
+    clear: bool | None
+    value: float | None
+    values: str
+
+
+class AlarmEvent(NamedTuple):
+    """An alarm that is raised or over.
+
+    Attributes:
+        rule: WHEN, ABSENT or RATE.
+        state: RAISED or CLEARED.
+        ts_us: the time of it in microseconds.
+        values: of the row that tells it, as JSON; for silence, of the last row before it.
+    """
+
+    rule: str
+    state: str
+    ts_us: int
+    values: str
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A change that raises an alarm.
+
+    Attributes:
+        rises: whether it is a rise (`>`, `>=`) or a fall (`<`, `<=`) that counts.
+        reached: whether a change of exactly `limit` counts.
+        limit: the change; negative for a fall.
+        per_us: within which time, in microseconds.
+    """
+
+    rises: bool
+    reached: bool
+    limit: float
+    per_us: int
+
+    def exceeded(self, change: float) -> bool:
+        """Whether a change raises the alarm."""
+        if self.reached and change == self.limit:
+            return True
+        return change > self.limit if self.rises else change < self.limit
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What raises alarms; times in microseconds, None where there is no such rule."""
+
+    cooldown_us: int = 0
+    absent_us: int | None = None
+    rate: Rate | None = None
+
+
+@dataclass
+class Alarm:
+    """One alarm of one key.
+
+    Attributes:
+        raised: whether it is.
+        since_us: when it was raised last, None if never.
+    """
+
+    raised: bool = False
+    since_us: int | None = None
+
+    def free_us(self, cooldown_us: int) -> int | None:
+        """Returns before which time it isn't raised again."""
+        return None if self.since_us is None else self.since_us + cooldown_us
+
+
+@dataclass
+class Key:
+    """What is remembered of a key.
+
+    Attributes:
+        last_us: time of its latest row, None before the first.
+        values: of that row, as JSON.
+        when, absent, rate: its alarms.
+        points: (time, value) pairs for the rate: of each part of the time the lowest, or highest.
+    """
+
+    last_us: int | None = None
+    values: str = "{}"
+    when: Alarm = field(default_factory=Alarm)
+    absent: Alarm = field(default_factory=Alarm)
+    rate: Alarm = field(default_factory=Alarm)
+    points: list[tuple[int, float]] = field(default_factory=list)
+
+    def take(self, row: AlertRow, rules: Rules) -> Iterator[AlarmEvent]:
+        """Takes the next row of this key, and yields what it raises and clears, in order of time."""
+        if rules.absent_us is not None:
+            yield from self._end_silence(row, rules)
+        if row.when is not None:
+            yield from _turn(WHEN, self.when, row, row.when, not row.when and bool(row.clear), rules)
+        if rules.rate is not None and row.value is not None:
+            fast = self._is_fast(row.ts_us, row.value, rules.rate)
+            yield from _turn(RATE_RULE, self.rate, row, fast, not fast, rules)
+        if self.last_us is None or row.ts_us >= self.last_us:
+            self.last_us, self.values = row.ts_us, row.values
+
+    def silent_from_us(self, rules: Rules) -> int | None:
+        """Returns when the alarm for silence is due if nothing comes; None when it's raised already or there's none."""
+        if self.last_us is None or rules.absent_us is None or self.absent.raised:
+            return None
+        return max(self.last_us + rules.absent_us, self.absent.free_us(rules.cooldown_us) or 0)
+
+    def silence(self, rules: Rules) -> Iterator[AlarmEvent]:
+        """Raises the alarm for silence, which is due."""
+        due_us = self.silent_from_us(rules)
+        if due_us is not None:
+            self.absent = Alarm(True, due_us)
+            yield AlarmEvent(ABSENT, RAISED, due_us, self.values)
+
+    def _end_silence(self, row: AlertRow, rules: Rules) -> Iterator[AlarmEvent]:
+        due_us = self.silent_from_us(rules)
+        if due_us is not None and due_us < row.ts_us:
+            yield from self.silence(rules)
+        if self.absent.raised:
+            self.absent.raised = False
+            yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
+
+    def _is_fast(self, ts_us: int, value: float, rate: Rate) -> bool:
+        self.points = [point for point in self.points if point[0] >= ts_us - rate.per_us]
+        _keep_points(self.points, ts_us, value, rate)
+        extreme = min if rate.rises else max
+        return rate.exceeded(value - extreme(point[1] for point in self.points))
+
+
+def _turn(rule: str, alarm: Alarm, row: AlertRow, raises: bool, clears: bool, rules: Rules) -> Iterator[AlarmEvent]:
+    free_us = alarm.free_us(rules.cooldown_us)
+    if not alarm.raised and raises and (free_us is None or row.ts_us >= free_us):
+        alarm.raised, alarm.since_us = True, row.ts_us
+        yield AlarmEvent(rule, RAISED, row.ts_us, row.values)
+    elif alarm.raised and clears:
+        alarm.raised = False
+        yield AlarmEvent(rule, CLEARED, row.ts_us, row.values)
+
+
+def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate: Rate) -> None:
+    """Keeps what a key remembers small, however fast its rows come."""
+    part_us = max(1, rate.per_us // _KEPT_POINTS)
+    if not points or points[-1][0] // part_us != ts_us // part_us:
+        points.append((ts_us, value))
+    elif (value < points[-1][1]) == rate.rises:
+        points[-1] = (ts_us, value)
+
+
+# ---- the operator
 
 WALL, EVENT = "wall", "event"
 """The option "clock" of a declaration: silence by the clock on the wall, or by the times of the messages alone."""
@@ -63,7 +237,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
     clock = _time_mode(frame, declaration)
     if clock == _BY_EVENT and "spark.watermarkDelayMs" not in (frame.schema["ts"].metadata or {}):
         frame = frame.withWatermark("ts", "0 seconds")
-    events = state.transform(
+    events = processors.transform(
         _readings(frame, declaration, told).groupBy(*declaration.options["key"]),
         Processor(declaration.options["key"], rules(declaration), clock),
         _event_schema(frame, declaration.options["key"]),
@@ -119,7 +293,7 @@ class Processor(StatefulProcessor):
         """Takes the rows of a key in a micro-batch; called by Spark."""
         alarms, seen_ms, timer_ms = self._load()
         for row in sorted(rows, key=lambda row: (row._ts, row._seq)):
-            reading = Reading(row._ts, row._when, row._clear, row._value, row._values)
+            reading = AlertRow(row._ts, row._when, row._clear, row._value, row._values)
             yield from self._told(key, alarms.take(reading, self._rules))
         if self._timed:
             seen_ms = self._now_ms(timerValues)
@@ -160,7 +334,7 @@ class Processor(StatefulProcessor):
         self._handle.registerTimer(due_ms)
         return due_ms
 
-    def _told(self, key: Any, events: Iterator[Event]) -> Iterator[Row]:
+    def _told(self, key: Any, events: Iterator[AlarmEvent]) -> Iterator[Row]:
         names = (*self._keys, "rule", "state", "_ts", "_values")
         for event in events:
             yield Row(*names)(*key, event.rule, event.state, event.ts_us, event.values)
@@ -253,4 +427,4 @@ def _rate(declaration: Declaration) -> tuple[str, Rate]:
 
 
 def _microseconds(duration: str) -> int:
-    return intervals.milliseconds(duration) * 1000
+    return option_values.milliseconds(duration) * 1000

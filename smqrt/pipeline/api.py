@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.pipeline import intervals
-from smqrt.pipeline.template import Template
+from smqrt.pipeline import option_values
+from smqrt.pipeline.option_values import Template
 
 Kind = Literal["source", "view", "publish", "table", "alert", "reference"]
 Mode = Literal["append", "update", "complete"]
@@ -553,7 +553,7 @@ def _duration(where: str, name: str, value: Any) -> str | None:
     if value is None:
         return None
     try:
-        intervals.milliseconds(value)
+        option_values.milliseconds(value)
     except PipelineError as error:
         raise PipelineError(f"{where}: {name}: {error}") from None
     return str(value)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, lake_tables, references, session, sinks, table_ranges, tables
+from smqrt.pipeline import checkpoint, references, session, sinks, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
-from smqrt.pipeline.frames import Journal
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.lake_tables import LakeTable
-from smqrt.pipeline.messages import messages
-from smqrt.pipeline.runner import RunOptions
+from smqrt.pipeline.graph import Graph, JournalSource
+from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.sinks import as_messages
+from smqrt.pipeline.tables import LakeTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +80,7 @@ class _Task:
 
     def run(self, spark: SparkSession) -> int:
         declaration = self._declaration
-        rows = Journal(self._options.journal, self._options.token, self._options.cafile)
+        rows = JournalSource(self._options.journal, self._options.token, self._options.cafile)
         # Few messages are published in the order of the rows that they were made of.
         ordered = declaration.kind != "table" and not self._are_many
         graph = Graph(
@@ -102,10 +101,10 @@ class _Task:
         location = tables.location(self._declaration, self._options.app, self._options.tables)
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
-        if table := lake_tables.opened(self._declaration, location):
+        if table := tables.open_lake_table(self._declaration, location):
             self._append(frame, table, path)
             return
-        table_ranges.add(self._folder, path, self._start, self._end)
+        checkpoint.add_table_range(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
         writer = sinks.partitioned(frame, self._declaration).write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(path)
@@ -118,7 +117,7 @@ class _Task:
                 f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
                 f"'{json.dumps(began)}', or forget them with smqrt pipeline reset {self._declaration.name}."
             )
-        for other, (start, end) in table_ranges.written(self._folder).items():
+        for other, (start, end) in checkpoint.written_ranges(self._folder).items():
             if other != path and _overlap(self._start, self._end, start, end):
                 raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
 
@@ -126,7 +125,7 @@ class _Task:
         name = self._declaration.name
         rows = sinks.partitioned(frame, self._declaration)
         new = table.append(rows, f"backfill.{name}.{self._key()}:", 0, None)
-        table_ranges.add(self._folder, path, self._start, self._end)
+        checkpoint.add_table_range(self._folder, path, self._start, self._end)
         what = "written" if new else "nothing to write, or an earlier backfill has done it,"
         self._options.report(f"{name}: {what} to {table.location}")
 
@@ -134,7 +133,7 @@ class _Task:
         options = self._options
         hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile)
         name = f"backfill.{self._declaration.name}.{self._key()}"
-        new = sinks.publish(messages(frame, self._declaration), hub, name, 0, self._are_many)
+        new = sinks.publish(as_messages(frame, self._declaration), hub, name, 0, self._are_many)
         again = "" if new else " now: there are no results, or an earlier backfill has published them"
         self._options.report(f"{self._declaration.name}: {new} published{again}")
 

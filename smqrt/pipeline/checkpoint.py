@@ -1,9 +1,11 @@
-"""State of a query beside Spark's own checkpoint: which query it is, and where in the journal it began.
+"""State of a query beside Spark's own checkpoint: which query it is, and which rows of the journal it has.
 
-<state>/<query>/query.json     what the checkpoint belongs to; another query with this name doesn't get it
-<state>/<query>/start.json     {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
-<state>/<query>/commit.json    the last commit that was begun: what the hub's own list of commits is compared with
-<state>/<query>/checkpoint     Spark's
+<state>/<query>/query.json        what the checkpoint belongs to; another query with this name doesn't get it
+<state>/<query>/start.json        {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
+<state>/<query>/commit.json       the last commit that was begun: what the hub's own list of commits is compared with
+<state>/<query>/checkpoint        Spark's
+<state>/<query>/table.json        {"folder": where its stream writes}; a reset that keeps the table keeps these two
+<state>/<query>/backfills.json    {folder: [first, end]} of backfills, and of streams that were before this one
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import PipelineError
+from smqrt.journal import uris
+from smqrt.pipeline import tables
 from smqrt.pipeline.api import Declaration
 
 Offsets = dict[str, int]
+"""By node, the number of the next row."""
 
 _FORMER = {"format": "parquet"}
 """What identities of tables don't say that were written before there were others."""
@@ -318,3 +323,61 @@ def write_json(path: Path, values: Mapping[str, Any], lasting: bool = True) -> N
         if lasting:
             os.fsync(file.fileno())
     fresh.rename(path)
+
+
+# ---- folders of a table, and the rows of the journal that each was made of
+
+_TABLE, _RANGES = "table.json", "backfills.json"
+
+Ranges = dict[str, tuple[Offsets, Offsets]]
+
+
+def ranges_file(query: Path) -> Path:
+    """Returns the file with the ranges of a query, given `<state>/<name>`."""
+    return query / _RANGES
+
+
+def table_folder(query: Path) -> str | None:
+    """Returns the folder that a query's stream writes to; None when it never ran."""
+    kept = read_json(query / _TABLE)
+    return None if kept is None else str(kept["folder"])
+
+
+def keep_table_folder(query: Path, folder: str) -> None:
+    """Notes the folder that a query's stream writes to."""
+    if table_folder(query) != folder:
+        write_json(query / _TABLE, {"folder": folder})
+
+
+def table_ranges(query: Path) -> Ranges:
+    """Returns by folder where its rows begin and end."""
+    return {folder: (start, end) for folder, (start, end) in (read_json(query / _RANGES) or {}).items()}
+
+
+def add_table_range(query: Path, folder: str, start: Offsets, end: Offsets) -> None:
+    """Notes the rows of a folder."""
+    write_json(query / _RANGES, table_ranges(query) | {folder: (start, end)})
+
+
+def written_ranges(query: Path) -> Ranges:
+    """Returns the ranges of the folders that are still there, as far as this machine can see them."""
+    return {name: both for name, both in table_ranges(query).items() if _is_there(name)}
+
+
+def _is_there(name: str) -> bool:
+    if uris.is_elsewhere(name) or tables.is_whole(Path(name)):
+        return True
+    return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
+
+
+def table_end(query: Path) -> Offsets | None:
+    """Returns where the rows of a table end: the next of each node; None when nobody knows."""
+    found: Offsets = {}
+    for _, ends in written_ranges(query).values():
+        found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
+    return found or None
+
+
+def offset_text(offset: Mapping[str, int]) -> str:
+    """Returns an offset as `--from` takes it."""
+    return json.dumps(dict(sorted(offset.items())))

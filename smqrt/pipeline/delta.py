@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import PipelineError
 from smqrt.journal import uris
 from smqrt.journal.deltalog import imported, one_line
-from smqrt.pipeline import faults, lake_files
-from smqrt.pipeline.checkpoint import Offsets
+from smqrt.journal.reader import Offsets
+from smqrt.pipeline import crash_points, lake_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,10 +100,10 @@ class DeltaTable:
             return self._append_by_spark(frame, said)
         schema = self._fitting(frame)
         files = lake_files.written(frame, self.location, self._by)
-        faults.point("before_commit", batch)
+        crash_points.crash_at("before_commit", batch)
         if files:
             self._commit(schema, files, said)
-        faults.point("after_commit", batch)
+        crash_points.crash_at("after_commit", batch)
         return len(files)
 
     def _commit(self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any]) -> None:

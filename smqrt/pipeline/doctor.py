@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import java, jvm
+from smqrt.pipeline import jvm
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
-    from smqrt.pipeline.graph import Graph
-    from smqrt.pipeline.plans import Plan
+    from smqrt.pipeline.graph import Graph, Plan
 
 EXTRA = "pip install 'smqrt[spark]'"
 PYSPARK = ((4, 2), (5,))
@@ -161,7 +160,7 @@ def executable(folder: Path) -> Check:
 
 def _java() -> Check:
     try:
-        found = java.find()
+        found = jvm.find_java()
     except SmqrtError as error:
         what, _, remedy = str(error).rpartition(": ")
         return Check("java", False, what, remedy)
@@ -232,12 +231,10 @@ def planned(place: Place, session: Any) -> Iterator[Check]:
     from smqrt.pipeline import references
     from smqrt.pipeline.checkpoint import Start
     from smqrt.pipeline.discover import load
-    from smqrt.pipeline.frames import Journal
-    from smqrt.pipeline.graph import Graph
-    from smqrt.pipeline.plans import plans
+    from smqrt.pipeline.graph import Graph, JournalSource, plans
 
     catalog, start = load(place.app / "pipelines"), Start({}, None)
-    rows = Journal(place.journal, place.token, place.cafile)
+    rows = JournalSource(place.journal, place.token, place.cafile)
     graph = Graph(  # one for all queries: what they share is made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),
@@ -262,15 +259,14 @@ def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
 
 def _check_output(frame: Any, declaration: Declaration) -> None:
     """Whether the result has the columns that topics, or the folders of a table, are made of."""
-    from smqrt.pipeline import lake_tables
-    from smqrt.pipeline.messages import messages
-    from smqrt.pipeline.sinks import partitioned
+    from smqrt.pipeline import tables
+    from smqrt.pipeline.sinks import as_messages, partitioned
 
     if declaration.kind == "table":
-        lake_tables.check_installed(declaration)
+        tables.check_format_installed(declaration)
         partitioned(frame, declaration)
     else:
-        messages(frame, declaration)
+        as_messages(frame, declaration)
 
 
 def _available_bytes(meminfo: Path) -> int:

@@ -1,19 +1,30 @@
-"""From declarations to DataFrames: the same for a stream, for a batch (backfill) and for `pipeline test`."""
+"""DataFrames of queries, made of declarations: the same for a stream, for a batch (backfill) and for `pipeline test`.
+
+A `Plan` is one query to run, a `Graph` makes its DataFrame, `JournalSource` gives the rows of the journal.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
+from smqrt.journal import typed, uris
 from smqrt.journal.record import Flag
-from smqrt.pipeline import expectations, fields, future, intervals, state
-from smqrt.pipeline.api import Declaration
+from smqrt.pipeline import option_values, row_checks, session
+from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
+from smqrt.pipeline.checkpoint import Offsets, Start
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from smqrt.pipeline.processors import Watermark
+
 
 Frames = Callable[[Declaration], "DataFrame"]
 """Gives the rows of the journal for a source, or the table of a reference."""
@@ -32,7 +43,7 @@ class Graph:
         self._catalog, self._sources, self._references = catalog, sources, references
         self._made: dict[str, DataFrame] = {}
         self._rejected: dict[str, list[tuple[str, DataFrame]]] = {}
-        self._watermarks: dict[str, state.Watermark] = {}
+        self._watermarks: dict[str, Watermark] = {}
 
     def frame(self, declaration: Declaration) -> DataFrame:
         """Returns the DataFrame of a declaration: the rows that meet its expectations.
@@ -69,10 +80,12 @@ class Graph:
         if declaration.kind == "source":
             frame = self._watermarked(frame, declaration)
         name, where = declaration.name, declaration.where
-        frame, rejected = expectations.split(frame, declaration.expectations, name, where)
+        frame, rejected = row_checks.split_expectations(frame, declaration.expectations, name, where)
         self._rejected[name] += rejected
         if declaration.state is not None:
-            return state.apply(frame, declaration, self._watermarks.values())
+            from smqrt.pipeline import processors
+
+            return processors.apply(frame, declaration, self._watermarks.values())
         return _alarms(frame, declaration) if declaration.kind == "alert" else frame
 
     def _arguments(self, declaration: Declaration) -> Iterator[DataFrame]:
@@ -88,7 +101,7 @@ class Graph:
         if not options["include_pipeline"]:
             frame = frame.where(frame["flags"].bitwiseAND(int(Flag.PIPELINE)) == 0)
         if options["json"]:
-            frame, bad = fields.parse(frame, declaration.name, options, declaration.where)
+            frame, bad = row_checks.parse_json(frame, declaration.name, options, declaration.where)
             if options["dead_letter"]:
                 self._rejected[declaration.name].append((options["dead_letter"], bad))
         return self._watermarked(frame, declaration)
@@ -96,14 +109,16 @@ class Graph:
     def _watermarked(self, frame: DataFrame, source: Declaration) -> DataFrame:
         """The watermark stands before the function, which may aggregate, or after it where that makes the column."""
         column, options = source.options["event_time"], source.options
-        known = source.name in self._watermarks or bool(state.watermark(frame))
+        from smqrt.pipeline.processors import watermark
+
+        known = source.name in self._watermarks or bool(watermark(frame))
         if not options["watermark"] or column not in frame.columns or known:
             return frame
-        self._watermarks[source.name] = column, intervals.milliseconds(options["watermark"])
-        frame, ahead = future.split(frame, source.name, options)
+        self._watermarks[source.name] = column, option_values.milliseconds(options["watermark"])
+        frame, ahead = row_checks.split_future(frame, source.name, options)
         if ahead is not None and options["dead_letter"]:
             self._rejected[source.name].append((options["dead_letter"], ahead))
-        return frame.withWatermark(column, intervals.for_spark(options["watermark"]))
+        return frame.withWatermark(column, option_values.spark_duration(options["watermark"]))
 
 
 def _alarms(frame: DataFrame, declaration: Declaration) -> DataFrame:
@@ -117,3 +132,154 @@ def _check(frame: Any) -> None:
 
     if not isinstance(frame, DataFrame):
         raise TypeError(f"it returns {type(frame).__name__} and not a DataFrame; is there a return?")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One streaming query.
+
+    Attributes:
+        declaration: what it is; its name is the query's.
+        root: the declaration of the catalog that it is made of; with dead letters another one.
+        sources: names of the sources that it reads.
+        make: gives its DataFrame.
+        shared: it belongs to several queries; when another process runs it, that will do.
+    """
+
+    declaration: Declaration
+    root: Declaration
+    sources: list[str]
+    make: Callable[[Graph], DataFrame]
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the query, of its folder and of its status."""
+        return self.declaration.name
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """Under which name each source tells the journal how far the query is."""
+        alone = len(self.sources) == 1
+        return {source: self.name if alone else f"{self.name}.{source}" for source in self.sources}
+
+
+def plans(catalog: Catalog, queries: list[Declaration]) -> list[Plan]:
+    """Returns what to run so that these queries run, dead letters included."""
+    found = [_query_plan(catalog, query) for query in queries]
+    parts = {each.name: each for query in queries for each in catalog.walk(query)}
+    return found + [_letters_plan(catalog, each) for each in parts.values() if _has_letters(each)]
+
+
+def _query_plan(catalog: Catalog, query: Declaration) -> Plan:
+    return Plan(query, query, _source_names(catalog, query), lambda graph: graph.frame(query))
+
+
+def _has_letters(part: Declaration) -> bool:
+    return bool(part.options.get("dead_letter")) or any(each.on_fail == "dead_letter" for each in part.expectations)
+
+
+def _letters_plan(catalog: Catalog, part: Declaration) -> Plan:
+    """One query for a part's dead letters, however many queries read the part: each letter is published once."""
+    options = {
+        "to": "{topic}",
+        "subtopic": None,
+        "mode": part.options.get("mode", "append"),
+        "trigger": DEFAULT_TRIGGER,
+    }
+    query = Declaration(
+        f"{part.name}.dead_letters", "publish", part.function, part.inputs, options, [], part.file, part.line
+    )
+    make = partial(_make_letters, part)
+    return Plan(query, part, _source_names(catalog, part), make, shared=True)
+
+
+def _make_letters(part: Declaration, graph: Graph) -> DataFrame:
+    return row_checks.dead_letters(graph.rejected(part))
+
+
+def _source_names(catalog: Catalog, declaration: Declaration) -> list[str]:
+    return [source.name for source in catalog.sources_of(declaration)]
+
+
+PARTITIONS = {
+    "minPartitions": "min_partitions",
+    "rowsPerPartition": "rows_per_partition",
+    "bytesPerPartition": "bytes_per_partition",
+}
+"""Options of the source, and what they are called in a declaration."""
+_PART_OF_DRIVER = 8
+"""Rows of a micro-batch are in its memory several times: as they come, as columns, as what is made of them."""
+
+
+@dataclass(frozen=True)
+class JournalSource:
+    """Which journal to read, and how to get at it.
+
+    Attributes:
+        place: path or URL.
+        token: what the hub asks for, with a URL; cafile: as for `open_journal`.
+    """
+
+    place: str
+    token: str | None = None
+    cafile: str | None = None
+
+    def stream(self, spark: SparkSession, source: Declaration, start: Start, reports_as: str) -> DataFrame:
+        """Returns the rows of a source as a stream.
+
+        Args:
+            spark: the session.
+            source: the declaration.
+            start: where the stream begins when its checkpoint is new.
+            reports_as: the name under which it tells the journal how far it is.
+        """
+        options = self._options(spark, source) | {
+            "startingOffsets": json.dumps(start.starting),
+            "maxRowsPerTrigger": str(source.options["max_rows"]),
+            "maxBytesPerTrigger": str(source.options["max_bytes"] or session.driver_bytes(spark) // _PART_OF_DRIVER),
+            "queryName": reports_as,
+        }
+        if start.split and source.options["watermark"]:
+            # Spark gives the windows that a micro-batch closes with the next one: those of old rows shall not come
+            # with new ones.
+            options["splitAt"] = json.dumps([*([start.pending] if start.pending else []), start.split])
+        elif start.split:
+            options["splitAt"] = json.dumps(start.split)
+        frame: DataFrame = spark.readStream.format("smq").options(**options).load()
+        return frame
+
+    def batch(
+        self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets, ordered: bool = False
+    ) -> DataFrame:
+        """Returns the rows of a source between two offsets.
+
+        With the column `row_checks.TYPED`, where files may have fields of the payload that the source asks for.
+
+        Args:
+            spark, source: as for `stream`.
+            start, end: the next seq of each node.
+            ordered: in the order of their numbers, which Spark's own reader does not keep.
+        """
+        from smqrt.pipeline import history
+
+        if ordered:
+            return history.sourced(spark, self._options(spark, source), start, end)
+        ddl = source.options["json"]
+        wanted = history.Wanted(json=row_checks.compacted_ddl(ddl), computes=False, variant=ddl == row_checks.VARIANT)
+        frame = history.frame(spark, self._options(spark, source), start, end, wanted)
+        return frame if wanted.json is None else frame.withColumnRenamed(typed.COLUMN, row_checks.TYPED)
+
+    def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
+        options = {
+            "url" if uris.is_address(self.place) else "path": self.place,
+            "topics": json.dumps(source.options["topics"]),
+            "includePipeline": str(source.options["include_pipeline"]).lower(),
+            "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),
+            "parallelism": str(spark.sparkContext.defaultParallelism),
+        }
+        options |= {name: str(source.options[key]) for name, key in PARTITIONS.items() if source.options[key]}
+        if source.options["exclude"]:
+            options["exclude"] = json.dumps(source.options["exclude"])
+        given = {"token": self.token, "cafile": self.cafile}
+        return options | {name: value for name, value in given.items() if value}

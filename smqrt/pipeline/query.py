@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import commit
-from smqrt.pipeline import checkpoint, intervals, lake_tables, process, resume, session, sinks, tables
+from smqrt.pipeline import checkpoint, option_values, process, resume, session, sinks, tables
+from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.failures import (
     is_away,
     is_final,
@@ -23,14 +24,13 @@ from smqrt.pipeline.failures import (
     running_error,
     spark_gone,
 )
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import messages
-from smqrt.pipeline.plans import Plan
+from smqrt.pipeline.graph import Graph, Plan
+from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.runner import Context
+    from smqrt.pipeline.run_context import Context
 
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
@@ -67,7 +67,7 @@ class Query:
     _said: str = ""
     _references: list[int] = field(default_factory=list)
     _output: str = ""
-    _table: lake_tables.LakeTable | None = None
+    _table: tables.LakeTable | None = None
     _marked: int = -1
 
     @property
@@ -169,12 +169,12 @@ class Query:
             self.spark_query = writer.start()
 
     def _is_endless(self) -> bool:
-        from smqrt.pipeline import alerts, state
+        from smqrt.pipeline import alerts, processors
 
         parts = self.context.catalog.walk(self.plan.root)
-        return any(alerts.endless(part) or state.endless(part) for part in parts)
+        return any(alerts.endless(part) or processors.endless(part) for part in parts)
 
-    def _there(self, start: checkpoint.Start) -> checkpoint.Offsets:
+    def _there(self, start: checkpoint.Start) -> Offsets:
         """Where it begins, as far as there are rows: a hub gives no row a number that a mark says was read."""
         end = self.context.journal.end()
         return {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
@@ -187,10 +187,10 @@ class Query:
         return {"availableNow": True} if self.context.options.once else {"processingTime": self._trigger()}
 
     def _pace_s(self) -> float:
-        return 0.0 if self.context.options.once else intervals.milliseconds(self._trigger()) / 1000
+        return 0.0 if self.context.options.once else option_values.milliseconds(self._trigger()) / 1000
 
     def _trigger(self) -> str:
-        return intervals.for_spark(self.context.options.trigger or self.plan.declaration.options["trigger"])
+        return option_values.spark_duration(self.context.options.trigger or self.plan.declaration.options["trigger"])
 
     def _where(self) -> checkpoint.Start:
         options = self.context.options
@@ -202,7 +202,7 @@ class Query:
     def _where_of_table(self) -> checkpoint.Start:
         context, location = self.context, self._location()
         tables.make_parent(location)
-        self._table = lake_tables.opened(self.plan.declaration, location)
+        self._table = tables.open_lake_table(self.plan.declaration, location)
         if self._table is not None:
             end, told = resume.lake_table(self.folder, self._table, context.journal)
             self._tell(told)
@@ -215,7 +215,7 @@ class Query:
         options = self.context.options
         return tables.location(self.plan.declaration, options.app, options.tables)
 
-    def _start_of_table(self, end: checkpoint.Offsets | None) -> checkpoint.Start:
+    def _start_of_table(self, end: Offsets | None) -> checkpoint.Start:
         start = json.dumps(end) if end else self.context.options.start
         return checkpoint.start(self.folder, self.context.journal, start, False)
 
@@ -234,7 +234,7 @@ class Query:
         gate, hub = checkpoint.Gate(self.folder, start.split, start.pending), self._hub()
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
-        outgoing = messages(frame, declaration)
+        outgoing = as_messages(frame, declaration)
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
     def _hub(self) -> sinks.Hub:

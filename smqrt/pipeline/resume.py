@@ -1,20 +1,26 @@
-"""The place to go on for a query whose checkpoint is gone, or was reset: nothing is left out, nothing comes twice."""
+"""Resumption of a query whose checkpoint is gone or was reset: nothing is left out, nothing comes twice."""
 
 from __future__ import annotations
 
+import re
 import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import checkpoint, status, table_ranges, tables
+from smqrt.journal import uris
+from smqrt.pipeline import checkpoint, process, status, tables
 from smqrt.pipeline.checkpoint import Commit, Offsets, Start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.lake_tables import LakeTable
     from smqrt.pipeline.sinks import Hub
+    from smqrt.pipeline.tables import LakeTable
+
 
 _REMOVED = " Rows behind it that retention has removed are missing."
 _REMEMBERED = (
@@ -41,18 +47,18 @@ def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tupl
     Raises:
         PipelineError: the checkpoint is gone, and nobody knows which rows the table has.
     """
-    folder, told = table_ranges.stream(query) or location, ""
+    folder, told = checkpoint.table_folder(query) or location, ""
     if not checkpoint.exists(query):
         if tables.is_streamed(spark, folder):
             told = _left(query, location, folder)
             checkpoint.begin_anew(query, None)
             folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
-        table_ranges.keep_stream(query, folder)
-        end = table_ranges.end(query)
+        checkpoint.keep_table_folder(query, folder)
+        end = checkpoint.table_end(query)
         begin = _most(end, dict(journal.begin())) if end else None
         missing = _REMOVED if told and begin != end else ""
         return folder, begin, told + missing
-    table_ranges.keep_stream(query, folder)
+    checkpoint.keep_table_folder(query, folder)
     return folder, None, ""
 
 
@@ -77,14 +83,14 @@ def lake_table(query: Path, table: LakeTable, journal: Any) -> tuple[Offsets | N
             "rows that it has come again where --from is before its end."
         )
     begin = _most(end, dict(journal.begin()))
-    told = f"goes on where its table in {table.location} ends, at {table_ranges.shown(end)}."
+    told = f"goes on where its table in {table.location} ends, at {checkpoint.offset_text(end)}."
     told = f"the checkpoint in {query} is gone. It {told}{_REMEMBERED.format(query.name)}" if lost else told
     return begin, told + (_REMOVED if begin != end else "")
 
 
 def _left(query: Path, location: str, folder: str) -> str:
     """Says what there is of a table that is to be gone on with, and notes its rows."""
-    if folder in table_ranges.load(query):
+    if folder in checkpoint.table_ranges(query):
         return f"goes on where its table in {location} ends{_at(query)}; what comes now is in a folder beside it."
     if checkpoint.began(query) is None:
         return (
@@ -99,8 +105,8 @@ def _left(query: Path, location: str, folder: str) -> str:
 
 
 def _at(query: Path) -> str:
-    end = table_ranges.end(query)
-    return f", at {table_ranges.shown(end)}" if end else ""
+    end = checkpoint.table_end(query)
+    return f", at {checkpoint.offset_text(end)}" if end else ""
 
 
 def keep_range(query: Path) -> str:
@@ -115,7 +121,7 @@ def keep_range(query: Path) -> str:
     Raises:
         PipelineError: nobody knows.
     """
-    folder, start, last = table_ranges.stream(query), checkpoint.began(query), status.read(query)
+    folder, start, last = checkpoint.table_folder(query), checkpoint.began(query), status.read(query)
     batch = tables.last_batch(folder) if folder else -1
     end = checkpoint.reached(query, batch if batch >= 0 else None) or (last.offset if last else None)
     if not folder or start is None or not end:
@@ -123,7 +129,7 @@ def keep_range(query: Path) -> str:
             f"The checkpoint in {query} is gone, and nobody knows which rows its table has: smqrt pipeline reset "
             f"{query.name} forgets both; with --keep-output the table stays, and rows come again from --from on."
         )
-    table_ranges.add(query, folder, start, end)
+    checkpoint.add_table_range(query, folder, start, end)
     certain = checkpoint.exists(query) or (last and batch <= last.batch)
     return "" if certain else "; its last micro-batch may be in it twice"
 
@@ -163,8 +169,75 @@ def published(query: Path, journal: Any, hub: Hub) -> str:
 
 def _goes_on(commit: Commit, done: Offsets) -> str:
     anew = "What it remembered is computed anew from what the journal has, and it" if commit.stateful else "It"
-    return f"{anew} publishes what comes after {table_ranges.shown(done)}, where the hub's list of commits ends."
+    return f"{anew} publishes what comes after {checkpoint.offset_text(done)}, where the hub's list of commits ends."
 
 
-def _most(one: Offsets, other: Offsets) -> Offsets:
+def _most(one: Mapping[str, int], other: Mapping[str, int]) -> Offsets:
     return {node: max(one.get(node, 0), other.get(node, 0)) for node in {*one, *other}}
+
+
+# ---- `smqrt pipeline reset`: a query forgets how far it is, so that its next run is its first
+
+_LETTERS = ".dead_letters"
+_NAME = re.compile(r"[^./][^/]*")
+
+
+def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[str]:
+    """Removes what a query remembers.
+
+    Args:
+        state: folder of the state of queries.
+        name: of the query.
+        journal: path of the journal, which keeps rows that the query has not read; a URL is left alone.
+        table: folder or URI of its table, which is removed too, backfills included; None keeps it or there is none.
+            A run that follows goes on where a table ends that was kept.
+
+    Yields:
+        What was removed.
+
+    Raises:
+        PipelineError: it runs, never ran, or something can't be removed.
+    """
+    query = state / name
+    if not _NAME.fullmatch(name) or not query.is_dir():
+        raise PipelineError(f"{name} never ran with the state in {state}: there is nothing to reset.")
+    if working := process.running(query) or process.elsewhere(query):
+        where = f"as process {working}" if isinstance(working, int) else f"on {working}"
+        raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
+    if table and uris.is_elsewhere(table):
+        raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
+    if not table:
+        with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
+            keep_range(query)
+    # The checkpoint goes last: after a failure in between, the same command does the rest.
+    for path in [
+        *(tables.folders(Path(table)) if table else []),
+        *_marks(journal, name),
+        *_state_files(query, not table),
+    ]:
+        if path.exists():
+            _remove(path)
+            yield str(path)
+
+
+def _state_files(query: Path, keep: bool) -> list[Path]:
+    """What a query remembers; `keep` leaves what is known of the table that is kept."""
+    ranges = checkpoint.ranges_file(query)
+    return sorted(set(query.iterdir()) - {ranges}) if keep and ranges.exists() else [query]
+
+
+def _marks(journal: str, name: str) -> list[Path]:
+    """What keeps the journal from removing rows that the query has not read."""
+    if uris.is_address(journal):
+        return []
+    readers = uris.journal(journal) / "readers"
+    others = f"{name}{_LETTERS}"
+    found = [readers / f"{name}.json", *sorted(readers.glob(f"{name}.*.json"))]
+    return [path for path in found if not path.name.startswith(others)]
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise PipelineError(f"{error.filename or path} can't be removed: {error.strerror}.") from None

@@ -1,4 +1,4 @@
-"""A SparkSession with settings that fit: low latency on one machine, Spark's own defaults on a cluster."""
+"""SparkSession with settings that fit one machine or a cluster, and work that Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import java, jvm, warm
+from smqrt.pipeline import jvm, jvm_warmup
 from smqrt.pipeline.failures import OUT_OF_MEMORY, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 _sessions: list[SparkSession] = []
 """The one that this process has started, if it has."""
@@ -73,8 +78,8 @@ def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | No
     """
     _check_pyspark()
     _check_is_own(master)
-    found = java.find()
-    java.use(found)
+    found = jvm.find_java()
+    jvm.use_java(found)
     named = {"spark.app.name": app_name} | ({"spark.master": master} if master else {})
     _environment(is_local(master))
     _quiet()
@@ -136,7 +141,7 @@ def is_local(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def _settings(master: str, state: Path, found: java.Java, extra: Mapping[str, str]) -> dict[str, str]:
+def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str]) -> dict[str, str]:
     if not is_local(master):
         return EVERYWHERE | dict(extra)
     scratch = state.absolute() / ".spark"
@@ -183,13 +188,13 @@ def memory_bytes(text: str, name: str = "") -> int:
     return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
 
 
-def _java_options(scratch: Path, found: java.Java) -> list[str]:
+def _java_options(scratch: Path, found: jvm.Java) -> list[str]:
     log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
     # Without memory a thread of Spark ends alone, and the others wait for it for ever: better all of it ends.
     mark = scratch / OUT_OF_MEMORY
     mark.unlink(missing_ok=True)
     dying = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(mark))}"', "-XX:+ExitOnOutOfMemoryError"]
-    return [*log, "-Duser.timezone=UTC", *dying, *warm.options(found)]
+    return [*log, "-Duser.timezone=UTC", *dying, *jvm_warmup.archive_options(found)]
 
 
 def _environment(local: bool) -> None:
@@ -222,3 +227,52 @@ def _check_is_own(master: str) -> None:
 
 
 _INSTALL = "pip install 'smqrt[spark]' brings it"
+
+
+# ---- work that Ctrl-C ends: its jobs are cancelled, and what it has opened is closed
+
+_Result = TypeVar("_Result")
+_CANCEL_EVERY_S = 0.1
+
+
+def interruptible(
+    work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = lambda: _cancel_jobs()
+) -> _Result:
+    """Runs work until it is done or KeyboardInterrupt comes, after which a second one ends the process at once.
+
+    Args:
+        work: is called with an event that is set when it is to end, in a thread of its own: in the main thread pyspark
+            would put its own handler of SIGINT in the place of ours.
+        cancel: ends what it waits for, again and again until it is done; without it Spark's jobs are cancelled.
+
+    Returns:
+        What `work` returns.
+
+    Raises:
+        KeyboardInterrupt: it came, and `work` has ended.
+    """
+    stopping = threading.Event()
+    with ThreadPoolExecutor(1, "spark") as thread:
+        running = thread.submit(work, stopping)
+        try:
+            while not running.done():
+                wait([running], _CANCEL_EVERY_S)  # a signal that comes just before a wait doesn't end it
+            return running.result()
+        except KeyboardInterrupt:
+            stopping.set()
+            _cancel_until_done(running, cancel)
+            raise
+
+
+def _cancel_until_done(running: Future[Any], cancel: Callable[[], object]) -> None:
+    try:
+        while not running.done():
+            cancel()  # again and again: when one has been cancelled the next may begin
+            wait([running], _CANCEL_EVERY_S)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+
+
+def _cancel_jobs() -> None:
+    with suppress(Exception):  # it isn't installed, hasn't started yet, or has ended meanwhile
+        cancel_jobs()

@@ -1,4 +1,4 @@
-"""Where results go: to topics, with one idempotent commit for each micro-batch, or to a table.
+"""Sinks of queries: rows become messages, in one idempotent commit for each micro-batch, or rows of a table.
 
 The hub keeps (query, number of the micro-batch) in the same write as the rows. When a pipeline dies between that and
 Spark's own note of it, Spark does the micro-batch again, and the hub sees that it has it already.
@@ -10,26 +10,104 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
-from smqrt.journal.commit import HubAddress
+from smqrt.journal.commit import HubAddress, OutRow
 from smqrt.journal.link import Unreachable
-from smqrt.pipeline import checkpoint, faults
+from smqrt.journal.record import COLUMNS
+from smqrt.pipeline import checkpoint, crash_points
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Gate
 from smqrt.pipeline.failures import is_too_large
-from smqrt.pipeline.messages import Message, collected
+from smqrt.pipeline.option_values import Template
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from smqrt.pipeline.lake_tables import LakeTable
+    from smqrt.pipeline.tables import LakeTable
+
+
+_KEPT = ("topic", "ts", "payload")
+BOOKKEEPING = frozenset(column.name for column in COLUMNS) - set(_KEPT)
+"""Columns of the journal that say nothing to who receives the message."""
+
+JSON_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
+
+
+def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
+    """Returns the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
+
+    Args:
+        frame: its result.
+        declaration: says where to: "to" and "subtopic".
+
+    Raises:
+        PipelineError: the template names a column that the result doesn't have.
+    """
+    from pyspark.sql import functions as F
+
+    options = declaration.options
+    subtopic = options.get("subtopic")
+    return frame.select(
+        # A topic needs a name, and a row without one shall not end the query.
+        F.coalesce(F.nullif(_filled_template(frame, declaration, options["to"]), F.lit("")), F.lit("null")).alias(
+            "topic"
+        ),
+        (_filled_template(frame, declaration, subtopic) if subtopic else F.lit(None).cast("string")).alias("subtopic"),
+        _payload(frame).alias("payload"),
+    )
+
+
+def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
+    """Yields the messages of what `as_messages` returned, through Arrow."""
+    for batch in frame.toArrow().to_batches():
+        for topic, subtopic, payload in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
+
+
+def _payload(frame: DataFrame) -> Column:
+    from pyspark.sql import functions as F
+
+    if "payload" in frame.columns:
+        kind = dict(frame.dtypes)["payload"]
+        if kind in ("binary", "string"):
+            return F.col("payload").cast("binary")
+        nested = kind.startswith(("struct", "array", "map", "variant"))
+        return (F.to_json("payload", JSON_TIMES) if nested else F.col("payload").cast("string")).cast("binary")
+    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in _payload_columns(frame.columns))), JSON_TIMES).cast(
+        "binary"
+    )
+
+
+def _payload_columns(columns: list[str]) -> list[str]:
+    """A result that still has all of the journal's columns never asked for them; one that has some, did."""
+    if set(columns) >= BOOKKEEPING:
+        return [name for name in columns if name not in BOOKKEEPING] or columns
+    return columns
+
+
+def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> Column:
+    from pyspark.sql import functions as F
+
+    template = Template(text)
+    for name in template.columns:
+        if name.split(".")[0] not in frame.columns:
+            raise PipelineError(
+                f"{declaration.where}: {declaration.name} publishes to {text!r}, but its result has no column "
+                f"{name!r}; it has {', '.join(frame.columns)}."
+            )
+    pieces = [
+        F.coalesce(F.col(piece).cast("string"), F.lit("null")) if is_column else F.lit(piece)
+        for is_column, piece in template.parts
+    ]
+    return F.concat(*pieces)
+
 
 _QUERY_ID = "sql.streaming.queryId"
 _PAUSE_S = 0.5
@@ -64,7 +142,7 @@ class Hub:
     away: Callable[[str], None] = lambda why: None
     cafile: str | None = None
 
-    def commit(self, query: str, batch: int, rows: Sequence[Message]) -> int:
+    def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
         """Publishes the results of a micro-batch once, however often it is called.
 
         Args:
@@ -100,7 +178,7 @@ class Hub:
     def _address(self) -> HubAddress:
         return HubAddress.of(self.journal, self.token, self.cafile)
 
-    def _once(self, query: str, batch: int, rows: Sequence[Message], deadline: float) -> bool | None:
+    def _once(self, query: str, batch: int, rows: Sequence[OutRow], deadline: float) -> bool | None:
         try:
             # The address each time: a hub that comes back may have another port.
             return commit.commit(self._address, query, batch, rows, retry_s=0)
@@ -169,7 +247,7 @@ def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> i
     """
     if not many:
         try:
-            rows = list(collected(frame))
+            rows = list(collected_messages(frame))
         except Exception as error:
             if not is_too_large(error):
                 raise
@@ -178,12 +256,12 @@ def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> i
     return _by_task(frame, hub, query, batch)
 
 
-def _commit(hub: Hub, query: str, batch: int, rows: Sequence[Message]) -> int:
+def _commit(hub: Hub, query: str, batch: int, rows: Sequence[OutRow]) -> int:
     if not rows:
         return 0
-    faults.point("before_commit", batch)
+    crash_points.crash_at("before_commit", batch)
     stored = hub.commit(query, batch, rows)
-    faults.point("after_commit", batch)
+    crash_points.crash_at("after_commit", batch)
     return stored
 
 

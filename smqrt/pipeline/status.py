@@ -16,7 +16,7 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
-from smqrt.pipeline import expectations, fields, future, jvm, process
+from smqrt.pipeline import jvm, process, row_checks
 
 FILE = "status.json"
 LIVE = ("starting", "running", "waiting", "stuck")
@@ -306,10 +306,10 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         state_bytes=_sum(operators, "memoryUsedBytes"),
         watermark=_watermark(progress) or now.watermark,
         dropped_by_watermark=now.dropped_by_watermark + _sum(operators, "numRowsDroppedByWatermark"),
-        future=now.future + _observed(observed, future.observation(""), future.FUTURE),
-        bad_json=now.bad_json + _observed(observed, fields.observation(""), fields.BAD_JSON),
-        wrong_type=now.wrong_type + _observed(observed, fields.observation(""), fields.WRONG_TYPE),
-        expectations=_sums(now.expectations, expectations.counts(observed)),
+        future=now.future + _observed(observed, row_checks.future_observation(""), row_checks.FUTURE),
+        bad_json=now.bad_json + _observed(observed, row_checks.json_observation(""), row_checks.BAD_JSON),
+        wrong_type=now.wrong_type + _observed(observed, row_checks.json_observation(""), row_checks.WRONG_TYPE),
+        expectations=_sums(now.expectations, row_checks.failed_counts(observed)),
         **_UNTROUBLED,
     )
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import checkpoint, garbage
+from smqrt.pipeline import checkpoint, jvm
+from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.status import Board, Status
 
 LEAST_S = 60.0
@@ -23,7 +24,7 @@ MOST_GARBAGE = 0.5
 _LOOK_S = 1.0
 _QUIET_S = 2.0
 
-End = Callable[[], checkpoint.Offsets]
+End = Callable[[], Offsets]
 """Gives the end of the journal."""
 
 
@@ -44,10 +45,10 @@ class Watchdog:
         state: Path,
         end: End,
         least_s: float = LEAST_S,
-        java: garbage.Garbage | None = None,
+        java: jvm.GarbageTime | None = None,
     ) -> None:
         self._board, self._state, self._end, self._least_s = board, state, end, least_s
-        self._java = java or garbage.find()
+        self._java = java or jvm.find_garbage_time()
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -1,15 +1,17 @@
-"""The same pipelines on a cluster: the command for spark-submit, with everything that other machines lack.
+"""Pipelines on a cluster: the command for spark-submit, what other machines lack, and the driver that runs there.
 
 <app>/.pipelines/submit/smqrt.zip      smqrt, pyspark_smq and the application's pipelines, for --py-files
-<app>/.pipelines/submit/driver.py      what the cluster runs; `smqrt.pipeline.driver` is behind it
+<app>/.pipelines/submit/driver.py      what the cluster runs; `main` is behind it
 <app>/.pipelines/submit/token.conf     with a token: readable by its owner only, so that no list of processes shows it
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +19,10 @@ from importlib import util
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from smqrt.errors import JournalError, PipelineError
+from smqrt.errors import JournalError, PipelineError, SmqrtError
 from smqrt.journal import uris
 from smqrt.journal.commit import HubAddress
-from smqrt.pipeline import checkpoint, java
+from smqrt.pipeline import checkpoint, jvm
 
 TOKEN_CONF = "spark.smqrt.token"
 """Spark shows values of settings whose name holds "token" to nobody."""
@@ -33,7 +35,7 @@ _PIPELINES = f"{_APP}/pipelines"
 CAFILE = "cafile.pem"
 """In the application's folder of a driver in the cluster."""
 _HERE = ("127.0.0.1", "localhost", "::1")
-_DRIVER = "from smqrt.pipeline.driver import main\n\nmain()\n"
+_DRIVER = "from smqrt.pipeline.submit import main\n\nmain()\n"
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ def _driver_words(submission: Submission) -> list[str]:
 
 
 def _environment(submission: Submission) -> dict[str, str]:
-    variables = {"JAVA_HOME": str(java.find().home)}
+    variables = {"JAVA_HOME": str(jvm.find_java().home)}
     # Spark looks for data sources with this one, before it knows of any setting.
     return variables | ({"PYSPARK_PYTHON": python} if (python := _python(submission)) else {})
 
@@ -270,3 +272,80 @@ def _files(root: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def _hidden(part: str) -> bool:
     return part.startswith(".") or part == "__pycache__"
+
+
+# ---- the driver: the same arguments again, and the pipelines out of the archive
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the pipelines under spark-submit, and ends the process with the exit code.
+
+    Args:
+        arguments: those of `driver.py`; the process's own when not given.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            sys.exit(_run_packed(given, Path(given.app) if given.app else unpack(sys.path, Path(folder))))
+    except SmqrtError as error:
+        sys.exit(f"Error: {error}")
+
+
+def unpack(path: list[str], folder: Path) -> Path:
+    """Takes the application's pipelines out of the archive that spark-submit has put on the path.
+
+    Args:
+        path: where modules are looked for.
+        folder: where the pipelines go.
+
+    Returns:
+        The application's folder.
+    """
+    for entry in path:
+        if zipfile.is_zipfile(entry):
+            with zipfile.ZipFile(entry) as archive:
+                archive.extractall(folder, [name for name in archive.namelist() if name.startswith(f"{_APP}/")])
+    return folder / _APP
+
+
+def _run_packed(given: argparse.Namespace, app: Path) -> int:
+    from smqrt.pipeline.discover import load
+    from smqrt.pipeline.run_context import RunOptions
+    from smqrt.pipeline.runner import run
+
+    options = RunOptions(
+        journal=given.journal,
+        app=app,
+        state=uris.state(given.state),
+        master="",
+        start=given.start,
+        once=given.once,
+        republish=given.republish,
+        token=_conf_token(),
+        cafile=str(app / given.cafile) if given.cafile else None,
+        tables=given.tables,
+    )
+    return run(load(app / "pipelines"), given.names, options)
+
+
+def _conf_token() -> str | None:
+    from pyspark import SparkConf
+
+    from smqrt.pipeline import jvm
+
+    jvm.start()
+    return SparkConf().get(TOKEN_CONF, None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("driver.py")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--app")
+    parser.add_argument("--journal", required=True)
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--cafile")
+    parser.add_argument("--tables")
+    parser.add_argument("--from", dest="start", default="latest")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--republish", action="store_true")
+    return parser

@@ -1,22 +1,29 @@
-"""Tables: their folders, and those of their files that count."""
+"""Tables of queries: their folders, the files that count, Delta and Iceberg behind one interface, and upkeep."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-from smqrt.errors import PipelineError
+from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import uris
-from smqrt.pipeline import jvm, lake_tables
+from smqrt.journal.deltalog import imported, one_line
+from smqrt.journal.reader import Offsets
+from smqrt.options import parse_duration
+from smqrt.pipeline import delta, iceberg, jvm
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.lake_files import Joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 FOLDER = ".tables"
 """In the application's folder. Its name keeps it from being served."""
@@ -59,8 +66,8 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
     Raises:
         PipelineError: nothing has been written.
     """
-    if lake_tables.is_there(path):
-        return lake_tables.frame(spark, str(path))
+    if is_lake_table(path):
+        return lake_frame(spark, str(path))
     frames = [_read_files(spark, folder) for folder in _readable(spark, path)]
     if not frames:
         raise PipelineError(f"There is no table in {path}: run its query first.")
@@ -178,8 +185,8 @@ def files(path: Path | str) -> list[Path]:
     Raises:
         ArgumentError: it is a URI of something that only Spark sees.
     """
-    if lake_tables.is_there(_local(path)):
-        return [Path(file) for file in lake_tables.files(str(_local(path)))]
+    if is_lake_table(_local(path)):
+        return [Path(file) for file in lake_table_files(str(_local(path)))]
     return sorted(file for folder in _read(path) for file in _files(folder))
 
 
@@ -221,3 +228,149 @@ def _entries(log: Path) -> Iterator[Path]:
         yield log / f"{newest}.compact"
     plain = [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
     yield from (log / str(number) for number in sorted(plain) if number > newest)
+
+
+# ---- tables with commits of their own: Delta's and Iceberg's
+
+LAKE_FORMATS: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
+    "delta": delta.DeltaTable,
+    "iceberg": iceberg.IcebergTable,
+}
+
+
+class LakeTable(Protocol):
+    """What a pipeline needs of a table; `delta.DeltaTable` says what each method does."""
+
+    location: str
+
+    def exists(self) -> bool: ...
+    def end(self, name: str) -> Offsets | None: ...
+    def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int: ...
+    def optimize(self, target_bytes: int | None = None) -> Joined: ...
+    def vacuum(self, retain: timedelta) -> int: ...
+    def delete(self, condition: str) -> int: ...
+
+
+def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None:
+    """Returns the table of a query; None when it is one of plain Parquet files.
+
+    Args:
+        declaration: of a table.
+        location: its folder or URI.
+
+    Raises:
+        PipelineError: a library is missing, or there is something else in the folder.
+    """
+    made = LAKE_FORMATS.get(declaration.options["format"])
+    return made(location, declaration.options["partition_by"]) if made else None
+
+
+def check_format_installed(declaration: Declaration) -> None:
+    """Raises PipelineError or JournalError when the library is missing that the table of a query needs."""
+    if declaration.options["format"] == "delta":
+        imported()
+    elif declaration.options["format"] == "iceberg":
+        iceberg.check_installed()
+
+
+def is_lake_table(location: Path | str) -> bool:
+    """Whether a folder or URI is such a table."""
+    return is_delta(location) or iceberg.is_table(location)
+
+
+def is_delta(location: Path | str) -> bool:
+    """Whether a folder or URI is a Delta table."""
+    if not uris.is_elsewhere(location):
+        return (Path(location) / "_delta_log").is_dir()
+    return delta.is_table(str(location))
+
+
+def lake_frame(spark: SparkSession, location: str) -> DataFrame:
+    """Returns the rows of such a table.
+
+    Raises:
+        PipelineError: a library is missing, or rows can't be read without the format's own jar.
+    """
+    return delta.frame(spark, location) if is_delta(location) else iceberg.frame(spark, location)
+
+
+def lake_table_files(location: str) -> list[str]:
+    """Returns the Parquet files that such a table is made of.
+
+    Raises:
+        PipelineError: as `lake_frame`.
+    """
+    return delta.files(location) if is_delta(location) else iceberg.files(location)
+
+
+# ---- upkeep: few large files for many small ones, and an end for what nobody reads
+
+LEAST_RETENTION = timedelta(hours=1)
+"""Of what a vacuum leaves alone: a micro-batch under way has written files that no commit names yet."""
+
+
+def retention(text: str) -> timedelta:
+    """Returns the time that files are kept after they have been replaced.
+
+    Raises:
+        ArgumentError: it is no duration.
+        PipelineError: it is shorter than `LEAST_RETENTION`.
+    """
+    found = timedelta(seconds=parse_duration(text))
+    if found < LEAST_RETENTION:
+        raise PipelineError(f"--vacuum {text}: give 1h or more, since a query may be writing files that are newer.")
+    return found
+
+
+def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterator[tuple[str, LakeTable]]:
+    """Yields the Delta and Iceberg tables among queries, each with the name of its query.
+
+    Args:
+        queries: what was asked for.
+        app, root: as for `tables.location`.
+
+    Raises:
+        PipelineError: there is none, or a library is missing.
+    """
+    chosen = [one for one in queries if one.kind == "table" and one.options["format"] in LAKE_FORMATS]
+    if not chosen:
+        raise PipelineError(
+            "None of these is a Delta or Iceberg table: that is a query with @table(…, format='delta' or 'iceberg')."
+        )
+    for query in chosen:
+        path = location(query, app, root)
+        with _one_sentence(path):
+            found = open_lake_table(query, path)
+        if found is not None:
+            yield query.name, found
+
+
+def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
+    """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done.
+
+    Raises:
+        PipelineError: something can't be done.
+    """
+    with _one_sentence(table.location):
+        return _upkeep(table, condition, retain)
+
+
+@contextmanager
+def _one_sentence(location: str) -> Iterator[None]:
+    """The libraries raise errors of many classes: of their own, of the system, of object stores."""
+    try:
+        yield
+    except SmqrtError:
+        raise
+    except Exception as error:
+        why = one_line(error)
+        raise PipelineError(f"The table in {location} can't be opened or written: {why}. It stays as it was.") from None
+
+
+def _upkeep(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
+    told = [f"rows deleted: {table.delete(condition):,}"] if condition else []
+    joined = table.optimize()
+    told.append(f"small files joined: {joined.small:,} to {joined.large:,}")
+    if retain is not None:
+        told.append(f"old files removed: {table.vacuum(retain):,}")
+    return "; ".join(told)

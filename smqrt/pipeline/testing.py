@@ -21,10 +21,8 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import alerts, checkpoint, golden, references, session, slices
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.failures import planning_error, running_error
-from smqrt.pipeline.frames import Journal
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import messages
-from smqrt.pipeline.plans import Plan, plans
+from smqrt.pipeline.graph import Graph, JournalSource, Plan, plans
+from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,8 +47,8 @@ def run(
 
     Args:
         folder: of the pipelines, or one file of it.
-        journal: the slice: a journal's folder, or a .jsonl file (see `slices`); the .jsonl file in `FOLDER` if not
-            given.
+        journal: the slice: a journal's folder, or a .jsonl file (see `slices.journal`); the .jsonl file in `FOLDER` if
+            not given.
         update: write the golden files instead of comparing.
         names: which queries, such as "hot" or "readings.dead_letters"; none means all.
         say: is told the lines to print.
@@ -71,7 +69,7 @@ def run(
         place = _place(catalog.folder, journal, Path(scratch))
         own = spark or session.spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
         try:
-            test = _Test(own, catalog, Journal(str(place)), Path(scratch))
+            test = _Test(own, catalog, JournalSource(str(place)), Path(scratch))
             wanted_still = takewhile(lambda _: not stopping.is_set(), wanted)
             passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted_still]
         finally:
@@ -89,7 +87,7 @@ def _unless(stopping: threading.Event, say: Callable[[str], None]) -> Callable[[
 class _Test:
     """The slice, and Spark to run queries on it."""
 
-    def __init__(self, spark: SparkSession, catalog: Catalog, journal: Journal, scratch: Path) -> None:
+    def __init__(self, spark: SparkSession, catalog: Catalog, journal: JournalSource, scratch: Path) -> None:
         self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
 
     def rows(self, plan: Plan) -> list[dict[str, Any]]:
@@ -113,7 +111,7 @@ class _Test:
             lambda reference: references.table(self._spark, reference, self._catalog.folder),
         )
         frame = plan.make(graph)
-        return frame if plan.declaration.kind == "table" else messages(frame, plan.declaration)
+        return frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
 
     def _collected(self, frame: DataFrame, plan: Plan) -> list[dict[str, Any]]:
         table = plan.declaration.kind == "table"
@@ -248,7 +246,7 @@ def _table_rows(batch: DataFrame) -> list[dict[str, Any]]:
 
 
 def message_rows(batch: DataFrame) -> Iterator[dict[str, Any]]:
-    """Yields the messages of what `smqrt.pipeline.messages.messages` returned, as golden files have them."""
+    """Yields the messages of what `smqrt.pipeline.sinks.messages` returned, as golden files have them."""
     for row in batch.collect():
         told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
         yield told | _payload(bytes(row.payload or b""))

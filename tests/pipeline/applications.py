@@ -11,7 +11,8 @@ from smqrt.journal import commit
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status
 from smqrt.pipeline.discover import Catalog, load
-from smqrt.pipeline.runner import Runner, RunOptions
+from smqrt.pipeline.run_context import RunOptions
+from smqrt.pipeline.runner import Runner
 from tests.pipeline.hubs import JournalingHub
 
 HEAD = (

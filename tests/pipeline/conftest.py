@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import java, session, warm
+from smqrt.pipeline import jvm, jvm_warmup, session
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -45,7 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("spark")
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=HELPERS_PATH)
     builder = SparkSession.builder.master("local[2]").appName("smqrt tests")
-    java_options = f"{JVM} {' '.join(warm.options(java.find()))}"
+    java_options = f"{JVM} {' '.join(jvm_warmup.archive_options(jvm.find_java()))}"
     for name, value in (CONF | {"spark.driver.extraJavaOptions": java_options}).items():
         builder = builder.config(name, value)
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.journal import commit
-from smqrt.pipeline import faults, status, tables
+from smqrt.pipeline import crash_points, status, tables
 from tests.pipeline import ledger
 from tests.pipeline.ledger import eventually
 from tests.pipeline.plain_stream import JAVA
@@ -196,7 +196,7 @@ class Trial:
             plain: instead of them a stream of plain Spark, whose sink is `format("smq")`.
         """
         self._plain = plain
-        environment = {faults.VARIABLE: fault} if fault else {}
+        environment = {crash_points.VARIABLE: fault} if fault else {}
         where = (self._url, "--token", (self.journal / "token").read_text().strip()) if http else (str(self.journal),)
         if plain:
             command: tuple[str, ...] = ("-m", "tests.pipeline.plain_stream", str(self.state / PLAIN), where[0])

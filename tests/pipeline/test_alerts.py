@@ -20,7 +20,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, alerts
-from smqrt.pipeline.alarms import Key, Rate, Reading, Rules
+from smqrt.pipeline.alerts import AlertRow, Key, Rate, Rules
 from smqrt.pipeline.api import Declaration, declaration_of
 
 S = 1_000_000
@@ -40,10 +40,10 @@ def declared(**options: Any) -> Declaration:
 # ---- the rules by themselves
 
 
-def temperature(second: float, temp: float | None) -> Reading:
+def temperature(second: float, temp: float | None) -> AlertRow:
     """As when="temp > 80", clear="temp < 75" gives it."""
     known = temp is not None
-    return Reading(
+    return AlertRow(
         int(second * S), temp > 80 if known else None, temp < 75 if known else None, temp, json.dumps({"temp": temp})
     )
 

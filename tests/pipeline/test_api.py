@@ -11,8 +11,7 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, expect, publish, reference, source, table, view
 from smqrt.pipeline.api import Expectation, declaration_of
-from smqrt.pipeline.intervals import for_spark, milliseconds
-from smqrt.pipeline.template import Template
+from smqrt.pipeline.option_values import Template, milliseconds, spark_duration
 
 
 def test_importing_is_light() -> None:
@@ -158,7 +157,7 @@ def test_source_takes_one_frame() -> None:
 )
 def test_durations(text: str, expected: int) -> None:
     assert milliseconds(text) == expected
-    assert for_spark(text) == f"{expected} milliseconds"
+    assert spark_duration(text) == f"{expected} milliseconds"
 
 
 @pytest.mark.parametrize("text", ["", "10", "seconds", "-1 s", "1 fortnight", 5])

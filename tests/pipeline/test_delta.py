@@ -16,7 +16,7 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.journal.deltalog import NEEDS_DELTA
-from smqrt.pipeline import api, checkpoint, delta, reset, tables
+from smqrt.pipeline import api, checkpoint, delta, resume, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable
 from tests.pipeline import lakes
@@ -68,10 +68,10 @@ def test_a_lost_checkpoint_and_a_reset(app: LakeApplication) -> None:
     shutil.rmtree(app.state / "checkpoint")
     app.keep(2, start="latest")
     assert f"the checkpoint in {app.state} is gone. It goes on where its table in {app.place} ends" in app.told[-1]
-    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, None))
+    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(3, start="latest")
     assert kept(app) == [1, 2, 3]
-    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
+    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
     assert not app.place.exists()
     assert app.run() == 0, app.told
     assert kept(app) == [1, 2, 3]
@@ -168,7 +168,7 @@ def test_an_end_between_the_files_and_the_commit(app: LakeApplication, monkeypat
 
     app.numbers(*range(6))
     with monkeypatch.context() as ended:
-        ended.setattr(delta.faults, "point", end)
+        ended.setattr(delta.crash_points, "crash_at", end)
         assert app.run() == 1
     assert "before_commit" in app.told[-1]
     assert deltalake.DeltaTable(app.place).version() == 0

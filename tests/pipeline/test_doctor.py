@@ -49,7 +49,7 @@ def install(folder: Path, name: str, version: str) -> None:
 def test_the_path_is_empty(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(doctor.java.find, "__defaults__", (None, tmp_path))
+    monkeypatch.setattr(doctor.jvm.find_java, "__defaults__", (None, tmp_path))
     check = found(place)["java"]
     assert check == Check("java", False, "Java 17 or 21 is needed. As root, type", INSTALL)
 
@@ -65,7 +65,7 @@ def test_java_home_is_wrong(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_java_11(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(fake(tmp_path / "eleven", "11.0.21").parent))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(doctor.java.find, "__defaults__", (None, tmp_path))
+    monkeypatch.setattr(doctor.jvm.find_java, "__defaults__", (None, tmp_path))
     check = found(place)["java"]
     assert (check.ok, check.remedy) == (False, INSTALL)
     assert "found only Java 11.0.21" in check.detail

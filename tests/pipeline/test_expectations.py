@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import dead_letters
+from smqrt.pipeline import row_checks
 from smqrt.pipeline.api import Expectation, expectation
-from smqrt.pipeline.expectations import counts, split
+from smqrt.pipeline.row_checks import failed_counts, split_expectations
 
 RANGE = expectation("here.py:1", "temp between -60 and 150", "dead_letter:dlq/temp")
 KNOWN = expectation("here.py:1", "device is not null", "drop")
@@ -36,19 +36,19 @@ def seqs(frame: Any) -> list[int]:
 
 
 def test_rows_that_fail_or_are_unknown_are_left_out(frame: Any) -> None:
-    good, rejected = split(frame, [RANGE, KNOWN, WARM], "readings")
+    good, rejected = split_expectations(frame, [RANGE, KNOWN, WARM], "readings")
     assert seqs(good) == [0]
     assert good.columns == frame.columns
     assert [(topic, seqs(rows)) for topic, rows in rejected] == [("dlq/temp", [1, 2, 4]), ("dlq/cold", [])]
 
 
 def test_without_expectations_nothing_is_done(frame: Any) -> None:
-    assert split(frame, []) == (frame, [])
+    assert split_expectations(frame, []) == (frame, [])
 
 
 def test_a_dead_letter_tells_the_message_and_every_reason(frame: Any) -> None:
-    _, rejected = split(frame, [RANGE, WARM], "readings")
-    rows = {json.loads(row.payload)["seq"]: row for row in dead_letters.letters(rejected).collect()}
+    _, rejected = split_expectations(frame, [RANGE, WARM], "readings")
+    rows = {json.loads(row.payload)["seq"]: row for row in row_checks.dead_letters(rejected).collect()}
     assert {row.topic for row in rows.values()} == {"dlq/temp"}
     assert json.loads(rows[4].payload) == {
         "reason": "temp between -60 and 150; warm enough",
@@ -62,7 +62,7 @@ def test_a_dead_letter_tells_the_message_and_every_reason(frame: Any) -> None:
 
 def test_a_payload_that_is_no_text_is_told_in_base64(frame: Any) -> None:
     binary = frame.filter("seq = 1").selectExpr("* except (payload)", "unhex('FF00') as payload")
-    (row,) = dead_letters.letters(split(binary, [RANGE])[1]).collect()
+    (row,) = row_checks.dead_letters(split_expectations(binary, [RANGE])[1]).collect()
     letter = json.loads(row.payload)
     assert letter["payload_base64"] == "/wA="
     assert "payload" not in letter
@@ -71,12 +71,12 @@ def test_a_payload_that_is_no_text_is_told_in_base64(frame: Any) -> None:
 def test_rows_that_are_no_messages_are_told_whole(frame: Any) -> None:
     means = frame.groupBy("topic").agg({"temp": "max"}).withColumnRenamed("max(temp)", "top")
     few = expectation("here.py:1", "top < 100", "dead_letter:dlq/top")
-    (row,) = dead_letters.letters(split(means, [few])[1]).collect()
+    (row,) = row_checks.dead_letters(split_expectations(means, [few])[1]).collect()
     assert json.loads(row.payload) == {"reason": "top < 100", "row": {"topic": "site/t", "top": 900.0}}
 
 
 def test_an_expectation_that_must_hold_ends_the_query_and_shows_the_row(frame: Any) -> None:
-    good, _ = split(frame, [expectation("here.py:1", "temp < 500", "fail")], "readings", "p/temp.py:7")
+    good, _ = split_expectations(frame, [expectation("here.py:1", "temp < 500", "fail")], "readings", "p/temp.py:7")
     with pytest.raises(
         Exception, match=r"a row of readings \(p/temp\.py:7\) fails @expect\('temp < 500', .*\"device\":\"d2\""
     ):
@@ -93,17 +93,17 @@ def test_an_expectation_that_must_hold_ends_the_query_and_shows_the_row(frame: A
 )
 def test_a_wrong_condition_is_one_sentence(frame: Any, condition: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said) as caught:
-        split(frame, [Expectation(condition, "drop", "", condition)], "readings", "p.py:7")
+        split_expectations(frame, [Expectation(condition, "drop", "", condition)], "readings", "p.py:7")
     assert "\n" not in str(caught.value)
 
 
 def test_a_stream_counts_what_fails_while_it_passes(spark: Any, frame: Any, tmp_path: Path) -> None:
     frame.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
-    good, _ = split(stream, [RANGE, KNOWN], "readings")
+    good, _ = split_expectations(stream, [RANGE, KNOWN], "readings")
     seen: list[int] = []
     writer = good.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     query = writer.foreachBatch(lambda batch, _: seen.extend(seqs(batch))).start()
     query.awaitTermination()
     assert seen == [0]
-    assert counts(query.lastProgress.observedMetrics) == {"temp between -60 and 150": 3, "device is not null": 1}
+    assert failed_counts(query.lastProgress.observedMetrics) == {"temp between -60 and 150": 3, "device is not null": 1}

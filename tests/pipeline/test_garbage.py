@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import garbage
-from smqrt.pipeline.garbage import Garbage
+from smqrt.pipeline import jvm
+from smqrt.pipeline.jvm import GarbageTime
 
 
 def test_the_java_of_a_session_is_watched(spark: Any) -> None:
-    found = garbage.find()
+    found = jvm.find_garbage_time()
     assert found
-    before_s = garbage.collecting_s(found._path)
+    before_s = jvm.collecting_s(found._path)
     spark._jvm.System.gc()
-    assert garbage.collecting_s(found._path) > before_s > 0
+    assert jvm.collecting_s(found._path) > before_s > 0
 
 
 def test_the_share_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     told_s = iter([100.0, 100.5, 109.5, 127.5, 127.5, 127.5])
-    monkeypatch.setattr(garbage, "collecting_s", lambda path: next(told_s))
-    java = Garbage(Path("counters"))
+    monkeypatch.setattr(jvm, "collecting_s", lambda path: next(told_s))
+    java = GarbageTime(Path("counters"))
     shares = [java.share(now_s) for now_s in (0.0, 5.0, 15.0, 35.0, 66.0, 90.0)]
     assert shares == [None, None, 9.5 / 15, 0.9, None, 0.0]
 
@@ -31,4 +31,4 @@ def test_the_share_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_java_without_counters_tells_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "1").write_bytes(data)
     for path in (tmp_path / "1", tmp_path / "gone"):
-        assert Garbage(path).share() is None
+        assert GarbageTime(path).share() is None

@@ -12,9 +12,8 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.journal.record import Flag
 from smqrt.pipeline.discover import Catalog, load
-from smqrt.pipeline.frames import Journal
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import collected, messages
+from smqrt.pipeline.graph import Graph, JournalSource
+from smqrt.pipeline.sinks import as_messages, collected_messages
 from tests.pipeline.recorded import Recorded, message
 
 HEAD = "from smqrt.pipeline import alert, expect, publish, reference, source, table, view\n"
@@ -55,7 +54,7 @@ def frames(spark: Any, tmp_path: Path) -> Callable[[Catalog], Graph]:
     rows.append(message(8, payload=b'{"device": "p", "temp": 1}', flags=int(Flag.PIPELINE)))
     rows.append(message(9, topic="site2/x", payload=b'{"device": "x", "temp": 1}'))
     recorded = Recorded(tmp_path / "journal").add(rows).seal()
-    journal = Journal(str(recorded.path))
+    journal = JournalSource(str(recorded.path))
 
     def reference(declaration: Any) -> Any:
         return spark.createDataFrame([("d0", "hall")], "device string, room string")
@@ -85,12 +84,12 @@ def test_bad_json_is_counted_and_told(catalog: Any, frames: Any) -> None:
 
 
 def test_counts_are_observed(spark: Any, catalog: Any, frames: Any) -> None:
-    from smqrt.pipeline import fields
+    from smqrt.pipeline import row_checks
 
     declared = catalog(JSON)
     frame = frames(declared).frame(declared.get("readings"))
     frame.collect()
-    metrics = frame._jdf.queryExecution().observedMetrics().get(fields.observation("readings")).get()
+    metrics = frame._jdf.queryExecution().observedMetrics().get(row_checks.json_observation("readings")).get()
     assert (metrics.getLong(0), metrics.getLong(1)) == (5, 1)
 
 
@@ -132,7 +131,9 @@ def test_sql(catalog: Any, frames: Any) -> None:
     )
     frame = frames(declared).frame(declared.get("cold"))
     assert found(frame, "device", "temp") == [("d0", 20.0)]
-    assert [*collected(messages(frame, declared.get("cold")))] == [(b"cold/d0", None, b'{"device":"d0","temp":20.0}')]
+    assert [*collected_messages(as_messages(frame, declared.get("cold")))] == [
+        (b"cold/d0", None, b'{"device":"d0","temp":20.0}')
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_messages(catalog: Any, frames: Any, columns: list[str], to: str, expect
         if "node" in columns
         else frame.selectExpr(*columns)
     )
-    [(topic, subtopic, payload)] = collected(messages(frame, declared.get("f")))
+    [(topic, subtopic, payload)] = collected_messages(as_messages(frame, declared.get("f")))
     assert (topic, subtopic) == expected[:2]
     if expected[2] is not ...:
         assert (json.loads(payload) if isinstance(expected[2], dict) else payload) == expected[2]
@@ -186,7 +187,7 @@ def test_messages(catalog: Any, frames: Any, columns: list[str], to: str, expect
 def test_journal_columns_are_not_told(catalog: Any, frames: Any) -> None:
     declared = catalog(JSON + "@publish(to='x', subtopic='s/{device}')\ndef f(readings): return readings\n")
     frame = frames(declared).frame(declared.get("readings")).where("seq = 0").drop("payload")
-    [(_, subtopic, payload)] = collected(messages(frame, declared.get("f")))
+    [(_, subtopic, payload)] = collected_messages(as_messages(frame, declared.get("f")))
     assert subtopic == b"s/d0"
     assert json.loads(payload).keys() == {"ts", "topic", "device", "temp"}
 
@@ -196,4 +197,4 @@ def test_a_topic_with_an_unknown_column(catalog: Any, frames: Any) -> None:
     with pytest.raises(
         PipelineError, match=r"f publishes to 'x/\{room\}', but its result has no column 'room'; it has temp, ts"
     ):
-        messages(frames(declared).frame(declared.get("f")), declared.get("f"))
+        as_messages(frames(declared).frame(declared.get("f")), declared.get("f"))

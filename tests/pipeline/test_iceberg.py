@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import iceberg, iceberg_upkeep, lake_files, reset, tables
+from smqrt.pipeline import iceberg, lake_files, resume, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.iceberg import IcebergTable
 from tests.pipeline import lakes
@@ -56,10 +56,10 @@ def test_each_row_once(app: LakeApplication) -> None:
     shutil.rmtree(app.state / "checkpoint")
     app.keep(6, start="latest")
     assert f"It goes on where its table in {app.place} ends" in app.told[-1]
-    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, None))
+    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(7, start="latest")
     assert kept(app) == list(range(8))
-    list(reset.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
+    list(resume.reset(app.folder / ".pipelines", "kept", app.journal, str(app.place)))
     assert app.run() == 0, app.told
     assert kept(app) == list(range(8))
 
@@ -72,9 +72,9 @@ def test_small_files_are_joined_and_old_ones_removed(app: LakeApplication, monke
     shutil.copy(tables.files(app.place)[0], orphan)
     before = set(app.place.rglob("*.parquet"))
     found = IcebergTable(str(app.place), ["date", "k"])
-    large = iceberg_upkeep._large
+    large = iceberg._large
     with monkeypatch.context() as slow:
-        slow.setattr(iceberg_upkeep, "_large", lambda *group: [app.keep(6), *large(*group)][1:])
+        slow.setattr(iceberg, "_large", lambda *group: [app.keep(6), *large(*group)][1:])
         assert found.optimize() == (2, 1)
     assert found.optimize() == (2, 1)
     assert found.optimize() == (0, 0)
@@ -119,7 +119,7 @@ def test_a_table_of_an_older_version(tmp_path: Path) -> None:
 
 def test_snapshots_do_not_become_more_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the table is known without those that are forgotten; their files wait for a vacuum."""
-    monkeypatch.setattr(iceberg_upkeep, "MOST_SNAPSHOTS", 4)
+    monkeypatch.setattr(iceberg, "MOST_SNAPSHOTS", 4)
     monkeypatch.setattr(lake_files, "written", lambda *_, **options: [file])
     monkeypatch.setattr(IcebergTable, "_make_fit", lambda *_: None)
     catalog = SqlCatalog("smqrt", uri=f"sqlite:///{tmp_path}/iceberg.db")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.pipeline.lag import age
+from smqrt.pipeline.run_context import age
 from tests.pipeline.recorded import Recorded, message
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from smqrt.journal import commit
-from smqrt.pipeline import faults, sinks
+from smqrt.pipeline import crash_points, sinks
 from smqrt.pipeline.checkpoint import Gate
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.recorded import Recorded, message
@@ -83,7 +83,7 @@ def test_more_than_the_driver_takes_is_published_by_a_task(
     def refused(frame: Any) -> Any:
         raise RuntimeError("Total size of serialized results of 3 tasks is bigger than spark.driver.maxResultSize")
 
-    monkeypatch.setattr(sinks, "collected", refused)
+    monkeypatch.setattr(sinks, "collected_messages", refused)
     assert sinks.publish(frame(spark, "wide"), target(hub), "wide", 0, many=False) == ROWS
     assert published(hub, "wide") == expected("wide")
 
@@ -148,7 +148,7 @@ def run(folder: Path, *options: str, fault: str = "", log: Path | None = None) -
     words = ["pipeline", "run", "--once", "--from", "earliest", "--republish", "--driver-memory", "450m", *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "smqrt", *words, "--app", str(folder)],
-        env=os.environ | ({faults.VARIABLE: fault} if fault else {}),
+        env=os.environ | ({crash_points.VARIABLE: fault} if fault else {}),
         start_new_session=True,
         stderr=log.open("w") if log else None,
     )

@@ -10,9 +10,9 @@ import pytest
 from smqrt.journal.link import Unreachable
 from smqrt.pipeline import process, status
 from smqrt.pipeline.discover import load
-from smqrt.pipeline.plans import plans
+from smqrt.pipeline.graph import plans
 from smqrt.pipeline.query import Query
-from smqrt.pipeline.runner import Context, RunOptions
+from smqrt.pipeline.run_context import Context, RunOptions
 from tests.pipeline.recorded import Recorded
 
 FILE = (

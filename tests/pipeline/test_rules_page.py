@@ -11,10 +11,8 @@ import pytest
 from smqrt.pipeline import references, slices
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import Catalog, load
-from smqrt.pipeline.frames import Journal
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import messages
-from smqrt.pipeline.plans import plans
+from smqrt.pipeline.graph import Graph, JournalSource, plans
+from smqrt.pipeline.sinks import as_messages
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "smqrt/help/pipeline-rules.md").read_text("utf-8")
@@ -32,7 +30,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
     slices.journal(catalog.folder / "messages.jsonl", catalog.folder / "journal")
-    rows = Journal(str(catalog.folder / "journal"))
+    rows = JournalSource(str(catalog.folder / "journal"))
     graph = Graph(
         catalog,
         lambda source: rows.stream(spark, source, Start({}, None), "page"),
@@ -49,7 +47,7 @@ def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
         "readings.dead_letters",
         "visits",
     ]
-    assert all(messages(plan.make(graph), plan.declaration).isStreaming for plan in planned)
+    assert all(as_messages(plan.make(graph), plan.declaration).isStreaming for plan in planned)
 
 
 def test_every_option_of_an_alert_is_documented() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal.remote import RemoteJournal
-from smqrt.pipeline.smq_source.following import PACE_S, Follower
+from smqrt.pipeline.smq_source.stream import PACE_S, JournalFollower
 from tests.pipeline.hubs import JournalingHub, eventually
 
 
@@ -48,7 +48,7 @@ def hub(tmp_path: Path) -> Iterator[JournalingHub]:
 
 def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
     journal = counting(hub.announced["url"], hub.announced["token"], 1.0, [])
-    follower = Follower(journal)
+    follower = JournalFollower(journal)
     for _ in range(100):
         assert follower.end() == {"n1": 0}
         time.sleep(0.005)
@@ -61,7 +61,7 @@ def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
 
 
 def test_a_hub_that_goes_away_is_told_and_one_that_comes_back_is_followed(hub: JournalingHub) -> None:
-    follower = Follower(counting(hub.announced["url"], hub.announced["token"], 0.2, []))
+    follower = JournalFollower(counting(hub.announced["url"], hub.announced["token"], 0.2, []))
     assert follower.end() == {"n1": 0}
     time.sleep(0.1)  # it waits at the hub
     began_s = time.monotonic()
@@ -76,7 +76,7 @@ def test_a_hub_that_goes_away_is_told_and_one_that_comes_back_is_followed(hub: J
 
 
 def test_a_copy_in_another_process_asks_for_itself(hub: JournalingHub) -> None:
-    follower = Follower(RemoteJournal(hub.announced["url"], hub.announced["token"]))
+    follower = JournalFollower(RemoteJournal(hub.announced["url"], hub.announced["token"]))
     follower.end()
     for other in (copy.copy(follower), pickle.loads(pickle.dumps(follower))):
         assert other._thread is None

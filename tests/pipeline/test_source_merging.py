@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from smqrt.pipeline.smq_source import merging
+from smqrt.pipeline.smq_source import scan
 
 
 def batch(first: int, rows: int, size_bytes: int = 1) -> pa.RecordBatch:
@@ -16,7 +16,7 @@ def seqs(batches: list[pa.RecordBatch]) -> list[int]:
 
 
 def test_small_batches_become_large_ones() -> None:
-    merged = list(merging.merged((batch(first, 7) for first in range(0, 700, 7)), 64))
+    merged = list(scan.merged((batch(first, 7) for first in range(0, 700, 7)), 64))
     assert seqs(merged) == list(range(700))
     assert all(one.num_rows >= 64 for one in merged[:-1])
     assert len(merged) == 10
@@ -24,21 +24,21 @@ def test_small_batches_become_large_ones() -> None:
 
 def test_a_large_batch_stays_as_it_is() -> None:
     large = batch(0, 5000)
-    assert list(merging.merged([large], 64)) == [large]
+    assert list(scan.merged([large], 64)) == [large]
 
 
 def test_a_batch_of_many_bytes_is_cut() -> None:
-    merged = list(merging.merged([batch(0, 100, 1 << 20)], 8192))
+    merged = list(scan.merged([batch(0, 100, 1 << 20)], 8192))
     assert seqs(merged) == list(range(100))
     assert len(merged) > 1
-    assert max(one.nbytes for one in merged) <= 1.1 * merging.MOST_BYTES
+    assert max(one.nbytes for one in merged) <= 1.1 * scan.MOST_BYTES
 
 
 def test_small_batches_are_not_joined_beyond_the_most_bytes() -> None:
-    merged = list(merging.merged((batch(first, 1, 10 << 20) for first in range(10)), 8192))
+    merged = list(scan.merged((batch(first, 1, 10 << 20) for first in range(10)), 8192))
     assert seqs(merged) == list(range(10))
-    assert max(one.nbytes for one in merged) <= 1.4 * merging.MOST_BYTES
+    assert max(one.nbytes for one in merged) <= 1.4 * scan.MOST_BYTES
 
 
 def test_nothing_gives_nothing() -> None:
-    assert list(merging.merged([], 64)) == list(merging.merged([batch(0, 0)], 64)) == []
+    assert list(scan.merged([], 64)) == list(scan.merged([batch(0, 0)], 64)) == []

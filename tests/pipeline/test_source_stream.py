@@ -17,7 +17,7 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import planning
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.reader import Chunk, Journal
-from smqrt.pipeline.smq_source import sizes
+from smqrt.pipeline.smq_source import scan
 from smqrt.pipeline.smq_source.options import ReadOptions
 from smqrt.pipeline.smq_source.stream import StreamReader
 from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, schema, values
@@ -182,7 +182,7 @@ def test_two_nodes_share_a_limit(recorded: Recorded) -> None:
 
 def size_bytes(journal: Journal, first: int, behind: int) -> int:
     chunks = [chunk for part in journal.plan({"n1": first}, {"n1": behind}) for chunk in part]
-    return sizes.in_memory_bytes(chunks)
+    return scan.memory_bytes(chunks)
 
 
 def test_a_limit_of_bytes_makes_batches_of_that_size(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_tasks_are_as_many_as_cores_when_it_is_worth_it(
 ) -> None:
     chunk = Chunk("f", "wal", 0, rows * (100 + payload_bytes), 0, rows, "n1", 0)
     given = ReadOptions.parse(CaseInsensitiveDict({"path": "/tmp/j", "parallelism": "4"} | options))
-    assert len(planning.parts([chunk], sizes.rows_per_task(given, [chunk]))) == tasks
+    assert len(planning.parts([chunk], scan.rows_per_task(given, [chunk]))) == tasks
 
 
 def test_progress_is_told_to_the_journal(recorded: Recorded) -> None:

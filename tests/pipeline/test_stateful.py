@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import backfill, by_rows, state, testing
+from smqrt.pipeline import backfill, processors, testing
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
@@ -62,7 +62,7 @@ class Ticks(Gaps):
 
 
 def at(ms: int | None, v: int, k: str = "a") -> Row:
-    return Row("k", "v", by_rows.MILLISECONDS)(k, v, ms)
+    return Row("k", "v", processors.MILLISECONDS)(k, v, ms)
 
 
 def simulated(processor: StatefulProcessor, mode: str) -> TwsTester:
@@ -74,14 +74,14 @@ def told(rows: Any) -> list[str]:
 
 
 def test_rows_come_in_the_order_of_their_times() -> None:
-    test = simulated(by_rows.InOrder(Gaps(), [2, 1]), "ProcessingTime")
+    test = simulated(processors.InOrder(Gaps(), [2, 1]), "ProcessingTime")
     test.setProcessingTime(10)
     assert told(test.test("a", [at(30, 3), at(20, 2), at(None, 0), at(20, 1)])) == ["0:0", "1:1", "2:2", "3:3"]
     assert told(test.setProcessingTime(1010)) == ["silent at 1010"]
 
 
 def test_timers_are_fired_between_rows() -> None:
-    test = simulated(by_rows.ByRows(Gaps(), [2], 0, True), "EventTime")
+    test = simulated(processors.ByRows(Gaps(), [2], 0, True), "EventTime")
     rows = [at(9000, 3), at(5500, 1), at(5000, 0), at(6499, 2)]
     assert told(test.test("a", rows)) == ["0:0", "1:1", "2:2", "silent at 7499", "3:3"]
     assert told(test.setWatermark(9999)) == []
@@ -89,19 +89,19 @@ def test_timers_are_fired_between_rows() -> None:
 
 
 def test_timers_that_lead_to_others_are_fired_in_turn() -> None:
-    test = simulated(by_rows.ByRows(Ticks(), [2], 100, True), "EventTime")
+    test = simulated(processors.ByRows(Ticks(), [2], 100, True), "EventTime")
     assert told(test.test("a", [at(5000, 0), at(6000, 1)])) == ["0", "tick 5300", "tick 5700", "1"]
     assert told(test.setWatermark(6900)) == ["tick 6100", "tick 6500", "tick 6900"]
 
 
 def test_in_a_batch_nothing_comes_after_the_last_row() -> None:
-    test = simulated(by_rows.ByRows(Gaps(), [2], 0, False), "None")
+    test = simulated(processors.ByRows(Gaps(), [2], 0, False), "None")
     rows = [at(2000, 1), at(1000, 0), at(5000, 2)]
     assert told(test.test("a", rows)) == ["0:0", "silent at 2000", "1:1", "silent at 3000", "2:2"]
 
 
 def test_timers_of_earlier_micro_batches_are_fired_in_their_turn_and_once() -> None:
-    test = simulated(by_rows.ByRows(Gaps(), [2], 100, True), "EventTime")
+    test = simulated(processors.ByRows(Gaps(), [2], 100, True), "EventTime")
     assert told(test.test("a", [at(5000, 0)])) == ["0:0"]
     assert told(test.test("a", [at(5900, 1), at(8000, 2)])) == ["1:1", "silent at 6800", "2:2"]
     assert told(test.setWatermark(7900)) == []
@@ -114,7 +114,7 @@ def test_a_timer_in_the_past_is_fired_as_soon_as_can_be() -> None:
             self.handle.registerTimer(4000)
             yield from (Row(k=key[0], told=str(row.v)) for row in rows)
 
-    test = simulated(by_rows.ByRows(Late(), [2], 0, True), "EventTime")
+    test = simulated(processors.ByRows(Late(), [2], 0, True), "EventTime")
     assert told(test.test("a", [at(5000, 0), at(5001, 1), at(5001, 2)])) == ["0", "silent at 5001", "1", "2"]
 
 
@@ -144,7 +144,7 @@ def test_it_stands_with_a_kind_or_alone_and_in_any_order(tmp_path: Path) -> None
     assert [catalog.get(name).kind for name in ("alone", "one", "two")] == ["view", "publish", "table"]
     assert [catalog.get(name).state.key for name in ("alone", "one", "two")] == [("a",), ("a", "b"), ("a",)]
     assert catalog.get("rows").state is None
-    assert [state.endless(catalog.get(name)) for name in ("alone", "one")] == [False, False]
+    assert [processors.endless(catalog.get(name)) for name in ("alone", "one")] == [False, False]
 
 
 @pytest.mark.parametrize(

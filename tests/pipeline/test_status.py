@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import fields, future, process
-from smqrt.pipeline.expectations import METRIC
+from smqrt.pipeline import process, row_checks
+from smqrt.pipeline.row_checks import METRIC
 from smqrt.pipeline.status import FILE, Board, Status, read, read_all
 
 
@@ -125,8 +125,8 @@ def test_counters_reach_the_file_with_the_next_progress(board: Board, tmp_path: 
 
 def test_what_spark_counted_while_rows_passed(board: Board, tmp_path: Path) -> None:
     """The names of the metrics are those under which the pipeline observes."""
-    json_metric = {fields.observation("readings"): {"bad_json": 1, "wrong_type": 2}}
-    ahead = {future.observation("readings"): {future.FUTURE: 5}}
+    json_metric = {row_checks.json_observation("readings"): {"bad_json": 1, "wrong_type": 2}}
+    ahead = {row_checks.future_observation("readings"): {row_checks.FUTURE: 5}}
     board.progressed(
         progress(observedMetrics=json_metric | ahead | {METRIC + "readings": {"rows": 9, "0:temp < 80": 3}})
     )

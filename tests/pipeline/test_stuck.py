@@ -10,7 +10,7 @@ import pytest
 from smqrt.cli.pipeline_table import line
 from smqrt.errors import JournalError
 from smqrt.pipeline import status
-from smqrt.pipeline.garbage import Garbage
+from smqrt.pipeline.jvm import GarbageTime
 from smqrt.pipeline.status import Board
 from smqrt.pipeline.stuck import Watchdog
 
@@ -55,7 +55,7 @@ def test_too_long_is_stuck_and_says_what_helps(board: Board, tmp_path: Path) -> 
 
 
 def test_a_java_that_collects_garbage_is_why(board: Board, tmp_path: Path) -> None:
-    class Thrashing(Garbage):
+    class Thrashing(GarbageTime):
         def share(self, now_s: float | None = None) -> float:
             return 0.87
 

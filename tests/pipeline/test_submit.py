@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline.driver import unpack
-from smqrt.pipeline.submit import Submission, prepare
+from smqrt.pipeline.submit import Submission, prepare, unpack
 
 PIPELINE = "from smqrt.pipeline import source\n\n@source('#')\ndef rows(df):\n    return df\n"
 

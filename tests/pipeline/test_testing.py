@@ -16,9 +16,8 @@ from smqrt.journal.record import Flag
 from smqrt.pipeline import golden, references, slices, testing
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import load
-from smqrt.pipeline.frames import Journal
-from smqrt.pipeline.graph import Graph
-from smqrt.pipeline.messages import messages
+from smqrt.pipeline.graph import Graph, JournalSource
+from smqrt.pipeline.sinks import as_messages
 
 HEAD = """from pyspark.sql import functions as F
 from smqrt.pipeline import alert, expect, publish, reference, source, table
@@ -171,12 +170,14 @@ def test_a_stream_in_small_micro_batches_ends_with_what_one_batch_gives(
     spark: Any, updated: Path, tmp_path: Path
 ) -> None:
     slices.journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
-    rows, catalog = Journal(str(tmp_path / "journal")), load(updated)
+    rows, catalog = JournalSource(str(tmp_path / "journal")), load(updated)
     query = catalog.get("per_minute")
     catalog.get("readings").options["max_rows"] = 4
 
     def frame(source: Callable[[Any], Any]) -> Any:
-        return messages(Graph(catalog, source, lambda each: references.table(spark, each, updated)).frame(query), query)
+        return as_messages(
+            Graph(catalog, source, lambda each: references.table(spark, each, updated)).frame(query), query
+        )
 
     end = Reader(tmp_path / "journal").end()
     batch = list(testing.message_rows(frame(lambda source: rows.batch(spark, source, {}, end))))

@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.typed import TypedColumn
-from smqrt.pipeline import fields, frames, history, source
+from smqrt.pipeline import graph, history, row_checks, source
 from smqrt.pipeline.api import Declaration, declaration_of
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.checkpoint import Start
 from smqrt.pipeline.discover import load
-from smqrt.pipeline.runner import RunOptions
+from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
 from smqrt.pipeline.variant import Shredder
 from tests.journal.made import row, write
@@ -49,21 +49,21 @@ def compacted(payload: bytes, kind: str) -> Iterator[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_field_has_the_same_value_and_the_same_fault_wherever_it_is_read(spark: Any, kind: str) -> None:
     rows = [(payload, value) for payload in PAYLOADS for value in compacted(payload, kind)]
-    read = spark.createDataFrame(rows, f"payload binary, {fields.TYPED} struct<v: {kind}>")
+    read = spark.createDataFrame(rows, f"payload binary, {row_checks.TYPED} struct<v: {kind}>")
     told = []
-    for frame in (read.drop(fields.TYPED), read):
-        marked = fields._marked(frame, f"v {kind}")
+    for frame in (read.drop(row_checks.TYPED), read):
+        marked = row_checks._marked(frame, f"v {kind}")
         chosen = marked.select("payload", "_smqrt_state", F.col("_smqrt_json.v").cast("string").alias("v"))
         told.append([(bytes(one.payload), one._smqrt_state, one.v) for one in chosen.collect()])
     assert told[1] == told[0]
-    whole, _ = fields._whole(read)
+    whole, _ = row_checks._taken_whole(read)
     assert read.where(whole).count() >= 2
 
 
 def test_types_that_are_read_in_other_ways_are_not_taken_from_files() -> None:
-    assert fields.readable("device string, temp double, n bigint") == "device string, temp double, n bigint"
+    assert row_checks.compacted_ddl("device string, temp double, n bigint") == "device string, temp double, n bigint"
     for ddl in ("at timestamp", "at date", "temp float", "gps struct<lat: double>", "some array<int>", "variant", None):
-        assert fields.readable(ddl) is None
+        assert row_checks.compacted_ddl(ddl) is None
 
 
 # ---- backfills
@@ -142,10 +142,10 @@ def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_p
         compact(tmp_path, Options(everything=True, merge_bytes=0, grace_s=0))
     assert compact(tmp_path, Options(everything=True, grace_s=0)).merged == 2
     options = declared()
-    rows = frames.Journal(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100}, ordered=True)
+    rows = graph.JournalSource(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100}, ordered=True)
     write(tmp_path, [row(0), row(1)], node="later")
     assert [one.seq for one in rows.collect()] == list(range(100))
-    native = frames.Journal(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100})
+    native = graph.JournalSource(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100})
     assert sorted(one.seq for one in native.collect()) == list(range(100))
 
 
@@ -164,8 +164,8 @@ def declared(**options: Any) -> Declaration:
 def test_a_variant_of_a_stream(spark: Any, tmp_path: Path) -> None:
     journal, payloads = tmp_path / "journal", (b'{"temp": 21.5}', b"no JSON", b"[1]")
     write(journal, [row(seq, payload=payload) for seq, payload in enumerate(payloads)])
-    rows = frames.Journal(str(journal)).stream(spark, declared(json="variant"), Start({"n1": 0}, None), "reader")
-    good, bad = fields.parse(rows, "rows", {"json": "variant"}, "here")
+    rows = graph.JournalSource(str(journal)).stream(spark, declared(json="variant"), Start({"n1": 0}, None), "reader")
+    good, bad = row_checks.parse_json(rows, "rows", {"json": "variant"}, "here")
     assert streamed(good.selectExpr("to_json(variant) AS text"), tmp_path / "good") == ['{"temp":21.5}', "[1]"]
     assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is no JSON"]
 

@@ -9,15 +9,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Self
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.journal import link, uris
 from smqrt.journal.filters import Filter
 from smqrt.options import parse_duration, parse_size
 
 Offsets = dict[str, int]
-"""The next seq of every node, as in every offset of the journal."""
+"""By node, the number of the next row: an offset of Spark's, which wants a dict."""
 
 ROWS_PER_PARTITION = 1 << 19
 BYTES_PER_PARTITION = 64 << 20
@@ -383,3 +384,20 @@ class WriteOptions:
         where, retry_s = location(values), values.get("retry", RETRY_S)
         by = values.get("txnAppId"), values.get("txnVersion", 0)
         return cls(where, values.get("token"), retry_s, *by, values.get("cafile"))
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def without_traceback(method: Callable[P, T]) -> Callable[P, T]:
+    """Makes a method raise errors of smqrt without where they came from."""
+
+    @wraps(method)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return method(*args, **keywords)
+        except SmqrtError as error:
+            raise error.with_traceback(None) from None
+
+    return call

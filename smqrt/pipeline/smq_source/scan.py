@@ -1,24 +1,219 @@
-"""What reading shares between batch and stream: planned ranges of the journal become Arrow batches in a worker."""
+"""Scans of a journal, for batches and streams: ranges are planned as tasks, which workers read as Arrow batches.
+
+A schema may name one column more than the journal has, `json`: the fields of JSON payloads that it lists, as compaction
+makes them (`typed`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from smqrt.journal import planning, typed
+from smqrt.errors import ArgumentError
+from smqrt.journal import ddl, planning, typed
 from smqrt.journal.filters import Filter
-from smqrt.journal.reader import Chunk, Journal
-from smqrt.journal.record import Flag
+from smqrt.journal.planning import PARQUET, Chunk
+from smqrt.journal.reader import Journal
+from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
-from smqrt.pipeline.smq_source import columns, merging, sizes
+from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
+
+
+MOST_BYTES = 32 << 20
+"""A batch never has more, unless a single row does: it must fit into the JVM's memory several times."""
+
+
+def merged(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """Yields the same rows in fewer pyarrow.RecordBatches.
+
+    Args:
+        batches: pyarrow.RecordBatches of one schema, of any size.
+        rows: small ones are joined until there are so many rows (or 32 MiB).
+    """
+    waiting: list[Any] = []
+    waiting_rows = waiting_bytes = 0
+    for batch in batches:
+        waiting.append(batch)
+        waiting_rows += batch.num_rows
+        waiting_bytes += batch.nbytes
+        if waiting_rows >= rows or waiting_bytes >= MOST_BYTES:
+            yield from joined(waiting)
+            waiting, waiting_rows, waiting_bytes = [], 0, 0
+    yield from joined(waiting)
+
+
+def joined(batches: list[Any]) -> Iterator[Any]:
+    """Yields the rows of all batches as one, or as several where one would be too large."""
+    import pyarrow as pa
+
+    if len(batches) > 1:
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    for batch in batches:
+        if batch.num_rows:
+            yield from cut(batch)
+
+
+def cut(batch: Any) -> Iterator[Any]:
+    """Yields a batch in pieces of about 32 MiB."""
+    pieces = min(batch.num_rows, -(-batch.nbytes // MOST_BYTES)) or 1
+    step = -(-batch.num_rows // pieces)
+    for first in range(0, batch.num_rows, step):
+        yield batch.slice(first, step)
+
+
+TYPES = {column.name: column.type.lower() for column in COLUMNS}
+NULLABLE = {column.name for column in COLUMNS if column.nullable}
+
+
+def check_schema(schema: StructType) -> list[str]:
+    """Returns the journal's names of a schema's columns.
+
+    Args:
+        schema: what the user gave to `.schema()`, or all columns.
+
+    Returns:
+        The names, in the schema's order.
+
+    Raises:
+        ArgumentError: a column isn't in the journal, or has another type there.
+    """
+    for field in schema.fields:
+        if field.name == typed.COLUMN:
+            _struct(field.dataType)
+            continue
+        here = field.dataType.simpleString()
+        if (there := TYPES.get(field.name)) is None:
+            raise ArgumentError(f'The journal has no column "{field.name}". It has: {", ".join(TYPES)}.')
+        if here != there:
+            raise ArgumentError(
+                f"The journal's column {field.name} is {there}, not {here}: read it as it is, then cast it."
+            )
+        if not field.nullable and field.name in NULLABLE:
+            raise ArgumentError(f"The journal's column {field.name} may be null: leave out NOT NULL.")
+    return schema.fieldNames()
+
+
+def json_ddl(schema: StructType) -> str | None:
+    """Returns which fields of payloads the column `json` of a schema has; None when it has no such column.
+
+    Raises:
+        ArgumentError: a field is of a type that JSON has not.
+    """
+    found = [field.dataType for field in schema.fields if field.name == typed.COLUMN]
+    return _struct(found[0]).ddl() if found else None
+
+
+def _struct(kind: DataType) -> ddl.Struct:
+    found = _kind(kind)
+    if not isinstance(found, ddl.Struct):
+        raise ArgumentError(
+            f"The column {typed.COLUMN} is {kind.simpleString()}; it's a struct such as json struct<temp: double>."
+        )
+    return ddl.parse(found.ddl())
+
+
+def _kind(kind: DataType) -> ddl.Type:
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, StructType):
+        return ddl.Struct(tuple((field.name, _kind(field.dataType)) for field in kind.fields))
+    return ddl.Array(_kind(kind.elementType)) if isinstance(kind, ArrayType) else ddl.Scalar(kind.simpleString())
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """Returns the pyarrow.Schema that Spark compares every batch with."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def shaped(batch: Any, target: Any) -> Any:
+    """Returns the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, as it declares them."""
+    import pyarrow as pa
+
+    columns = [batch.column(field.name) for field in target]
+    columns = [one if one.type.equals(to.type) else one.cast(to.type) for one, to in zip(columns, target, strict=True)]
+    if not columns:
+        return batch.select([])
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def needed_columns(names: Sequence[str], *more: str) -> list[str]:
+    """Returns the columns to read, in the journal's order: those of the result and those that filters look at."""
+    return [name for name in TYPES if name in names or name in more]
+
+
+PARQUET_GROWS = 3
+"""A compacted file is about a third of what its rows are in memory (zstd, payloads of JSON)."""
+TASK_ROWS, TASK_BYTES = 1 << 15, 8 << 20
+"""Less than this isn't worth a task of its own: to start one costs as much as to read it."""
+_LEAST_TASK_BYTES = 1 << 20
+
+Chunks = Sequence[Chunk]
+Plan = Callable[[Offsets, Offsets], Chunks]
+
+
+def row_count(chunks: Chunks) -> int:
+    """Returns how many rows the chunks have."""
+    return sum(chunk.rows for chunk in chunks)
+
+
+def memory_bytes(chunks: Chunks) -> int:
+    """Returns about how many bytes the rows of chunks are as Arrow batches."""
+    return sum(map(_bytes, chunks))
+
+
+def _bytes(chunk: Chunk) -> int:
+    if chunk.kind == PARQUET:
+        return chunk.share_bytes * PARQUET_GROWS
+    return chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)
+
+
+def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -> tuple[Offsets, Chunks]:
+    """Returns how far to go so that about `max_bytes` lie between, and what to read then.
+
+    A single row goes, however large it is.
+
+    Args:
+        plan: gives the chunks between two offsets.
+        start, end: the rows there are.
+        max_bytes: the limit.
+    """
+    while True:
+        chunks = plan(start, end)
+        count, size_bytes = offsets.distance(start, end), memory_bytes(chunks)
+        if size_bytes <= max_bytes or count <= 1:
+            return end, chunks
+        end = start | offsets.limited(start, end, max(1, min(count - 1, count * max_bytes // size_bytes)))
+
+
+def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
+    """Returns the most rows of a task, so that all cores have work and no task has too much.
+
+    Args:
+        options: minPartitions, rowsPerPartition, bytesPerPartition and parallelism.
+        chunks: what is to be read.
+    """
+    count, size_bytes = row_count(chunks), memory_bytes(chunks)
+    worth = min(options.parallelism, max(count // TASK_ROWS, size_bytes // TASK_BYTES))
+    tasks = max(1, worth, options.min_partitions, -(-size_bytes // _task_bytes(options)))
+    return max(1, min(options.rows_per_partition, -(-count // tasks)))
+
+
+def _task_bytes(options: ReadOptions) -> int:
+    """Returns the most bytes of a task: those that work at the same time have no more than a micro-batch may have."""
+    if options.max_bytes is None:
+        return options.bytes_per_partition
+    return min(options.bytes_per_partition, max(_LEAST_TASK_BYTES, options.max_bytes // options.parallelism))
+
 
 _ALL_ROWS = 1 << 62
 
@@ -87,21 +282,21 @@ class Scan:
 
     def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
         """Returns the tasks that read these chunks."""
-        return [Part(some) for some in planning.parts(chunks, sizes.rows_per_task(self.options, chunks))]
+        return [Part(some) for some in planning.parts(chunks, rows_per_task(self.options, chunks))]
 
     def read(self, part: InputPartition) -> Iterator[Any]:
         """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""
         if not isinstance(part, Part):
             return
-        target = columns.arrow_schema(self.schema)
-        names = columns.needed(self.schema.fieldNames(), *self._looked_at())
+        target = arrow_schema(self.schema)
+        names = needed_columns(self.schema.fieldNames(), *self._looked_at())
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
-        fields = columns.json_ddl(self.schema)
+        fields = json_ddl(self.schema)
         parser = typed.TypedColumn({"#": fields}) if fields else None
-        for batch in merging.merged(batches, rows):
+        for batch in merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
-                yield columns.shaped(_with_json(kept, parser) if parser else kept, target)
+                yield shaped(_with_json(kept, parser) if parser else kept, target)
 
     def _looked_at(self) -> Iterator[str]:
         """Yields the columns that reading itself needs."""

@@ -16,15 +16,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit, staging
-from smqrt.pipeline import faults
-from smqrt.pipeline.smq_source.options import WriteOptions
-from smqrt.pipeline.smq_source.telling import told
+from smqrt.journal.commit import OutRow
+from smqrt.pipeline import crash_points
+from smqrt.pipeline.smq_source.options import WriteOptions, without_traceback
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-Record = tuple[bytes, bytes | None, bytes]
-"""Topic, subtopic, payload."""
 
 COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
 NEEDED = ("topic", "payload")
@@ -49,7 +46,7 @@ class Written(WriterCommitMessage):
     """
 
     query: str = ""
-    rows: Sequence[Record] = ()
+    rows: Sequence[OutRow] = ()
     parts: Sequence[str] = ()
 
 
@@ -69,7 +66,7 @@ def checked(schema: StructType) -> None:
             raise ArgumentError(f"smq writes column {name} as string or binary, not {kind}: cast it.")
 
 
-def records(batches: Iterable[Any]) -> Iterator[Record]:
+def records(batches: Iterable[Any]) -> Iterator[OutRow]:
     """Yields the rows of pyarrow.RecordBatches as messages.
 
     Raises:
@@ -85,7 +82,7 @@ def records(batches: Iterable[Any]) -> Iterator[Record]:
             yield topic, subtopic, payload or b""
 
 
-def in_order(rows: Iterable[Record]) -> Iterator[Record]:
+def in_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
     """Yields the rows. Raises ArgumentError when they don't come sorted."""
     before: tuple[bytes, bytes, bytes] = b"", b"", b""
     for row in rows:
@@ -95,7 +92,7 @@ def in_order(rows: Iterable[Record]) -> Iterator[Record]:
         yield row
 
 
-def _few(rows: Iterator[Record]) -> Iterator[Record]:
+def _few(rows: Iterator[OutRow]) -> Iterator[OutRow]:
     """Yields the first rows, about `FEW_BYTES` together."""
     size_bytes = 0
     while size_bytes < FEW_BYTES and (row := next(rows, None)) is not None:
@@ -143,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         checked(schema)
         self.options = options
 
-    @told
+    @without_traceback
     def write(self, iterator: Iterator[Any]) -> Written:
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
@@ -152,32 +149,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return Written(query, few)
         return Written(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
 
-    def _stage(self, query: str, batch: int, rows: Iterable[Record]) -> list[str]:
+    def _stage(self, query: str, batch: int, rows: Iterable[OutRow]) -> list[str]:
         return staging.stage(self._target, query, batch, rows, self.options.retry_s)
 
     @property
     def _target(self) -> commit.HubAddress:
         return _target(self.options)
 
-    @told
+    @without_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         rows = [row for message in written for row in message.rows]
         parts = [part for message in written for part in message.parts]
         if not rows and not parts:
             return
-        faults.point("before_commit", batchId, of_worker=True)
+        crash_points.crash_at("before_commit", batchId, of_worker=True)
         self._commit(written[0].query, batchId, rows, parts)
-        faults.point("after_commit", batchId, of_worker=True)
+        crash_points.crash_at("after_commit", batchId, of_worker=True)
 
-    def _commit(self, query: str, batch: int, rows: list[Record], parts: list[str]) -> None:
+    def _commit(self, query: str, batch: int, rows: list[OutRow], parts: list[str]) -> None:
         # One part is one commit: the hub has all of it or nothing. Several are staged, as a repetition of the
         # micro-batch may cut it otherwise.
         if not parts and commit.is_one_part(rows):
             commit.commit(self._target, query, batch, rows, retry_s=self.options.retry_s)
             return
         parts += self._stage(query, batch, rows) if rows else []
-        kill = partial(faults.point, "before_part", of_worker=True)
+        kill = partial(crash_points.crash_at, "before_part", of_worker=True)
         staging.commit(self._target, query, batch, parts, self.options.retry_s, kill)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -202,7 +199,7 @@ class BatchWriter(DataSourceArrowWriter):
         checked(schema)
         self.options = options
 
-    @told
+    @without_traceback
     def write(self, iterator: Iterator[Any]) -> Written:
         target = _target(self.options)
         if self.options.app_id:
@@ -213,14 +210,14 @@ class BatchWriter(DataSourceArrowWriter):
             commit.publish(target, rows, retry_s=self.options.retry_s)
         return Written()
 
-    def _commit(self, app_id: str, target: commit.HubAddress, rows: Iterator[Record]) -> None:
+    def _commit(self, app_id: str, target: commit.HubAddress, rows: Iterator[OutRow]) -> None:
         """Publishes the rows in parts, which are the same ones when the write is repeated."""
         if (first := next(rows, None)) is None:
             return
         if (context := TaskContext.get()) and context.partitionId():
             raise ArgumentError(_UNSORTED)
         for number, (name, part) in enumerate(commit.sorted_parts(app_id, in_order(chain([first], rows)))):
-            faults.point("before_part", number, of_worker=True)
+            crash_points.crash_at("before_part", number, of_worker=True)
             commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -10,7 +10,7 @@ VARIABLE = "SMQRT_FAULT"
 """POINT or POINT:NUMBER, such as "after_commit:3"; without a number any will do."""
 
 
-def point(name: str, number: int, of_worker: bool = False) -> None:
+def crash_at(name: str, number: int, of_worker: bool = False) -> None:
     """Kills the pipeline's process and its helpers at once when the environment asks for it here.
 
     Args:

@@ -1,6 +1,9 @@
-"""Spark's start made short: an archive of its classes (AppCDS), which Java maps instead of loading 15,000 of them anew.
+"""Warm-up of Spark's JVM: an archive of its classes (AppCDS), which Java maps instead of loading 15,000 of them anew.
 
 The archive lies in the cache folder and is taken by itself as long as Java and pyspark are those it was made with.
+A child process that uses a little of everything makes it, and prints the seconds of a first job as JSON:
+
+    python -m smqrt.pipeline.jvm_warmup "JVM OPTIONS" [everything]
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import java
+from smqrt.pipeline import jvm
 
 _QUIET = "-Xlog:disable"
 """Java says nothing when an archive doesn't fit; it goes on without."""
@@ -40,12 +46,12 @@ class Warmed:
     after_s: float
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """The cache folder: `smqrt` in XDG_CACHE_HOME, else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smqrt"
 
 
-def archive(found: java.Java) -> Path:
+def archive(found: jvm.Java) -> Path:
     """Where the archive for this Java and the installed pyspark lies, whether it was made or not.
 
     Args:
@@ -55,10 +61,10 @@ def archive(found: java.Java) -> Path:
         PipelineError: pyspark isn't installed.
     """
     key = hashlib.sha256(f"{found.home} {found.version} {_jars()}".encode()).hexdigest()[:12]
-    return folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
+    return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 
 
-def options(found: java.Java) -> list[str]:
+def archive_options(found: jvm.Java) -> list[str]:
     """Options for the JVM of a driver: those that name the archive when there is a fitting one, else none.
 
     Args:
@@ -78,13 +84,13 @@ def build() -> Warmed:
     Raises:
         PipelineError: Java or pyspark is missing, the folder can't be written, or Java makes no archive.
     """
-    found = java.find()
+    found = jvm.find_java()
     path = archive(found)
     size_bytes = _make(found, path)  # first, so that the files of Spark are in memory for both measurements
-    return Warmed(path, size_bytes, _train(found, []), _train(found, options(found)))
+    return Warmed(path, size_bytes, _train(found, []), _train(found, archive_options(found)))
 
 
-def _make(found: java.Java, path: Path) -> int:
+def _make(found: jvm.Java, path: Path) -> int:
     fresh = path.with_suffix(f".{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +107,9 @@ def _make(found: java.Java, path: Path) -> int:
     return path.stat().st_size
 
 
-def _train(found: java.Java, jvm: list[str], *words: str) -> float:
+def _train(found: jvm.Java, jvm: list[str], *words: str) -> float:
     """Runs Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
-    command = [sys.executable, "-m", "smqrt.pipeline.training", " ".join(jvm), *words]
+    command = [sys.executable, "-m", "smqrt.pipeline.jvm_warmup", " ".join(jvm), *words]
     environment = os.environ | {"JAVA_HOME": str(found.home)}
     # A session of its own, for Java outlives the process that started it when it is busy with the archive.
     child = subprocess.Popen(
@@ -136,3 +142,76 @@ def _jars() -> str:
 def _stamp(entry: os.DirEntry[str]) -> tuple[int, int]:
     found = entry.stat()
     return found.st_size, found.st_mtime_ns
+
+
+# ---- the child process
+
+_STREAM_S = 4.0
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+
+def main(jvm: str, everything: bool) -> None:
+    """Starts Spark and does one job or everything. Java writes the archive after this process has ended.
+
+    Args:
+        jvm: options for Java.
+        everything: whether to run what pipelines run, too.
+    """
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        session = _spark(jvm, folder)
+        session.range(10).groupBy("id").count().collect()
+        seconds = time.perf_counter() - began
+        if everything:
+            _use_files(session, folder)
+            _use_stream(session, folder)
+        session.stop()
+    print(json.dumps({"seconds": round(seconds, 2)}))
+
+
+def _spark(jvm: str, folder: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("smqrt warm").config("spark.local.dir", folder)
+    for name, value in _CONF.items():
+        builder = builder.config(name, value)
+    session = builder.config("spark.driver.extraJavaOptions", jvm).getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def _use_files(session: Any, folder: str) -> None:
+    rows = session.range(100).selectExpr("id", "cast(id as string) as text", "current_date() as day")
+    rows.write.partitionBy("day").parquet(f"{folder}/parquet")
+    session.read.parquet(f"{folder}/parquet").createOrReplaceTempView("numbers")
+    session.sql("select day, avg(id), max(text) from numbers where id > 3 group by day").toArrow()
+
+
+def _use_stream(session: Any, folder: str) -> None:
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    parsed = rows.withWatermark("timestamp", "1 second").selectExpr(
+        "timestamp", "from_json(concat('{\"n\": ', value, '}'), 'n int').n as n"
+    )
+    windows = parsed.selectExpr("window(timestamp, '1 second') as window", "n").groupBy("window").count()
+    writer = windows.writeStream.outputMode("update").foreachBatch(lambda batch, _: batch.toArrow())
+    query = (
+        writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(processingTime="100 milliseconds").start()
+    )
+    query.awaitTermination(_STREAM_S)
+    query.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "everything" in sys.argv[2:])

@@ -1,0 +1,390 @@
+"""Checks of rows: expectations, times in the future, JSON payloads. Some rows go on, the others become dead letters.
+
+Spark itself counts what fails while the rows pass (`DataFrame.observe`), so counting costs no pass of its own and
+replayed micro-batches are not counted twice in one progress.
+
+Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, cast
+
+from smqrt.errors import ArgumentError, PipelineError
+from smqrt.journal import ddl as types
+from smqrt.journal.record import COLUMNS
+from smqrt.pipeline import option_values, variant
+from smqrt.pipeline.api import Expectation
+from smqrt.pipeline.failures import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+
+# ---- expectations: NULL has failed, since what isn't known to be good is not good
+
+METRIC = "smqrt.expect."
+"""How the name of an observed metric begins; the name of the declaration follows."""
+
+REASON = "reason"
+"""The column of rejected rows that says what they failed."""
+
+_ROW_COUNT = "rows"
+_SHOWN_CHARACTERS = 500
+
+
+def split_expectations(
+    frame: DataFrame, expectations: Sequence[Expectation], name: str = "rows", where: str = ""
+) -> tuple[DataFrame, list[tuple[str, DataFrame]]]:
+    """Returns the rows that meet every expectation, and those that go to dead-letter topics.
+
+    Args:
+        frame: what a declaration's function returned; batch or stream.
+        expectations: of this declaration, in order.
+        name: of the declaration; part of the metric's name, so different for each in one query.
+        where: `file:line`, with which messages begin.
+
+    Returns:
+        The good rows, which Spark counts as they pass (see `failed_counts`); a row that fails an expectation with
+        on_fail="fail" ends the query when it is read, with a sentence that shows the row. And for each topic the rows
+        that go there: to the topic of the first expectation they fail, with a column `reason` that tells all they fail.
+
+    Raises:
+        PipelineError: a condition can't be resolved on these columns, or is no condition.
+    """
+    for each in expectations:
+        _resolvable(frame, each, where or name)
+    if not expectations:
+        return frame, []
+    return _good(frame, expectations, name, where or name), _rejected(frame, expectations)
+
+
+def met(expectation: Expectation) -> Column:
+    """Returns the column that is true where a row meets an expectation, and false, never NULL, where it doesn't."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.expr(expectation.condition), F.lit(False))
+
+
+def failed_counts(observed: Mapping[str, Any]) -> dict[str, int]:
+    """Returns how many rows failed each expectation in one micro-batch.
+
+    Args:
+        observed: `observedMetrics` of a streaming query's progress, or of `Observation.get` by name.
+
+    Returns:
+        The number by the expectation's name; of two declarations with the same condition the sum.
+    """
+    found: dict[str, int] = {}
+    for metric, values in observed.items():
+        if metric.startswith(METRIC):
+            for name, failed in _named(values):
+                found[name] = found.get(name, 0) + failed
+    return found
+
+
+def _good(frame: DataFrame, expectations: Sequence[Expectation], name: str, where: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    good = frame.observe(METRIC + name, *_metrics(expectations))
+    for each in expectations:
+        if each.on_fail == "fail":
+            stop = F.raise_error(_complaint(frame, each, name, where)).cast("boolean")
+            good = good.filter(F.when(met(each), F.lit(True)).otherwise(stop))
+    left_out = [met(each) for each in expectations if each.on_fail != "fail"]
+    return good.filter(reduce(and_, left_out)) if left_out else good
+
+
+def _rejected(frame: DataFrame, expectations: Sequence[Expectation]) -> list[tuple[str, DataFrame]]:
+    from pyspark.sql import functions as F
+
+    sends = [each for each in expectations if each.on_fail == "dead_letter"]
+    topic = F.coalesce(*(F.when(~met(each), F.lit(each.topic)) for each in sends), F.lit(None))
+    failed = (F.when(~met(each), F.lit(each.name)) for each in expectations)
+    told = frame.withColumn(REASON, F.concat_ws("; ", *failed))
+    return [(name, told.filter(topic == name)) for name in dict.fromkeys(each.topic for each in sends)]
+
+
+def _metrics(expectations: Sequence[Expectation]) -> Iterable[Column]:
+    from pyspark.sql import functions as F
+
+    yield F.count(F.lit(1)).alias(_ROW_COUNT)
+    for number, each in enumerate(expectations):
+        yield F.count_if(~met(each)).alias(f"{number}:{each.name}")
+
+
+def _named(values: Any) -> Iterable[tuple[str, int]]:
+    pairs = values.asDict() if hasattr(values, "asDict") else dict(values)
+    return ((key.partition(":")[2], int(failed or 0)) for key, failed in pairs.items() if key != _ROW_COUNT)
+
+
+def _resolvable(frame: DataFrame, each: Expectation, where: str) -> None:
+    """Asks Spark now, so that the sentence names the expectation and not a plan."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+
+    try:
+        kind = frame.select(F.expr(each.condition).alias("met")).schema[0].dataType.simpleString()
+    except (ParseException, AnalysisException) as error:
+        said = f"{where}: @expect({each.condition!r}) can't be checked: {first_line(error)}"
+        raise PipelineError(f"{said} The columns are {', '.join(frame.columns)}.") from None
+    if kind not in ("boolean", "void"):
+        raise PipelineError(f"{where}: @expect({each.condition!r}) gives {kind}; write a condition, true or false.")
+
+
+def _complaint(frame: DataFrame, each: Expectation, name: str, where: str) -> Column:
+    from pyspark.sql import functions as F
+
+    shown = [F.col(f"`{column}`") for column, kind in frame.dtypes if kind != "binary"]
+    text = f"a row of {name} ({where}) fails @expect({each.condition!r}, on_fail='fail'): "
+    return F.concat(F.lit(text), F.substring(F.to_json(F.struct(*shown)), 1, _SHOWN_CHARACTERS))
+
+
+# ---- dead letters
+
+_ORIGIN = ("topic", "subtopic", "uid", "node", "seq", "ts")
+_LETTER_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "true"}
+
+
+def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
+    """Returns the dead letters of a declaration, ready to be published.
+
+    Args:
+        rejected: where rows go, and these rows with a column `reason`; not empty.
+
+    Returns:
+        A DataFrame with the columns `topic` and `payload`, one row for each that was rejected. `payload` is a JSON
+        object with `reason`, and with the message's `topic`, `subtopic`, `uid`, `node`, `seq`, `ts` and `payload`
+        (`payload_base64` when it is no UTF-8 text). Rows that aren't messages, such as those of an aggregate, give
+        `row` instead: all their columns.
+    """
+    return reduce(lambda one, more: one.unionByName(more), (_dead_letters(topic, frame) for topic, frame in rejected))
+
+
+def _dead_letters(topic: str, frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    letter = F.struct(F.col(REASON), *_row_columns(frame))
+    return frame.select(F.lit(topic).alias("topic"), F.to_json(letter, _LETTER_JSON).alias("payload"))
+
+
+def _row_columns(frame: DataFrame) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    if "payload" not in frame.columns:
+        return [F.struct(*(F.col(f"`{name}`") for name in frame.columns if name != REASON)).alias("row")]
+    text = F.col("payload").cast("string")
+    valid = F.is_valid_utf8(text)
+    payload = F.when(valid, text).alias("payload")
+    coded = F.when(~valid, F.base64("payload")).alias("payload_base64")
+    return [*(F.col(name) for name in _ORIGIN if name in frame.columns), payload, coded]
+
+
+# ---- times in the future: one device whose clock is an hour ahead would move the watermark past all others
+
+FUTURE = "future"
+"""Column of the observation: how many rows there were."""
+
+_AHEAD = "_smqrt_future"
+_TIMES = ("timestamp", "timestamp_ntz")
+
+
+def future_observation(source: str) -> str:
+    """Returns under which name Spark's progress tells how many rows of a source come from the future."""
+    return f"smqrt.future.{source}"
+
+
+def split_future(frame: DataFrame, name: str, options: Mapping[str, Any]) -> tuple[DataFrame, DataFrame | None]:
+    """Takes out the rows whose event time is more than `max_future` after the hub got them.
+
+    In a stream it is compared with the time of reading too, as a hub's own clock may be wrong. Spark keeps that time
+    with the micro-batch, which therefore gives the same when it is done again.
+
+    Args:
+        frame: rows with the column of the event time.
+        name: of the source.
+        options: of its declaration; "event_time", "max_future" and "recorded" are looked at.
+
+    Returns:
+        The other rows, and those with a column `reason`; None when nothing tells the time, or it isn't to be looked at.
+    """
+    from pyspark.sql import functions as F
+
+    column, most = options["event_time"], options["max_future"]
+    now = _now(frame, options)
+    if most is None or now is None or dict(frame.dtypes)[column] not in _TIMES:
+        return frame, None
+    ahead = F.col(f"`{column}`").cast("timestamp") > now + F.expr(f"INTERVAL '{option_values.spark_duration(most)}'")
+    marked = frame.withColumn(_AHEAD, F.coalesce(ahead, F.lit(False)))
+    reason = F.lit(f"{column} is more than {most} in the future").alias(REASON)
+    future = marked.where(F.col(_AHEAD)).select(*frame.columns, reason)
+    counted = marked.observe(future_observation(name), F.count_if(F.col(_AHEAD)).alias(FUTURE))
+    return counted.where(~F.col(_AHEAD)).select(*frame.columns), future
+
+
+def _now(frame: DataFrame, options: Mapping[str, Any]) -> Column | None:
+    """Recorded rows, of a backfill or a test, are compared with their own `ts`."""
+    from pyspark.sql import functions as F
+
+    live = frame.isStreaming and not options.get("recorded")
+    times = [F.col("ts")] if "ts" in frame.columns and (live or options["event_time"] != "ts") else []
+    times += [F.current_timestamp()] if live else []
+    return F.least(*times) if len(times) > 1 else times[0] if times else None
+
+
+# ---- JSON payloads as columns
+
+BAD_JSON, WRONG_TYPE = "bad_json", "wrong_type"
+"""Columns of the observation: payloads that are no JSON object, and rows with a field of another type."""
+
+TYPED = "_smqrt_typed"
+"""A column of a batch: the fields that compaction has written beside the payload; null where it has not."""
+VARIANT = "variant"
+"""Instead of a DDL: the whole payload, in a column of this name."""
+_ALIKE = frozenset(("boolean", "tinyint", "smallint", "int", "bigint", "double", "string"))
+"""Types of which a value that compaction has written is the one that Spark finds in the payload."""
+_SHORT_BYTES = 1000
+"""Longer payloads are looked at: Spark takes no number of more digits for JSON, and nothing that is nested deeper."""
+_MADE_OF_OTHERS = '0123456789-[{"IN'
+"""How texts may begin that were numbers, lists or objects; Spark writes some of these in another way."""
+
+_JSON, _CORRUPT, _STATE = "_smqrt_json", "_smqrt_corrupt", "_smqrt_state"
+_GOOD, _WRONG, _BAD = 0, 1, 2
+_TAKEN = frozenset(column.name for column in COLUMNS)
+
+
+def json_observation(source: str) -> str:
+    """Returns under which name Spark's progress tells how many payloads of a source were bad."""
+    return f"smqrt.json.{source}"
+
+
+def compacted_ddl(ddl: str | None) -> str | None:
+    """Returns a DDL whose fields can be taken from compacted files instead of from the payload; None when not all can.
+
+    Where a field is null in a file, the payload is looked at all the same: it may be of another type.
+    """
+    try:
+        kinds = [kind for _, kind in types.parse(ddl or "").fields]
+    except ArgumentError:
+        return None
+    return ddl if all(isinstance(kind, types.Scalar) and kind.name in _ALIKE for kind in kinds) else None
+
+
+def parse_json(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -> tuple[DataFrame, DataFrame]:
+    """Adds the fields of the payload to each row.
+
+    Args:
+        frame: rows of the journal.
+        name: of the source.
+        options: of its declaration; "json" and "prefix" are looked at.
+        where: file:line, for messages.
+
+    Returns:
+        The rows with a column for each field, and those whose payload is no JSON object, with a column `reason`.
+
+    Raises:
+        PipelineError: the DDL can't be read, or a field is called as a column of the journal is.
+    """
+    from pyspark.sql import functions as F
+
+    if options["json"] == VARIANT:
+        return _variant(frame, name)
+    names = _field_names(frame, options["json"], where)
+    _no_collision(names, options["prefix"], where)
+    marked = _marked(frame, options["json"]).observe(
+        json_observation(name),
+        F.count_if(F.col(_STATE) == _BAD).alias(BAD_JSON),
+        F.count_if(F.col(_STATE) == _WRONG).alias(WRONG_TYPE),
+    )
+    fields = [F.col(f"{_JSON}.`{field}`").alias(options["prefix"] + field) for field in names]
+    columns = [column for column in frame.columns if column != TYPED]
+    good = marked.where(F.col(_STATE) != _BAD).select(*columns, *fields)
+    bad = _marked(frame, options["json"]).where(F.col(_STATE) == _BAD).select(*columns)
+    return good, bad.withColumn(REASON, F.lit("the payload is no JSON object"))
+
+
+def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
+    """Adds the payload as a VARIANT; what compaction has written is there already."""
+    from pyspark.sql import functions as F
+
+    if VARIANT not in frame.columns:
+        frame = frame.withColumn(VARIANT, variant.parsed())
+    is_bad = F.col(VARIANT).isNull()
+    counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
+    good = frame.observe(json_observation(name), *counts).where(~is_bad)
+    return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is no JSON"))
+
+
+def _field_names(frame: DataFrame, ddl: str, where: str) -> list[str]:
+    from pyspark.sql.types import StructType
+
+    try:
+        schema = cast(StructType, StructType.fromDDL(ddl))
+    except Exception as error:
+        raise PipelineError(
+            f"{where}: json={ddl!r} isn't a list of fields such as 'device string, temp double': {first_line(error)}"
+        ) from None
+    return [str(field.name) for field in schema.fields]
+
+
+def _no_collision(names: list[str], prefix: str, where: str) -> None:
+    for name in names:
+        if prefix + name in _TAKEN:
+            raise PipelineError(
+                f"{where}: the JSON field {name!r} is called as a column of the journal is; "
+                f"with prefix='m_' it becomes the column {'m_' + name!r}."
+            )
+
+
+def _marked(frame: DataFrame, ddl: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
+    state = _state(text)
+    if TYPED in frame.columns:
+        whole, known = _taken_whole(frame)
+        parsed, state = F.when(whole, known).otherwise(parsed), F.when(whole, _GOOD).otherwise(state)
+    return frame.withColumn(_JSON, parsed).withColumn(_STATE, state)
+
+
+def _taken_whole(frame: DataFrame) -> tuple[Column, Column]:
+    """Returns in which rows the column `TYPED` has all fields, and what `from_json` would give there."""
+    from pyspark.sql import functions as F
+
+    kinds = cast("StructType", frame.schema[TYPED].dataType).fields
+    fields = {kind.name: F.col(f"{TYPED}.`{kind.name}`") for kind in kinds}
+    sure = [_is_sure(fields[kind.name], kind.dataType.simpleString()) for kind in kinds]
+    whole = reduce(lambda one, more: one & more, sure, F.octet_length("payload") <= _SHORT_BYTES)
+    values = [field.alias(name) for name, field in fields.items()]
+    return whole, F.struct(*values, F.lit(None).cast("string").alias(_CORRUPT))
+
+
+def _is_sure(field: Column, kind: str) -> Column:
+    """Returns whether Spark finds the same value in the payload."""
+    from pyspark.sql import functions as F
+
+    if kind == "string":
+        return field.isNotNull() & ~F.substring(field, 1, 1).isin(list(_MADE_OF_OTHERS))
+    if kind == "double":
+        return (field != 0) | (field.cast("string") == "0.0")  # no -0.0, which Spark makes of "-0.0" but not of "-0"
+    return field.isNotNull()
+
+
+def _state(text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    row = F.col(_JSON)
+    is_object = F.ltrim(text).startswith("{")
+    return (
+        F.when(row.isNull() | ~is_object, _BAD)
+        .when(row[_CORRUPT].isNull(), _GOOD)
+        # Only now, as it parses once more: a field of another type, or no JSON at all?
+        .when(F.get_json_object(text, "$").isNull(), _BAD)
+        .otherwise(_WRONG)
+    )

@@ -1,0 +1,157 @@
+"""Context of a run: how pipelines are run, and what their queries share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smqrt.errors import JournalError, SmqrtError
+from smqrt.journal import commit, uris
+from smqrt.journal.remote import open_journal
+from smqrt.pipeline import checkpoint, option_values, references, session, sinks
+from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.checkpoint import Start
+from smqrt.pipeline.discover import Catalog
+from smqrt.pipeline.graph import JournalSource, Plan
+from smqrt.pipeline.status import Age, Board
+from smqrt.printable import printable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from smqrt.journal.reader import Journal
+    from smqrt.journal.remote import RemoteJournal
+
+
+def _to_stderr(message: str) -> None:
+    print(printable(message, lines=True), file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How pipelines are run.
+
+    Attributes:
+        journal: path or URL of the journal.
+        app: the application's folder; tables are kept in it.
+        state: folder of checkpoints and status, one folder in it for each query.
+        master: Spark's; empty takes what spark-submit has given.
+        start: where a query begins that has no checkpoint: "latest", "earliest", a duration such as "2h" (so long
+            ago), an ISO time, a seq, or JSON {node: seq}.
+        until: where a backfill ends, written as `start`; a stream has no end.
+        once: work off what there is, then end.
+        republish: also publish results of what was in the journal before a query's first start.
+        trigger: the shortest time between micro-batches, instead of what the pipelines say.
+        token: what the hub asks for; None takes the one in the journal's folder.
+        cafile: PEM file with certificates to trust instead of the system's, for an address of TLS.
+        tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
+        settings: settings of Spark that win over all others.
+        hub_retry_s: seconds that a micro-batch waits for a hub that is away.
+        report: is told, in one sentence each, what fails.
+
+    Raises:
+        PipelineError, ArgumentError: one of these is not what it must be, which is said before Spark starts.
+    """
+
+    journal: str
+    app: Path
+    state: Path
+    master: str = "local[*]"
+    start: str = "latest"
+    until: str | None = None
+    once: bool = False
+    republish: bool = False
+    trigger: str | None = None
+    token: str | None = None
+    cafile: str | None = None
+    tables: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    hub_retry_s: float = sinks.RETRY_S
+    report: Callable[[str], None] = _to_stderr
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", uris.state(self.state))
+        checkpoint.check_moment(self.start, "--from")
+        checkpoint.check_moment(self.until or "latest", "--to")
+        session.check_master(self.master)
+        if self.trigger is not None:
+            option_values.milliseconds(self.trigger, "--trigger ")
+
+
+class Context:
+    """What the queries of one run share.
+
+    Attributes:
+        catalog, options: as given; pid: of this process.
+        spark: the session; journal: the journal, opened.
+        board: keeps the status files; report: is told what fails.
+        watch: tells when references have changed.
+    """
+
+    def __init__(self, catalog: Catalog, options: RunOptions) -> None:
+        self.catalog, self.options, self.report = catalog, options, options.report
+        self.pid = os.getpid()
+        self._address = options.journal, options.token, options.cafile
+        self.journal = open_journal(*self._address[:2], cafile=options.cafile)
+        self.board = Board(options.state, age(*self._address))
+        self._rows = JournalSource(*self._address)
+        tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
+        self.watch = references.Watch(tables, catalog.folder, options.report)
+        self.spark: SparkSession
+
+    def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.Hub:
+        """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
+        options = self.options
+        return sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
+
+    def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
+        """Returns what gives the streams of a query's sources."""
+        marks = plan.marks
+        return lambda source: self._rows.stream(self.spark, source, start, marks[source.name])
+
+    def mark(self, plan: Plan, offset: Mapping[str, int], retry_s: float) -> None:
+        """Tells the journal how far a query is, so that retention keeps what comes after it."""
+        try:
+            address = commit.HubAddress.of(*self._address)
+            for name in plan.marks.values():
+                commit.report_progress(address, name, name, offset, retry_s=retry_s)
+        except JournalError as error:
+            self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
+
+    def reference(self, declaration: Declaration) -> DataFrame:
+        """Returns the table of a reference."""
+        return references.table(self.spark, declaration, self.catalog.folder)
+
+
+def age(place: str, token: str | None = None, cafile: str | None = None) -> Age:
+    """Returns what tells a `Board` how far a query is behind, in seconds.
+
+    Args:
+        place: path or URL of the journal, of which for each question the next row of each node is read.
+        token: what its hub wants to see; cafile: as for `open_journal`.
+
+    Raises:
+        JournalError: there is no such journal.
+    """
+    journal = open_journal(place, token, cafile=cafile, retry_s=0)
+
+    def seconds(name: str, ends: dict[str, int]) -> float | None:
+        try:
+            times_us = [_time_us(journal, node, seq) for node, seq in ends.items()]
+        except (SmqrtError, OSError):
+            return None  # a hub that is away, a segment that was just removed: the next question is soon
+        waiting_us = [time_us for time_us in times_us if time_us is not None]
+        return max(0.0, time.time() - min(waiting_us) / 1e6) if waiting_us else 0.0
+
+    return seconds
+
+
+def _time_us(journal: Journal | RemoteJournal, node: str, seq: int) -> int | None:
+    """The time of arrival of the row `seq`; None when it isn't there yet."""
+    return next((row.ts_us for row in journal.rows({node: seq}, {node: seq + 1})), None)
