@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import struct
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,6 +31,7 @@ from smqrt.net.tls import server_context
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
+from tests.waiting import wait_until
 
 PATIENCE_S = 15.0
 RAW, TLS, WS, WSS = "raw", "tls", "ws", "wss"
@@ -403,14 +403,6 @@ class Site:
             listener.close()
         self.server.close()
         wait_until(lambda: not datapath._lingering and not datapath._handshakes, "connections closed")
-
-
-def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Let others run until the condition holds."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {patience_s} s: {what}"
-        gevent.sleep(0.002)
 
 
 def leftovers(state: Any) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from smqrt.errors import ArgumentError
 from smqrt.net.namestore import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish, wait_until
+from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish
 from tests.sites import authority, make_site, patience, site
+from tests.waiting import wait_until
 
 __all__ = ["authority", "make_site", "patience", "site"]
 

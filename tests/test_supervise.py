@@ -16,12 +16,14 @@ import gevent
 import pytest
 
 from smqrt.supervise import Patience, Pipelines, Supervised
+from tests.waiting import wait_until
 
 QUICK = Patience(first_s=0.05, longest_s=0.2, steady_s=30, stop_s=0.5)
 SLEEPER = "import time; print('ready'); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
 WITH_CHILD = f"""
 import subprocess, sys, time
+from tests.waiting import wait_until
 child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])
 print('child', child.pid)
 time.sleep(60)
@@ -37,10 +39,9 @@ class Run:
 
     def wait_for(self, pattern: str, count: int = 1) -> list[str]:
         """Waits until so many lines match; gives the first group of each."""
-        with gevent.Timeout(10):
-            while len(found := re.findall(f"^{pattern}$", "\n".join(self.lines), re.MULTILINE)) < count:
-                gevent.sleep(0.005)
-        return found
+        found = lambda: re.findall(f"^{pattern}$", "\n".join(self.lines), re.MULTILINE)  # noqa: E731
+        wait_until(lambda: len(found()) >= count, f"{count} times {pattern!r}")
+        return found()
 
 
 @pytest.fixture
@@ -72,9 +73,7 @@ def test_its_lines_are_passed_on_with_its_name(start: Callable[..., Run]) -> Non
     run.wait_for(r"p \| one")
     run.wait_for(r"p \| two ü")
     run.wait_for(r"p \| \ufffd")
-    with gevent.Timeout(20):
-        while run.supervised.state != "ended":
-            gevent.sleep(0.01)
+    wait_until(lambda: run.supervised.state == "ended")
     assert not [line for line in run.lines if "again" in line]
 
 
@@ -161,9 +160,7 @@ def test_a_command_that_is_not_there() -> None:
     lines: list[str] = []
     missing = Supervised("p", ["/no/such/program"], lines.append, QUICK)
     missing.start()
-    with gevent.Timeout(10):
-        while not lines:
-            gevent.sleep(0.005)
+    wait_until(lambda: lines)
     missing.stop()
     assert lines[0] == "p: /no/such/program can't be started: No such file or directory; starting again in 0.05 s"
 
@@ -207,9 +204,7 @@ def test_pipelines_are_those_of_applications_that_have_a_folder(tmp_path: Path) 
     for name in ("with", "without", "with"):
         pipelines.start(name, tmp_path / name)
     assert pipelines.states() == [(tmp_path / "with", "running")]
-    with gevent.Timeout(10):
-        while len(lines) < 2:
-            gevent.sleep(0.01)
+    wait_until(lambda: len(lines) >= 2)
     assert lines[1] == f"pipelines of with | {tmp_path / 'with'}"
     pipelines.restart(tmp_path / "without")
     pipelines.stop()

@@ -28,8 +28,8 @@ from tests.device import (
     expect_clean,
     leftovers,
     request,
-    wait_until,
 )  # fmt: skip
+from tests.waiting import wait_until
 
 CONNECT = connect_packet(b"uid-a1")
 

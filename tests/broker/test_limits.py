@@ -15,7 +15,8 @@ from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import datapath, handover
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
-from tests.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request, wait_until
+from tests.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", KINDS)

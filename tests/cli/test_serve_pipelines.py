@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import requests
 
 from smqrt.journal import hubfile
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 Serve = Callable[..., Served]
 
@@ -31,6 +31,7 @@ main()
 """
 SCRIPT = """
 import json, signal, sys, time
+from tests.waiting import wait_until
 folder = sys.argv[1]
 print("runs", folder, json.load(open(folder + "/.journal/hub.json"))["url"])
 def end(*_):
@@ -56,13 +57,6 @@ def application(folder: Path, **files: str) -> Path:
 
 def with_journal(folder: Path, options: str = "True", **files: str) -> Path:
     return application(folder, preload_py=PYTHON.format(options=options), **files)
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

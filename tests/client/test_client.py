@@ -14,6 +14,7 @@ from gevent.queue import Queue
 
 from smqrt.client import ConnectionEnd, SMQClient, SmqClient
 from smqrt.errors import ArgumentError, NoAnswer
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["raw", "websocket"])
@@ -23,12 +24,6 @@ def url(request, broker):
 
 def collect(queue):
     return lambda *arguments: queue.put(arguments)
-
-
-def wait_until(condition, timeout_s=5):
-    with gevent.Timeout(timeout_s):
-        while not condition():
-            gevent.sleep(0.005)
 
 
 def test_connect_tells_etid_seed_and_address(url, make_client):

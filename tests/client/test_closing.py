@@ -11,8 +11,8 @@ from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.clock import undisturbed_s
 from tests.conftest import free_port
-from tests.device import wait_until
 from tests.scripted_broker import ScriptedBroker
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=["raw", "websocket"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gevent
 import pytest
 import trustme
 
@@ -15,6 +14,7 @@ from smqrt.net.stream import Stream
 from tests.local_broker import LocalBroker
 from tests.pki import client_of, expired, identity_of, server_of
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.waiting import wait_until
 
 Make = Callable[..., SmqClient]
 
@@ -66,9 +66,7 @@ def test_a_function_makes_the_connection(broker: LocalBroker, make_client: Make)
     client = make_client(connect)
     assert client.wait_connected(5)
     made[0].close()
-    with gevent.Timeout(20):
-        while len(made) < 2 or not client.connected:
-            gevent.sleep(0.01)
+    wait_until(lambda: len(made) >= 2 and client.connected)
 
 
 def test_a_function_that_can_not(make_client: Make) -> None:

@@ -18,8 +18,8 @@ from smqrt.journal.progress import MOST_NODES
 from smqrt.journal.service import BODY_BYTES
 from smqrt.journal.staged import MOST_PARTS
 from smqrt.journal.tokens import FILE, MOST_TOPICS
-from tests.device import wait_until
 from tests.hostile.conftest import Attack, Besieged
+from tests.waiting import wait_until
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from time import monotonic
 from typing import Any
 
 import gevent
@@ -15,6 +14,7 @@ from smqrt.http.forms import read_form
 from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
 from tests.http.cpu import linear, seconds
+from tests.waiting import wait_until
 
 POST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n"
 
@@ -117,10 +117,3 @@ def test_a_form_that_finds_no_room(start: Any) -> None:
         body = part + b"v" * size + b"\r\n--XX--"
         assert bench.connect().send(POST % len(body) + body).answer().status == status
     wait_until(lambda: bench.server.bodies.held_bytes == 0)
-
-
-def wait_until(condition: Any) -> None:
-    until = monotonic() + 5
-    while not condition():
-        assert monotonic() < until
-        gevent.sleep(0.005)

@@ -15,8 +15,8 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import commit, staging
 from smqrt.journal.reader import Journal
-from tests.device import wait_until
 from tests.journal.failing_disk import FailingDisk, failing, shim
+from tests.waiting import wait_until
 
 __all__ = ["failing", "shim"]
 

@@ -16,7 +16,7 @@ from smqrt.journal import commit, remote
 from smqrt.journal.commit import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.device import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 SOURCE = Path(__file__).parent.parent / "pipeline" / "jumping_clock.c"
@@ -24,6 +24,7 @@ DAY_S = 86400
 APPLICATION = """
 from smqrt import hub
 from smqrt.journal import durability, timestamps, writer
+from tests.waiting import wait_until
 
 timestamps.BELIEVED_US, durability.RETENTION_S, writer.FOLLOW_S = 200_000, 0.1, 0.1
 smq = hub.create(journal={"segment_bytes": "64KiB", "sync": "20ms", "min_free_bytes": 0})

@@ -18,10 +18,11 @@ from smqrt.journal.announcer import Announcer
 from smqrt.journal.commit import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
-from tests.pipeline.hubs import eventually
+from tests.waiting import wait_until
 
 APPLICATION = """
 from smqrt import hub
+from tests.waiting import wait_until
 
 smq = hub.create(journal={settings!r})
 """
@@ -93,7 +94,7 @@ def test_a_hub_that_is_killed_knows_its_commits(pair: Pair) -> None:
     assert pair.commit("n1", "a", 0)
     assert all(pair.commit("n1", "b", batch) for batch in range(3))
     assert all(pair.commit("n2", "c", batch) for batch in range(3))
-    eventually(lambda: committed.snapshot(pair.journal / "wal/n2").get("c", 0) >= 1, "it comes to that")
+    wait_until(lambda: committed.snapshot(pair.journal / "wal/n2").get("c", 0) >= 1, "it comes to that")
     pair.kill("n1")
     pair.start("n1")
     assert not pair.commit("n1", "a", 0)
@@ -107,14 +108,14 @@ def test_pipelines_go_to_the_first_and_then_to_the_other(pair: Pair) -> None:
     assert pair.announced() == "n1"
     assert pair.commit("n1", "a", 0)
     pair.kill("n1")
-    eventually(lambda: pair.announced() == "n2", "it comes to that")
+    wait_until(lambda: pair.announced() == "n2", "it comes to that")
     assert not pair.commit("n2", "a", 0)
     assert pair.commit("n2", "a", 1)
     pair.start("n1")
     assert pair.announced() == "n2"
     assert not pair.commit("n1", "a", 1)
     pair.stop("n2")
-    eventually(lambda: pair.announced() == "n1", "it comes to that")
+    wait_until(lambda: pair.announced() == "n1", "it comes to that")
     assert not pair.commit("n1", "a", 1)
     assert pair.commit("n1", "a", 2)
     pair.stop("n1")

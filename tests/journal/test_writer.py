@@ -22,7 +22,8 @@ from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.net import turn
 from smqrt.wire.smq import Type
-from tests.device import RAW, WS, Site, publish, wait_until
+from tests.device import RAW, WS, Site, publish
+from tests.waiting import wait_until
 
 Make = Callable[..., Site]
 

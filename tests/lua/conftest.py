@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,6 @@ def recorder(vm: Vm) -> Recorder:
 def _sleep(seconds: float, *values: Any) -> tuple[Any, ...]:
     gevent.sleep(seconds)
     return values
-
-
-@pytest.fixture
-def settled() -> Callable[[Callable[[], object]], None]:
-    """Waits until a condition holds, for twenty seconds at most: the machine may be busy."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        with gevent.Timeout(20):
-            while not condition():
-                gevent.sleep(0.002)
-
-    return wait
 
 
 @pytest.fixture

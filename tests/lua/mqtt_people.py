@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.waiting import wait_until
+
 PATIENCE_S = 15
-
-
-def wait_until(condition: Callable[[], Any], what: str = "it", patience_s: float = PATIENCE_S) -> Any:
-    """Wait for a condition of another thread or process; fails when it does not come true."""
-    late = time.monotonic() + patience_s
-    while not (value := condition()):
-        assert time.monotonic() < late, f"{what} did not happen in {patience_s} s"
-        time.sleep(0.005)
-    return value
 
 
 class Person:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import gevent
 import pytest
@@ -14,8 +13,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.lua.activity import MAX_DEPTH, MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
-
-Settled = Callable[[Callable[[], object]], None]
+from tests.waiting import wait_until
 
 VALUES = (None, True, False, 0, -(2**63), 2**63 - 1, 1.5, b"", b"\0\xff\n", None)
 
@@ -68,40 +66,40 @@ def test_call_gives_the_values_at_once_when_nothing_blocks(vm: Vm) -> None:
     assert vm.call(vm.compile("return 1, 2")) == (1, 2)
 
 
-def test_call_gives_a_pending_when_the_function_blocks(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_call_gives_a_pending_when_the_function_blocks(vm: Vm, recorder: Recorder) -> None:
     pending = vm.call(vm.compile("local v = ... return test.sleep(0.001, v + 1)"), 1)
     assert type(pending) is Deferred
     answers: list[object] = []
     pending.then(lambda value, error: answers.append((value, error)))
     assert answers == []
-    settled(lambda: answers)
+    wait_until(lambda: answers)
     assert answers == [((2,), None)]
 
 
-def test_call_rejects_the_pending_when_the_function_fails_later(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_call_rejects_the_pending_when_the_function_fails_later(vm: Vm, recorder: Recorder) -> None:
     pending = vm.call(vm.compile("test.sleep(0.001) error('late')", "@a.lua"))
     errors: list[BaseException | None] = []
     pending.then(lambda _value, error: errors.append(error))
-    settled(lambda: errors)
+    wait_until(lambda: errors)
     assert isinstance(errors[0], LuaError)
     assert errors[0].message == "a.lua:1: late"
 
 
-def test_call_works_inside_a_call_from_lua(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_call_works_inside_a_call_from_lua(vm: Vm, recorder: Recorder) -> None:
     source = """
     local inner = test.ref(function(v) test.record(v) return v * 2 end)
     local blocks = test.ref(function() test.sleep(0.001) test.record("slept") end)
     return test.back(inner, 4), test.back(blocks)
     """
     assert vm.eval(source) == (8, b"pending")
-    settled(lambda: len(recorder.seen) == 2)
+    wait_until(lambda: len(recorder.seen) == 2)
     assert recorder.seen == [4, b"slept"]
 
 
-def test_call_works_in_the_hub_greenlet(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_call_works_in_the_hub_greenlet(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile("test.record(...) test.sleep(0.001) test.record('after')")
     gevent.get_hub().loop.run_callback(vm.start, ref, b"before")
-    settled(lambda: len(recorder.seen) == 2)
+    wait_until(lambda: len(recorder.seen) == 2)
     assert recorder.seen == [b"before", b"after"]
 
 
@@ -158,12 +156,10 @@ def test_start_logs_an_error_and_the_runtime_goes_on(vm: Vm, caplog: pytest.LogC
     assert vm.eval("return 1") == (1,)
 
 
-def test_start_logs_an_error_after_blocking(
-    vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture, settled: Settled
-) -> None:
+def test_start_logs_an_error_after_blocking(vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         vm.start(vm.compile("test.sleep(0.001)\nerror('oops')", "@app/main.lua"))
-        settled(lambda: caplog.text)
+        wait_until(lambda: caplog.text)
     assert "app/main.lua:2: oops" in caplog.text
 
 
@@ -194,13 +190,13 @@ def test_killing_the_greenlet_closes_the_activity_from_inside_to_outside(vm: Vm,
     assert vm.activities.blocked == 0
 
 
-def test_stop_ends_all_that_wait(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_stop_ends_all_that_wait(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile("local c <close> = setmetatable({}, {__close = function() test.record(1) end}) test.sleep(10)")
     for _ in range(20):
         vm.start(ref)
-    settled(lambda: vm.activities.blocked == 20)
+    wait_until(lambda: vm.activities.blocked == 20)
     vm.stop()
-    settled(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
     assert recorder.seen == [1] * 20
 
 
@@ -223,17 +219,17 @@ def test_an_error_in_close_of_a_killed_activity_is_logged(
     assert "a.lua:1: in close" in caplog.text
 
 
-def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_the_pool_keeps_no_burst(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile("while not test.over do test.sleep(0.05) end")
     for _ in range(10 * MAX_IDLE):
         vm.start(ref)
-    settled(lambda: vm.activities.blocked == 10 * MAX_IDLE)
+    wait_until(lambda: vm.activities.blocked == 10 * MAX_IDLE)
     vm.start(vm.compile("test.over = true"))
-    settled(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
     assert vm.activities.idle <= MAX_IDLE
 
 
-def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile("test.sleep(0)")
     ended: list[object] = []
 
@@ -243,7 +239,7 @@ def test_stop_harms_nobody_who_ended_meanwhile(vm: Vm, recorder: Recorder, settl
 
     start_fifty()
     gevent.get_hub().loop.run_callback(vm.stop)
-    settled(lambda: len(ended) == 50)
+    wait_until(lambda: len(ended) == 50)
     start_fifty()
-    settled(lambda: len(ended) == 100)
+    wait_until(lambda: len(ended) == 100)
     assert ended[50:] == [()] * 50

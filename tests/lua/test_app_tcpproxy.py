@@ -12,6 +12,8 @@ from app_server import AppServer
 from gevent import socket
 from gevent.server import StreamServer
 
+from tests.waiting import wait_until
+
 APP = Path(__file__).parent.parent / "apps" / "tcpproxy"
 
 
@@ -46,9 +48,7 @@ def test_both_directions_and_the_end(server: AppServer, port: int) -> None:
     for number, end in enumerate(ends):
         assert end.recv(100) == b"%05d" % number
         end.close()
-    with gevent.Timeout(20):
-        while sockets(server) != 1:
-            gevent.sleep(0.005)
+    wait_until(lambda: sockets(server) == 1)
 
 
 def test_much_data_and_a_slow_reader(port: int) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
-import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +13,7 @@ from smqrt.lua import api
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -309,10 +307,3 @@ def test_a_long_text_in_a_place_that_can_not_wait(vm: Vm) -> None:
       return select(2, string.gsub("x", "x", function() return #ba.json.decode(text) end)), #ba.json.decode(text)
     """
     assert vm.eval(source) == (1, 20001)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = monotonic() + 10
-    while not condition():
-        assert monotonic() < until
-        gevent.sleep(0.005)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import gevent
 import pytest
 from recorder import Recorder
 
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
-Settled = Callable[[Callable[[], object]], None]
 
-
-def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Recorder) -> None:
     source = """
     running, most, order = 0, 0, {}
     for i = 1, 9 do
@@ -30,7 +28,7 @@ def test_three_jobs_of_the_pool_run_at_a_time_and_in_order(vm: Vm, recorder: Rec
     return running, (ba.thread.dbg())
     """
     assert vm.eval(source) == (0, 3)
-    settled(lambda: vm.eval("return #order") == (9,))
+    wait_until(lambda: vm.eval("return #order") == (9,))
     assert vm.eval("return most, table.concat(order), ba.thread.dbg()") == (3, b"123456789", 0, 0)
 
 
@@ -39,7 +37,7 @@ def test_run_answers_how_many_wait(vm: Vm) -> None:
     assert vm.eval("return ba.thread.run(function() end)") == (1,)
 
 
-def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm, settled: Settled) -> None:
+def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm) -> None:
     vm.eval("""
     order = {}
     local queue = ba.thread.create()
@@ -47,20 +45,18 @@ def test_a_queue_of_its_own_runs_one_job_after_the_other(vm: Vm, settled: Settle
       queue:run(function() ba.sleep(i % 2 == 0 and 0 or 4) order[#order + 1] = i end)
     end
     """)
-    settled(lambda: vm.eval("return #order") == (6,))
+    wait_until(lambda: vm.eval("return #order") == (6,))
     assert vm.eval("return table.concat(order)") == (b"123456",)
 
 
-def test_an_error_in_a_job_is_traced_and_the_next_one_runs(
-    vm: Vm, caplog: pytest.LogCaptureFixture, settled: Settled
-) -> None:
+def test_an_error_in_a_job_is_traced_and_the_next_one_runs(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         vm.eval("ba.thread.run(function()\n error('bad job') end) ba.thread.run(function() done = true end)", "@a.lua")
-        settled(lambda: vm.eval("return done") == (True,))
+        wait_until(lambda: vm.eval("return done") == (True,))
     assert "Thread job failed: a.lua:2: bad job" in caplog.text
 
 
-def test_configure_sets_the_size_of_the_pool(vm: Vm, settled: Settled) -> None:
+def test_configure_sets_the_size_of_the_pool(vm: Vm) -> None:
     assert vm.eval("return ba.thread.configure(), ba.thread.configure(5), ba.thread.configure()") == (3, 5, 5)
     vm.eval("most, running = 0, 0")
     vm.eval("""
@@ -73,16 +69,16 @@ def test_configure_sets_the_size_of_the_pool(vm: Vm, settled: Settled) -> None:
       end)
     end
     """)
-    settled(lambda: vm.eval("return ba.thread.dbg()") == (0, 0))
+    wait_until(lambda: vm.eval("return ba.thread.dbg()") == (0, 0))
     assert vm.eval("return most, pcall(ba.thread.configure, 0)")[:2] == (5, False)
 
 
-def test_a_killed_job_frees_its_thread(vm: Vm, settled: Settled) -> None:
+def test_a_killed_job_frees_its_thread(vm: Vm) -> None:
     vm.eval("q = ba.thread.create() q:run(function() ba.sleep(10000) end)")
-    settled(lambda: vm.activities.blocked)
+    wait_until(lambda: vm.activities.blocked)
     vm.eval("q:run(function() done = true end)")
     vm.stop()
-    settled(lambda: vm.eval("return done") == (True,))
+    wait_until(lambda: vm.eval("return done") == (True,))
 
 
 def test_sleep_lets_others_run(vm: Vm, recorder: Recorder) -> None:
@@ -105,10 +101,10 @@ def test_exec_gives_output_and_exit_code(vm: Vm) -> None:
     assert vm.eval("return (ba.exec('head -c 200000 /dev/zero'))")[0] == b"\0" * 65536
 
 
-def test_exec_blocks_only_its_caller(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_exec_blocks_only_its_caller(vm: Vm, recorder: Recorder) -> None:
     vm.start(vm.compile("test.record(ba.exec('sleep 0.05; echo x'))"))
     vm.eval("ba.sleep(2) test.record('meanwhile')")
-    settled(lambda: len(recorder.seen) == 2)
+    wait_until(lambda: len(recorder.seen) == 2)
     assert recorder.seen == [b"meanwhile", (b"x\n", 0)]
 
 
@@ -120,9 +116,9 @@ def test_a_killed_exec_ends_the_command(vm: Vm) -> None:
     assert time.monotonic() - before < 2
 
 
-def test_jobs_that_wait_are_bounded_and_those_that_were_taken_run(vm: Vm, settled: Settled) -> None:
+def test_jobs_that_wait_are_bounded_and_those_that_were_taken_run(vm: Vm) -> None:
     vm.eval("done = 0 function job() done = done + 1 end for _ = 1, 10000 do ba.thread.run(job) end")
     taken, message = vm.eval("return pcall(ba.thread.run, job)")
     assert (taken, b"10000 jobs wait already" in message) == (False, True)
-    settled(lambda: vm.eval("return done") == (10_000,))
+    wait_until(lambda: vm.eval("return done") == (10_000,))
     assert vm.eval("return pcall(ba.thread.run, job)")[0] is True

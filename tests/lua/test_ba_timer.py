@@ -11,18 +11,18 @@ from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
-Settled = Callable[[Callable[[], object]], None]
 Reaches = Callable[[str, object], None]
 A_FEW_TICKS_S = 0.02
 
 
 @pytest.fixture
-def reaches(vm: Vm, settled: Settled) -> Reaches:
+def reaches(vm: Vm) -> Reaches:
     """Waits until a Lua expression has a value, and a few ticks more in which it must keep it."""
 
     def wait(expression: str, value: object) -> None:
-        settled(lambda: vm.eval(f"return {expression}") == (value,))
+        wait_until(lambda: vm.eval(f"return {expression}") == (value,))
         gevent.sleep(A_FEW_TICKS_S)
         assert vm.eval(f"return {expression}") == (value,)
 
@@ -64,9 +64,9 @@ def test_now_ticks_at_once_too(vm: Vm, reaches: Reaches) -> None:
     assert vm.eval("return t:cancel(), t:cancel()") == (True, None)
 
 
-def test_the_first_tick_waits_for_the_interval(vm: Vm, settled: Settled) -> None:
+def test_the_first_tick_waits_for_the_interval(vm: Vm) -> None:
     vm.eval("at = ba.clock() t = ba.timer(function() took = ba.clock() - at end) t:set(30)")
-    settled(lambda: vm.eval("return took") != (None,))
+    wait_until(lambda: vm.eval("return took") != (None,))
     assert 25 <= vm.eval("return took")[0] < 1000
 
 
@@ -78,9 +78,9 @@ def test_cancel_and_reset(vm: Vm) -> None:
     assert vm.eval("return n") == (0,)
 
 
-def test_set_again_replaces_the_interval(vm: Vm, settled: Settled) -> None:
+def test_set_again_replaces_the_interval(vm: Vm) -> None:
     vm.eval("n = 0 t = ba.timer(function() n = n + 1 return true end) t:set(500) t:set(3)")
-    settled(lambda: vm.eval("return n")[0] >= 2)
+    wait_until(lambda: vm.eval("return n")[0] >= 2)
     vm.eval("t:cancel()")
 
 
@@ -128,7 +128,7 @@ def test_an_error_stops_the_timer_and_later_calls_raise(
             vm.eval(f"t:{call}")
 
 
-def test_a_callback_may_block_and_its_ticks_do_not_pile_up(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_a_callback_may_block_and_its_ticks_do_not_pile_up(vm: Vm, recorder: Recorder) -> None:
     vm.eval("""
     running, n = 0, 0
     t = ba.timer(function()
@@ -141,7 +141,7 @@ def test_a_callback_may_block_and_its_ticks_do_not_pile_up(vm: Vm, recorder: Rec
     end)
     t:set(2)
     """)
-    settled(lambda: len(recorder.seen) == 3)
+    wait_until(lambda: len(recorder.seen) == 3)
     vm.eval("t:cancel()")
     assert recorder.seen == [1, 1, 1]
 

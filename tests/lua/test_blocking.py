@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from recorder import Recorder
 
 from smqrt.lua.vm import Vm
-
-Settled = Callable[[Callable[[], object]], None]
+from tests.waiting import wait_until
 
 WORKS = {
     "pcall": "return select(2, pcall(test.sleep, 0.001, 'ok'))",
@@ -171,7 +169,7 @@ return table.unpack(result)
 """
 
 
-def test_nobody_else_resumes_or_closes_a_coroutine_that_waits(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_nobody_else_resumes_or_closes_a_coroutine_that_waits(vm: Vm, recorder: Recorder) -> None:
     answers: list[object] = []
     vm.call(vm.compile(STRANGER)).then(lambda value, error: answers.append(value))  # type: ignore[union-attr]
     assert vm.eval("return coroutine.status(co), coroutine.resume(co)") == (
@@ -180,18 +178,18 @@ def test_nobody_else_resumes_or_closes_a_coroutine_that_waits(vm: Vm, recorder: 
         b"cannot resume non-suspended coroutine",
     )
     assert vm.eval("return pcall(coroutine.close, co)")[0] is False
-    settled(lambda: answers)
+    wait_until(lambda: answers)
     assert answers == [(True, b"done")]
 
 
-def test_nobody_resumes_an_activity(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_nobody_resumes_an_activity(vm: Vm, recorder: Recorder) -> None:
     answers: list[object] = []
     pending = vm.call(vm.compile("activity = coroutine.running() return test.sleep(0.02, 'mine')"))
     pending.then(lambda value, error: answers.append(value))  # type: ignore[union-attr]
     assert vm.eval("return coroutine.resume(activity, 'stolen')")[0] is False
     assert vm.eval("return pcall(coroutine.close, activity)")[0] is False
     assert vm.eval("return pcall(coroutine.wrap(function() return coroutine.resume(activity) end))")[1] is False
-    settled(lambda: answers)
+    wait_until(lambda: answers)
     assert answers == [(b"mine",)]
 
 

@@ -7,6 +7,7 @@ import pytest
 from app_server import AppServer
 
 from tests.scripted_http import ScriptedHttp, answer
+from tests.waiting import wait_until
 
 SETUP = """
     function fetch(url)
@@ -24,9 +25,7 @@ def finish(server: AppServer, code: str, count: int) -> list[bytes]:
     """Run code, wait until `done` has so many entries; gives them."""
     server.vm.eval(SETUP)
     server.vm.eval(code)
-    with gevent.Timeout(20):
-        while server.vm.eval("return #done")[0] < count:
-            gevent.sleep(0.01)
+    wait_until(lambda: server.vm.eval("return #done")[0] >= count)
     joined: bytes = server.vm.eval("return table.concat(done, '\\0')")[0]
     return joined.split(b"\0")
 

@@ -17,7 +17,8 @@ from smqrt.journal import writer
 from smqrt.lua.api import smq_hub
 from smqrt.lua.apps import Application
 from tests.conftest import Served
-from tests.device import RAW, RAW_HEADERS, Device, request, wait_until
+from tests.device import RAW, RAW_HEADERS, Device, request
+from tests.waiting import wait_until
 
 CONNECT = """
 def connect(request, relpath):

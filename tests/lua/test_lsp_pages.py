@@ -9,6 +9,8 @@ import pytest
 from app_server import AppServer
 from gevent import socket
 
+from tests.waiting import wait_until
+
 
 def test_globals_of_a_page_live_in_its_request(server: AppServer):
     server.app(
@@ -354,9 +356,7 @@ def test_a_client_that_goes_away_ends_nothing_else(server: AppServer, caplog):
     client.sendall(b"GET /p.lsp HTTP/1.1\r\nHost: h\r\n\r\n")
     client.recv(1000)
     client.close()
-    with gevent.Timeout(20):
-        while server.vm.eval("return told")[0] is None:
-            gevent.sleep(0.01)
+    wait_until(lambda: server.vm.eval("return told")[0] is not None)
     assert server.vm.eval("return told") == (b"nil socketclosed",)
     assert server.ask("/q.lsp").text == "fine"
     assert not caplog.records

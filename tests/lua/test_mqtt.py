@@ -19,6 +19,7 @@ from tests.conftest import Served
 from tests.mqtt.mosquitto import Certificates, Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
 from tests.proxies import SocksProxy
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -63,9 +64,7 @@ def lua(tmp_path: Path) -> Iterator[Lua]:
     def run(code: str, port: int = 0, **values: object) -> list[str]:
         header = "".join(f"local {name} = {value!r} " for name, value in {"port": port, **values}.items())
         machine.start(machine.compile(header + code, "@test.lua"))
-        with gevent.Timeout(5, AssertionError(f"no end, but {lines}")):
-            while "end" not in lines:
-                gevent.sleep(0.005)
+        wait_until(lambda: "end" in lines, lines)
         return [line for line in lines if line != "end"]
 
     yield run
@@ -485,9 +484,7 @@ def test_no_will_when_the_server_stops(
         gevent.get_hub().threadpool.apply(served.wait_for, ("willing",))
         assert gevent.get_hub().threadpool.apply(served.stop) == 0
         ear.publish("dead/mark", "mark", 1)
-        with gevent.Timeout(5):
-            while b"mark" not in heard:
-                gevent.sleep(0.01)
+        wait_until(lambda: b"mark" in heard)
     assert heard == [b"bye", b"mark"]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
-
-Settled = Callable[[Callable[[], object]], None]
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def version(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_python_client(address: str, settled: Settled, version: int) -> None:
+def test_python_client(address: str, version: int) -> None:
     general: list[Any] = []
     own: list[Any] = []
     granted: list[int] = []
@@ -36,21 +35,21 @@ def test_python_client(address: str, settled: Settled, version: int) -> None:
     with MqttClient(address, onpub=lambda *message: general.append(message[:2]), version=version) as ada:
         ada.subscribe("house/+/temperature", onsuback=on_suback)
         ada.subscribe("lamp", lambda *message: own.append(message[:2]), on_suback)
-        settled(lambda: granted == [0, 0])
+        wait_until(lambda: granted == [0, 0])
         with MqttClient(address, version=version) as bob:
             for number in range(1000):
                 bob.publish("house/attic/temperature", str(number))
             assert bob.publish("lamp", b"on").wait(2)
-            settled(lambda: own)
+            wait_until(lambda: own)
     assert general == [("house/attic/temperature", str(number).encode()) for number in range(1000)]
     assert own == [("lamp", b"on")]
 
 
-def test_python_client_is_told_what_there_is_not(address: str, settled: Settled) -> None:
+def test_python_client_is_told_what_there_is_not(address: str) -> None:
     told: list[Any] = []
     with MqttClient(address, onstatus=lambda *what: told.append(what) or True) as ada:
         ada.subscribe("$share/group/topic", onsuback=lambda topic, reason, _: told.append((topic, reason)))
-        settled(lambda: told[1:])
+        wait_until(lambda: told[1:])
     assert told[0][2]["properties"]["maximumqos"] == 0
     assert told[1] == ("$share/group/topic", 0x9E)
 
@@ -97,22 +96,22 @@ def seen(vm: Vm) -> list[str]:
     return vm.eval("return table.concat(seen, '\\n')")[0].decode().split("\n")
 
 
-def test_lua_clients(vm: Vm, address: str, settled: Settled) -> None:
+def test_lua_clients(vm: Vm, address: str) -> None:
     vm.eval(LUA_CLIENTS)
-    settled(lambda: vm.eval("return ready") == (True,))
+    wait_until(lambda: vm.eval("return ready") == (True,))
     vm.eval("talk()")
-    settled(lambda: len(seen(vm)) == 4)
+    wait_until(lambda: len(seen(vm)) == 4)
     expected = ["ada mqtt connect 0", "suback lamp 0", "general house/attic warm text v", "own lamp on"]
     assert seen(vm) == expected
     vm.eval("old_client()")
-    settled(lambda: len(seen(vm)) == 6)
+    wait_until(lambda: len(seen(vm)) == 6)
     assert sorted(seen(vm)[4:]) == ["general house/cellar cold nil nil", "old house/cellar cold"]
     vm.eval("ada:disconnect() broker:shutdown()")
-    settled(lambda: len(seen(vm)) == 7)
+    wait_until(lambda: len(seen(vm)) == 7)
     assert seen(vm)[6] == "run socketreadfailed"
 
 
-def test_lua_client_is_told_why_it_is_refused(vm: Vm, settled: Settled) -> None:
+def test_lua_client_is_told_why_it_is_refused(vm: Vm) -> None:
     vm.eval(
         """
         broker = assert(require "mqttbroker".create(0, {auth = function() return false end}))
@@ -121,5 +120,5 @@ def test_lua_client_is_told_why_it_is_refused(vm: Vm, settled: Settled) -> None:
         end, {port = broker:status().port, username = "eve", password = "x"})
         """
     )
-    settled(lambda: vm.eval("return said") == (b"mqtt connect 134",))
+    wait_until(lambda: vm.eval("return said") == (b"mqtt connect 134",))
     vm.eval("broker:close()")

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import requests
-from mqtt_people import Person, wait_until
+from mqtt_people import Person
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 

@@ -15,6 +15,7 @@ from mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
 START = """
 reports = {}
@@ -24,8 +25,6 @@ broker = assert(require "mqttbroker".create(0, {
 }))
 return broker:status().port
 """
-
-Settled = Callable[[Callable[[], object]], None]
 
 
 class Wire:
@@ -119,25 +118,25 @@ def test_conversation(wire: Dial) -> None:
         (4, disconnect(), b""),
     ],
 )
-def test_broker_closes(vm: Vm, wire: Dial, settled: Settled, version: int, sent: bytes, answer: bytes) -> None:
+def test_broker_closes(vm: Vm, wire: Dial, version: int, sent: bytes, answer: bytes) -> None:
     other, ada = wire().join(name="other"), wire().join(version)
     ada.send(sent)
     assert ada.rest()[:1] == answer
     assert other.is_alive()
-    settled(lambda: clients(vm) == 1)
+    wait_until(lambda: clients(vm) == 1)
 
 
 @pytest.mark.parametrize("leave", [Wire.reset, lambda wire: wire.socket.close()], ids=["reset", "close"])
-def test_client_that_breaks_off(vm: Vm, wire: Dial, settled: Settled, leave: Callable[[Wire], None]) -> None:
+def test_client_that_breaks_off(vm: Vm, wire: Dial, leave: Callable[[Wire], None]) -> None:
     ada = wire().join()
     ada.send(subscribe(4, "#")[:-1])
     leave(ada)
-    settled(lambda: clients(vm) == 0)
-    settled(lambda: vm.eval("return #reports") == (1,))
+    wait_until(lambda: clients(vm) == 0)
+    wait_until(lambda: vm.eval("return #reports") == (1,))
     assert vm.eval("return reports[1]:sub(1, 5)") == (b"sock ",)
 
 
-def test_every_cut_of_a_session(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_every_cut_of_a_session(vm: Vm, wire: Dial) -> None:
     session = connect(5, "cut") + subscribe(5, "a/#", "+") + publish(5, "a/b", b"hello") + PINGREQ + disconnect()
     other = wire().join(name="other")
     for cut in range(len(session) + 1):
@@ -145,11 +144,11 @@ def test_every_cut_of_a_session(vm: Vm, wire: Dial, settled: Settled) -> None:
         one.send(session[:cut])
         one.socket.close()
     assert other.is_alive()
-    settled(lambda: clients(vm) == 1)
-    settled(lambda: vm.eval("return next(broker.sessions, next(broker.sessions))") == (None,))
+    wait_until(lambda: clients(vm) == 1)
+    wait_until(lambda: vm.eval("return next(broker.sessions, next(broker.sessions))") == (None,))
 
 
-def test_fuzzed_sessions(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_fuzzed_sessions(vm: Vm, wire: Dial) -> None:
     dice = random.Random(7)
     valid = [subscribe(5, "a/#"), publish(5, "a/b", b"hello"), PINGREQ, disconnect(), connect(5, "x"), packet(0xF0)]
     other = wire().join(name="other")
@@ -225,26 +224,24 @@ def test_callbacks_may_wait(vm: Vm) -> None:
     vm.eval("broker:close()")
 
 
-def test_client_that_goes_while_a_callback_waits(vm: Vm, settled: Settled) -> None:
+def test_client_that_goes_while_a_callback_waits(vm: Vm) -> None:
     vm.eval("broker = require 'mqttbroker'.create(0, {auth = function() ba.sleep(30) return true end})")
     one = Wire(int(vm.eval("return broker:status().port")[0]))
     one.send(connect(4))
     gevent.sleep(0.01)
     one.reset()
-    settled(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+    wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
     assert clients(vm) == 0
     vm.eval("broker:close()")
 
 
-def test_client_whose_activities_are_killed_is_forgotten(
-    vm: Vm, wire: Dial, settled: Settled, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_client_whose_activities_are_killed_is_forgotten(vm: Vm, wire: Dial, caplog: pytest.LogCaptureFixture) -> None:
     ada = wire()
     ada.send(connect(4, "ada", flags=0x06, rest=text("will") + text("gone")) + subscribe(4, "#"))
     ada.receive(9)
     vm.stop()
     assert ada.rest() == b""
-    settled(lambda: clients(vm) == 0)
+    wait_until(lambda: clients(vm) == 0)
     assert vm.eval("return next(broker.sessions)") == (None,)
     assert not caplog.records
 
@@ -298,13 +295,13 @@ def test_ports(vm: Vm, arguments: str, listeners: str) -> None:
     assert found == (listeners.encode(),)
 
 
-def test_shutdown_tells_clients_and_frees_the_port(vm: Vm, port: int, wire: Dial, settled: Settled) -> None:
+def test_shutdown_tells_clients_and_frees_the_port(vm: Vm, port: int, wire: Dial) -> None:
     old, new = wire().join(4, "old"), wire().join(5, "new")
     assert vm.eval("return broker:shutdown()") == (True,)
     assert split(new.rest())[0][1][0] == 0x8B
     assert old.rest() == b""
     assert vm.eval("return broker:status().running, broker:shutdown()") == (False, False)
-    settled(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+    wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
     vm.eval(f"broker = assert(require 'mqttbroker'.create({port}, {{address = '127.0.0.1'}}))")
 
 
@@ -314,13 +311,13 @@ def test_close_ends_at_once(vm: Vm, wire: Dial) -> None:
     assert ada.rest() == b""
 
 
-def test_nothing_is_left_of_clients(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_nothing_is_left_of_clients(vm: Vm, wire: Dial) -> None:
     def load() -> None:
         for number in range(200):
             one = Wire(int(vm.eval("return broker:status().port")[0])).join(5, f"c{number}")
             one.send(subscribe(5, f"t/{number}/#"))
             one.socket.close()
-        settled(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
+        wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
         vm.eval("collectgarbage() collectgarbage()")
 
     load()
@@ -352,17 +349,17 @@ def seen(vm: Vm) -> list[str]:
     return vm.eval("local s = table.concat(seen, '\\n') seen = {} return s")[0].decode().split("\n")
 
 
-def test_local_client(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_local_client(vm: Vm, wire: Dial) -> None:
     ada = wire().join(5, "ada")
     ada.send(subscribe(5, "#"))
     ada.receive(6)
     vm.eval(LOCAL)
-    settled(lambda: vm.eval("return #seen") == (3,))
+    wait_until(lambda: vm.eval("return #seen") == (3,))
     assert seen(vm) == ["mqtt connect 0", "a/# 0", "a/1 early userdata v 48"]
     early = publish(5, "a/1", b"early", properties=b"\x03" + text("text") + b"\x26" + text("k") + text("v"))
     assert ada.receive(len(early)) == early
     ada.send(publish(5, "b", b"1") + publish(5, "a", b"2", properties=b"\x26" + text("k") + text("w")))
-    settled(lambda: vm.eval("return #seen") == (2,))
+    wait_until(lambda: vm.eval("return #seen") == (2,))
     assert seen(vm) == ["b only 1", "a 2 userdata w 48"]
     assert vm.eval("return here:status()") == (0, True, False)
     assert vm.eval("return here:disconnect(4), here:disconnect(), here:publish('a', 'x')") == (True, False, False)
@@ -371,7 +368,7 @@ def test_local_client(vm: Vm, wire: Dial, settled: Settled) -> None:
     assert ada.receive(len(last)) == last
 
 
-def test_callback_of_a_local_client_may_wait(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_callback_of_a_local_client_may_wait(vm: Vm, wire: Dial) -> None:
     vm.eval(
         """
         seen = {}
@@ -381,26 +378,26 @@ def test_callback_of_a_local_client_may_wait(vm: Vm, wire: Dial, settled: Settle
         end, {recbta = false})
         """
     )
-    settled(lambda: vm.eval("local _, connected = slow:status() return connected") == (True,))
+    wait_until(lambda: vm.eval("local _, connected = slow:status() return connected") == (True,))
     ada = wire().join()
     for number in range(5):
         ada.send(publish(4, "t", b"%d" % number))
     assert ada.is_alive()
-    settled(lambda: vm.eval("return #seen") == (5,))
+    wait_until(lambda: vm.eval("return #seen") == (5,))
     assert vm.eval("return table.concat(seen)") == (b"01234",)
 
 
-def test_local_client_that_says_no_leaves(vm: Vm, port: int, settled: Settled) -> None:
+def test_local_client_that_says_no_leaves(vm: Vm, port: int) -> None:
     vm.eval("gone = broker:createClient(function() return false end)")
-    settled(lambda: vm.eval("return select(3, gone:status())") == (True,))
+    wait_until(lambda: vm.eval("return select(3, gone:status())") == (True,))
     assert clients(vm) == 0
 
 
-def test_local_client_is_told_of_the_end(vm: Vm, port: int, settled: Settled) -> None:
+def test_local_client_is_told_of_the_end(vm: Vm, port: int) -> None:
     vm.eval(LOCAL)
-    settled(lambda: vm.eval("return #seen") == (3,))
+    wait_until(lambda: vm.eval("return #seen") == (3,))
     vm.eval("broker:shutdown()")
-    settled(lambda: vm.eval("return seen[4]") == (b"mqtt disconnect 139",))
+    wait_until(lambda: vm.eval("return seen[4]") == (b"mqtt disconnect 139",))
 
 
 def test_wrong_arguments_of_a_local_client(vm: Vm, port: int) -> None:
@@ -441,12 +438,12 @@ def test_will_of_a_local_client(vm: Vm, wire: Dial) -> None:
     assert ada.is_alive()
 
 
-def test_local_client_of_a_broker_that_has_ended(vm: Vm, port: int, settled: Settled) -> None:
+def test_local_client_of_a_broker_that_has_ended(vm: Vm, port: int) -> None:
     vm.eval("broker:close() broker:createClient(function(...) said = table.concat({...}, ' ') end)")
-    settled(lambda: vm.eval("return said") == (b"sock cannotconnect",))
+    wait_until(lambda: vm.eval("return said") == (b"sock cannotconnect",))
 
 
-def test_local_clients_meet(vm: Vm, port: int, settled: Settled) -> None:
+def test_local_clients_meet(vm: Vm, port: int) -> None:
     vm.eval(
         """
         got = {}
@@ -461,11 +458,11 @@ def test_local_clients_meet(vm: Vm, port: int, settled: Settled) -> None:
         there:publish("ping", "2")
         """
     )
-    settled(lambda: vm.eval("return #got") == (4,))
+    wait_until(lambda: vm.eval("return #got") == (4,))
     assert vm.eval("return table.concat(got, ' ')") == (b"ping1 ping2 pong1 pong2",)
 
 
-def test_the_documented_example(vm: Vm, wire: Dial, settled: Settled) -> None:
+def test_the_documented_example(vm: Vm, wire: Dial) -> None:
     """A client inside the server as applications have it: its onstatus only looks on, its name is `clientId`."""
     vm.eval(
         """
@@ -475,9 +472,9 @@ def test_the_documented_example(vm: Vm, wire: Dial, settled: Settled) -> None:
         here:subscribe("door/#")
         """
     )
-    settled(lambda: vm.eval("return (select(2, here:status()))") == (True,))
+    wait_until(lambda: vm.eval("return (select(2, here:status()))") == (True,))
     wire().join(4, "out").send(publish(4, "door/1", b"open"))
-    settled(lambda: vm.eval("return #seen") == (2,))
+    wait_until(lambda: vm.eval("return #seen") == (2,))
     assert seen(vm) == ["mqtt connect", "door/1 open"]
     assert vm.eval("return here.id, #broker:status().listeners, broker:status().listeners[1].port") == (
         b"inside",
@@ -486,20 +483,20 @@ def test_the_documented_example(vm: Vm, wire: Dial, settled: Settled) -> None:
     )
 
 
-def test_an_onstatus_that_fails_keeps_its_client(vm: Vm, port: int, settled: Settled) -> None:
+def test_an_onstatus_that_fails_keeps_its_client(vm: Vm, port: int) -> None:
     vm.eval("here = broker:createClient(function() error 'oh no' end)", "@app.lua")
-    settled(lambda: vm.eval("return (select(2, here:status()))") == (True,))
+    wait_until(lambda: vm.eval("return (select(2, here:status()))") == (True,))
     assert vm.eval("return reports[1]") == (b"callback onstatus failed: app.lua:1: oh no",)
 
 
-def test_connections_are_bounded(vm: Vm, settled: Settled) -> None:
+def test_connections_are_bounded(vm: Vm) -> None:
     vm.eval(START.replace("address =", "maxClients = 2, address ="))
     port = vm.eval("return broker:status().port")[0]
     first, second = Wire(port).join(4, "a"), Wire(port).join(4, "b")
     assert Wire(port).rest() == b""
     assert vm.eval("return reports[1], broker:status().refused") == (b"mqtt 151", 1)
     first.socket.close()
-    settled(lambda: clients(vm) == 1)
+    wait_until(lambda: clients(vm) == 1)
     third = Wire(port).join(4, "c")
     assert second.is_alive()
     assert third.is_alive()

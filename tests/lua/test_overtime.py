@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import gevent
 import pytest
@@ -195,9 +194,7 @@ def test_the_error_of_a_callback_is_logged(vm: Vm, caplog: pytest.LogCaptureFixt
     assert caplog.records[0].message.startswith(f"shop/timer.lua:1: {MESSAGE}")
 
 
-def test_an_activity_is_ended_that_is_closed(
-    vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture, settled: Callable[[Callable[[], Any]], None]
-) -> None:
+def test_an_activity_is_ended_that_is_closed(vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     source = "local x <close> = setmetatable({}, {__close = function() while true do end end}) test.sleep(100)"
     task = gevent.spawn(vm.run, vm.compile(source, "@shop/.preload"))
     gevent.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -15,8 +14,7 @@ from recorder import Recorder
 from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import ArgumentError, LuaError
 from smqrt.lua.vm import Vm
-
-Settled = Callable[[Callable[[], object]], None]
+from tests.waiting import wait_until
 
 
 class Desk:
@@ -95,7 +93,7 @@ def test_an_activity_that_answers_another_does_not_run_it(vm: Vm, desk: Desk, re
     assert recorder.seen == [b"first", (b"resumed", b"x")]
 
 
-def test_parking_and_blocking_ops_in_turn(vm: Vm, desk: Desk, recorder: Recorder, settled: Settled) -> None:
+def test_parking_and_blocking_ops_in_turn(vm: Vm, desk: Desk, recorder: Recorder) -> None:
     source = """
     local a = desk.park()
     local b = test.sleep(0.001, 2)
@@ -105,12 +103,12 @@ def test_parking_and_blocking_ops_in_turn(vm: Vm, desk: Desk, recorder: Recorder
     """
     vm.start(vm.compile(source))
     for number in (1, 3, 4):
-        settled(lambda: desk.waiting)
+        wait_until(lambda: desk.waiting)
         desk.answer(number)
-    settled(lambda: recorder.seen == [(1, 2, 3, 4)])
+    wait_until(lambda: recorder.seen == [(1, 2, 3, 4)])
 
 
-def test_no_greenlet_waits(vm: Vm, desk: Desk, settled: Settled) -> None:
+def test_no_greenlet_waits(vm: Vm, desk: Desk) -> None:
     gevent.sleep(0)
 
     def greenlets() -> int:
@@ -125,7 +123,7 @@ def test_no_greenlet_waits(vm: Vm, desk: Desk, settled: Settled) -> None:
     assert (vm.activities.blocked, greenlets()) == (500, before)
     for _ in range(500):
         desk.answer()
-    settled(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
 
 
 def test_stop_ends_the_parked(vm: Vm, desk: Desk, recorder: Recorder) -> None:
@@ -144,7 +142,7 @@ def test_stop_ends_the_parked(vm: Vm, desk: Desk, recorder: Recorder) -> None:
     assert result.failed
 
 
-def test_others_have_turns_beside_a_hundred_that_never_wait(vm: Vm, desk: Desk, settled: Settled) -> None:
+def test_others_have_turns_beside_a_hundred_that_never_wait(vm: Vm, desk: Desk) -> None:
     busy = vm.compile("while going do desk.plain(1) for i = 1, 10000 do end n = n + 1 end")
     vm.eval("n, going = 0, true")
     for _ in range(100):
@@ -155,11 +153,11 @@ def test_others_have_turns_beside_a_hundred_that_never_wait(vm: Vm, desk: Desk, 
         gevent.sleep(1e-6)
         worst_s = max(worst_s, time.process_time() - began_s)
     assert vm.eval("going = false return n")[0] > 20
-    settled(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
     assert worst_s < 0.05  # all hundred together
 
 
-def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder, settled: Settled) -> None:
+def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder) -> None:
     for source in ("desk.park()", "desk.park() error'x'", "test.sleep(0.01)"):
         ref = vm.compile(source)
         for _ in range(200):
@@ -167,9 +165,9 @@ def test_the_addresses_of_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder
         gevent.sleep(0.05)
         while desk.waiting:
             desk.answer()
-        settled(lambda: vm.activities.blocked == 0)
+        wait_until(lambda: vm.activities.blocked == 0)
     for _ in range(100):
         vm.start(vm.compile("desk.park()"))
     vm.stop()
-    settled(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
     assert len(vm.states) == vm.activities.idle

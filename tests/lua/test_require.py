@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
 LOADER = """
 test.core.add_loader(function(path)
@@ -92,14 +91,12 @@ def test_a_module_that_requires_itself_is_an_error(vm: Vm, modules: None) -> Non
     assert b"loop" in message
 
 
-def test_two_activities_that_require_a_slow_module_share_it(
-    vm: Vm, modules: None, settled: Callable[[Callable[[], object]], None]
-) -> None:
+def test_two_activities_that_require_a_slow_module_share_it(vm: Vm, modules: None) -> None:
     vm.eval("modules.slow = 'loads = (loads or 0) + 1 test.sleep(0.02) return {}'")
     ref = vm.compile("slow = slow or {} local m = require 'slow' slow[#slow + 1] = m")
     vm.start(ref)
     vm.start(ref)
-    settled(lambda: vm.eval("return #(slow or {})") == (2,))
+    wait_until(lambda: vm.eval("return #(slow or {})") == (2,))
     assert vm.eval("return loads, #slow, slow[1] == slow[2]") == (1, 2, True)
 
 

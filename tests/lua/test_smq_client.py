@@ -20,6 +20,7 @@ from smqrt.wire import smq as wire
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
 from tests.scripted_broker import ScriptedBroker
+from tests.waiting import wait_until
 
 PRELUDE = """
 local create = require "smq.client".create
@@ -66,7 +67,7 @@ def seen(recorder, name):
     return [entry[1:] for entry in recorder.seen if isinstance(entry, tuple) and entry[0] == name]
 
 
-def test_connect_subscribe_publish(lua, start_broker, recorder, settled):
+def test_connect_subscribe_publish(lua, start_broker, recorder):
     broker = start_broker()
     lua(
         """
@@ -87,7 +88,7 @@ def test_connect_subscribe_publish(lua, start_broker, recorder, settled):
         """,
         broker.url,
     )
-    settled(lambda: seen(recorder, b"msg"))
+    wait_until(lambda: seen(recorder, b"msg"))
     assert recorder.seen == [
         (b"type", b"userdata", None),
         (b"connect", True, True, b"127.0.0.1"),
@@ -110,7 +111,7 @@ def test_nothing_may_be_asked_before_the_connection(lua, start_broker, recorder)
     assert seen(recorder, b"before") == [(False, False, False, False, None)]
 
 
-def test_credentials_and_refusal(lua, start_broker, recorder, settled):
+def test_credentials_and_refusal(lua, start_broker, recorder):
     broker = start_broker(authenticate=lambda credentials, info: 0 if credentials == b"42-127.0.0.1" else 3)
     lua(
         """
@@ -121,11 +122,11 @@ def test_credentials_and_refusal(lua, start_broker, recorder, settled):
         """,
         broker.url,
     )
-    settled(lambda: seen(recorder, b"good") and seen(recorder, b"bad"))
+    wait_until(lambda: seen(recorder, b"good") and seen(recorder, b"bad"))
     assert seen(recorder, b"bad") == [(b"incorrect credentials", False, None)]
 
 
-def test_messages_without_a_handler_and_data_of_any_kind(lua, start_broker, recorder, settled):
+def test_messages_without_a_handler_and_data_of_any_kind(lua, start_broker, recorder):
     lua(
         """
         local smq = connect()
@@ -140,12 +141,12 @@ def test_messages_without_a_handler_and_data_of_any_kind(lua, start_broker, reco
         """,
         start_broker().url,
     )
-    settled(lambda: seen(recorder, b"json"))
+    wait_until(lambda: seen(recorder, b"json"))
     assert seen(recorder, b"msg") == [(b"1.5",), (b"true",), (b"\0\xff",), (b"[1,2]",)]
     assert seen(recorder, b"json") == [(b"{broken",)]
 
 
-def test_create_in_its_forms(lua, start_broker, recorder, settled):
+def test_create_in_its_forms(lua, start_broker, recorder):
     broker = start_broker(permittop=lambda topic, issub, peer: topic != "secret")
     lua(
         """
@@ -159,7 +160,7 @@ def test_create_in_its_forms(lua, start_broker, recorder, settled):
         """,
         broker.url,
     )
-    settled(lambda: seen(recorder, b"denied"))
+    wait_until(lambda: seen(recorder, b"denied"))
     ids = broker.smq
     assert seen(recorder, b"now") == [(True, True)]
     assert seen(recorder, b"a") == [(True, b"a", ids.topic2tid("a"))]
@@ -169,7 +170,7 @@ def test_create_in_its_forms(lua, start_broker, recorder, settled):
     assert seen(recorder, b"denied") == [(False, b"secret", 0, b"t", ids.subtopic2tid("t"))]
 
 
-def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(lua, start_broker, recorder, settled):
+def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(lua, start_broker, recorder):
     broker = start_broker()
     lua(
         """
@@ -184,13 +185,13 @@ def test_a_name_resolved_by_create_or_publish_is_subscribed_at_the_broker(lua, s
         """,
         broker.url,
     )
-    settled(lambda: len(seen(recorder, b"ack")) == 2)
+    wait_until(lambda: len(seen(recorder, b"ack")) == 2)
     broker.smq.publish("1", "a")
     broker.smq.publish("2", "b")
-    settled(lambda: len(seen(recorder, b"msg")) == 2)
+    wait_until(lambda: len(seen(recorder, b"msg")) == 2)
 
 
-def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder, settled):
+def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder):
     lua(
         """
         local smq = connect()
@@ -206,7 +207,7 @@ def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder, s
         """,
         start_broker().url,
     )
-    settled(lambda: len(seen(recorder, b"room")) == 3)
+    wait_until(lambda: len(seen(recorder, b"room")) == 3)
     assert seen(recorder, b"room") == [(0, b"room"), (1, b"room"), (0, b"room")]
     for (ok, message), name in zip(seen(recorder, b"error"), (b"observe", b"unsubscribe"), strict=True):
         assert not ok
@@ -215,7 +216,7 @@ def test_observe_and_unsubscribe_need_known_names(lua, start_broker, recorder, s
     assert seen(recorder, b"own") == []
 
 
-def test_reconnect_as_onclose_says_with_a_clean_start(lua, start_broker, recorder, settled):
+def test_reconnect_as_onclose_says_with_a_clean_start(lua, start_broker, recorder):
     broker = start_broker()
     lua(
         """
@@ -228,18 +229,18 @@ def test_reconnect_as_onclose_says_with_a_clean_start(lua, start_broker, recorde
         """,
         broker.url,
     )
-    settled(lambda: len(seen(recorder, b"ack")) == 1)
+    wait_until(lambda: len(seen(recorder, b"ack")) == 1)
     port = broker.port
     broker.close()
     broker = start_broker(port=port)
-    settled(lambda: len(seen(recorder, b"ack")) == 2)
+    wait_until(lambda: len(seen(recorder, b"ack")) == 2)
     broker.smq.publish("hello", "t")
-    settled(lambda: len(seen(recorder, b"msg")) == 1)
+    wait_until(lambda: len(seen(recorder, b"msg")) == 1)
     assert seen(recorder, b"connect") == [(None,), (None,)]
     assert seen(recorder, b"close")[0] == (b"socketclosed", True, None)
 
 
-def test_onreconnect_is_preferred_and_a_disconnect_has_no_error(lua, start_broker, recorder, settled):
+def test_onreconnect_is_preferred_and_a_disconnect_has_no_error(lua, start_broker, recorder):
     def script(conversation):
         conversation.accept()
         conversation.send(wire.disconnect(b"go"))
@@ -254,7 +255,7 @@ def test_onreconnect_is_preferred_and_a_disconnect_has_no_error(lua, start_broke
             """,
             broker.url,
         )
-        settled(lambda: seen(recorder, b"reconnect"))
+        wait_until(lambda: seen(recorder, b"reconnect"))
         assert seen(recorder, b"close") == [(None, False, b"go")]
         assert len(seen(recorder, b"connect")) == 1
 
@@ -266,14 +267,14 @@ def test_without_onclose_a_client_stays_away(lua, recorder):
         assert broker.connections == 1
 
 
-def test_ping_and_pong(lua, recorder, settled):
+def test_ping_and_pong(lua, recorder):
     with ScriptedBroker(lambda c: (c.accept(), c.wait_closed())) as broker:
         lua("connect({ping = 0.05, pong = 0.05}).onclose = note 'close'", broker.url)
-        settled(lambda: seen(recorder, b"close"))
+        wait_until(lambda: seen(recorder, b"close"))
         assert seen(recorder, b"close") == [(b"pong", True, None)]
 
 
-def test_headers_and_what_is_no_broker(lua, recorder, settled):
+def test_headers_and_what_is_no_broker(lua, recorder):
     heads = []
 
     def script(conversation):
@@ -286,13 +287,13 @@ def test_headers_and_what_is_no_broker(lua, recorder, settled):
             "connect(op).onclose = note 'close'",
             broker.url,
         )
-        settled(lambda: seen(recorder, b"close"))
+        wait_until(lambda: seen(recorder, b"close"))
     assert seen(recorder, b"close") == [(b"nonsmq", False, None)]
     assert "\r\nX-Key: abc" in heads[0]
     assert "\r\nAuthorization: Basic am9lOnNlY3JldA==" in heads[0]
 
 
-def test_a_callback_may_block_and_the_order_stays(lua, start_broker, recorder, settled):
+def test_a_callback_may_block_and_the_order_stays(lua, start_broker, recorder):
     lua(
         """
         local smq = connect()
@@ -306,11 +307,11 @@ def test_a_callback_may_block_and_the_order_stays(lua, start_broker, recorder, s
         """,
         start_broker().url,
     )
-    settled(lambda: len(seen(recorder, b"msg")) == 3)
+    wait_until(lambda: len(seen(recorder, b"msg")) == 3)
     assert seen(recorder, b"msg") == [(b"1",), (b"2",), (b"3",)]
 
 
-def test_an_error_in_a_callback_is_traced_with_file_and_line(lua, start_broker, recorder, settled, caplog):
+def test_an_error_in_a_callback_is_traced_with_file_and_line(lua, start_broker, recorder, caplog):
     lua(
         """
         local smq = connect()
@@ -324,13 +325,13 @@ def test_an_error_in_a_callback_is_traced_with_file_and_line(lua, start_broker, 
         """,
         start_broker().url,
     )
-    settled(lambda: seen(recorder, b"msg"))
+    wait_until(lambda: seen(recorder, b"msg"))
     assert "app/.preload:" in caplog.text
     assert "oops" in caplog.text
     assert "stack traceback" in caplog.text
 
 
-def test_close_is_quiet_and_after_what_was_published(lua, start_broker, recorder, settled):
+def test_close_is_quiet_and_after_what_was_published(lua, start_broker, recorder):
     broker, got = start_broker(), []
     broker.smq.subscribe("last words", onmsg=lambda data, *_: got.append(data))
     lua(
@@ -344,7 +345,7 @@ def test_close_is_quiet_and_after_what_was_published(lua, start_broker, recorder
         """,
         broker.url,
     )
-    settled(lambda: got == [b"good bye"])
+    wait_until(lambda: got == [b"good bye"])
     gevent.sleep(0.05)
     assert seen(recorder, b"close") == []
 
@@ -366,7 +367,7 @@ def test_wrong_arguments_are_errors_at_the_line_of_the_caller(lua, vm, recorder)
         assert "app/.preload:" in caught.value.message
 
 
-def test_references_are_given_back(lua, vm, start_broker, recorder, settled):
+def test_references_are_given_back(lua, vm, start_broker, recorder):
     lua(
         """
         smq = connect()
@@ -377,14 +378,14 @@ def test_references_are_given_back(lua, vm, start_broker, recorder, settled):
         """,
         start_broker().url,
     )
-    settled(lambda: seen(recorder, b"end"))
+    wait_until(lambda: seen(recorder, b"end"))
     vm.eval("weak = setmetatable({function() end}, {__mode = 'v'}) smq:observe('t1', weak[1]) smq:unobserve('t1')")
 
     def is_given_back() -> bool:
         gc.collect()
         return vm.eval("collectgarbage() return weak[1] == nil") == (True,)
 
-    settled(is_given_back)
+    wait_until(is_given_back)
 
 
 APPLICATION = """
@@ -403,16 +404,12 @@ def test_an_application_of_a_server_is_a_client_of_another(serve, start_broker, 
     broker = start_broker()
     (tmp_path / ".preload").write_text(APPLICATION)
     served = serve(tmp_path, env={"BROKER": broker.ws_url})
-    with gevent.Timeout(10):
-        while "ready" not in served.output:
-            gevent.sleep(0.02)
+    wait_until(lambda: "ready" in served.output)
     answers = []
     with SmqClient(broker.url) as client:
         client.subscribe("self", onmsg=lambda data, *_: answers.append(data), datatype="json")
         client.publish({"a": 40, "b": 2}, "question")
-        with gevent.Timeout(20):
-            while not answers:
-                gevent.sleep(0.01)
+        wait_until(lambda: answers)
     assert answers == [{"sum": 42}]
     served.stop()
     gevent.sleep(0.1)
@@ -435,14 +432,12 @@ def test_what_an_application_publishes_at_its_end_arrives(serve, start_broker, t
     broker.smq.subscribe("last words", lambda data, *_: got.append(int(data)))
     (tmp_path / ".preload").write_text(FAREWELL.replace("CLOSES", closes))
     served = serve(tmp_path, env={"BROKER": broker.url})
-    with gevent.Timeout(10):
-        while "ready" not in served.output:
-            gevent.sleep(0.02)
+    wait_until(lambda: "ready" in served.output)
     assert gevent.get_hub().threadpool.apply(served.stop) == 0
     assert got == list(range(1, 501))
 
 
-def test_after_close_nothing_is_taken(lua, start_broker, recorder, settled):
+def test_after_close_nothing_is_taken(lua, start_broker, recorder):
     lua(
         """
         local smq = connect()
@@ -455,11 +450,11 @@ def test_after_close_nothing_is_taken(lua, start_broker, recorder, settled):
         """,
         start_broker().url,
     )
-    settled(lambda: seen(recorder, b"after"))
+    wait_until(lambda: seen(recorder, b"after"))
     assert seen(recorder, b"after") == [(False, False, False, None)]
 
 
-def test_an_onclose_that_raises_does_not_lose_the_client(lua, recorder, settled, caplog, monkeypatch):
+def test_an_onclose_that_raises_does_not_lose_the_client(lua, recorder, caplog, monkeypatch):
     monkeypatch.setattr(Backoff, "next_s", lambda self: 0.01)
     with ScriptedBroker(lambda c: c.accept(), lambda c: (c.accept(), c.acks())) as broker:
         lua(
@@ -470,12 +465,12 @@ def test_an_onclose_that_raises_does_not_lose_the_client(lua, recorder, settled,
             """,
             broker.url,
         )
-        settled(lambda: seen(recorder, b"again"))
+        wait_until(lambda: seen(recorder, b"again"))
     assert "onclose of an SMQ client failed" in caplog.text
     assert "mine" in caplog.text
 
 
-def test_errors_name_the_callback(lua, start_broker, recorder, settled, caplog):
+def test_errors_name_the_callback(lua, start_broker, recorder, caplog):
     lua(
         """
         local smq = connect()
@@ -489,12 +484,12 @@ def test_errors_name_the_callback(lua, start_broker, recorder, settled, caplog):
         """,
         start_broker().url,
     )
-    settled(lambda: "onmsg of subscribe" in caplog.text and "onack of createsub" in caplog.text)
+    wait_until(lambda: "onmsg of subscribe" in caplog.text and "onack of createsub" in caplog.text)
     for name in ("onconnect", "onack of subscribe", "onmsg of subscribe", "onack of create", "onack of createsub"):
         assert f"{name} of an SMQ client failed" in caplog.text
 
 
-def test_what_json_has_no_number_for_is_null(lua, start_broker, recorder, settled):
+def test_what_json_has_no_number_for_is_null(lua, start_broker, recorder):
     lua(
         """
         local smq = connect()
@@ -506,11 +501,11 @@ def test_what_json_has_no_number_for_is_null(lua, start_broker, recorder, settle
         """,
         start_broker().url,
     )
-    settled(lambda: len(seen(recorder, b"msg")) == 6)
+    wait_until(lambda: len(seen(recorder, b"msg")) == 6)
     assert seen(recorder, b"msg") == [(b"null",), (b"null",), (b"null",), (b"[null,1]",), (b"false",), (b"null",)]
 
 
-def test_how_to_reach_a_self_signed_broker_is_told_once(lua, start_broker, recorder, settled, caplog, tmp_path):
+def test_how_to_reach_a_self_signed_broker_is_told_once(lua, start_broker, recorder, caplog, tmp_path):
     broker = start_broker(context=server_context(*self_signed_pair("127.0.0.1", tmp_path)))
     lua(
         """
@@ -520,6 +515,6 @@ def test_how_to_reach_a_self_signed_broker_is_told_once(lua, start_broker, recor
         """,
         broker.url,
     )
-    settled(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
+    wait_until(lambda: len(seen(recorder, b"close")) >= 3 and seen(recorder, b"trusting"))
     assert seen(recorder, b"close")[0] == (b"sslnottrusted", False)
     assert caplog.text.count("{trusted = false}") == 1

@@ -27,8 +27,8 @@ from tests.device import (
     connect_packet,
     masked,
     publish,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"
 

@@ -17,6 +17,7 @@ from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from tests.pki import client_of, expired, gevent_context, server_of
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +148,7 @@ def test_upgrade(vm: Vm, objects: None, authority: trustme.CA, recorder: Recorde
         server.port,
         as_cosocket,
     )
-    with gevent.Timeout(20):
-        while not recorder.seen:
-            gevent.sleep(0.005)
+    wait_until(lambda: recorder.seen)
 
 
 def test_failed_handshakes_are_words_and_close(vm: Vm, objects: None) -> None:
@@ -202,9 +201,7 @@ def test_a_tls_server(vm: Vm, objects: None, authority: trustme.CA, recorder: Re
     secure.unwrap()
     secure.close()
     silent.close()
-    with gevent.Timeout(20):
-        while len(recorder.seen) < 2:
-            gevent.sleep(0.005)
+    wait_until(lambda: len(recorder.seen) >= 2)
     assert recorder.seen == [(None, b"none"), (None, b"sslclosenotify")]
 
 

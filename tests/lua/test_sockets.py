@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gevent
@@ -16,8 +16,7 @@ from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.sockets import draining
 from smqrt.lua.vm import Vm
-
-Settled = Callable[[Callable[[], object]], None]
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_write_takes_ranges_and_byte_arrays(vm: Vm, server: Any) -> None:
     assert peer.recv(100) == b"234efxyzyz"
 
 
-def test_a_cosocket_server(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_a_cosocket_server(vm: Vm, recorder: Recorder) -> None:
     port = vm.eval(
         """
         local function client(sock, greeting)
@@ -134,10 +133,10 @@ def test_a_cosocket_server(vm: Vm, recorder: Recorder, settled: Settled) -> None
             got += end.recv(100)
         assert got[:7] == (b"hi ABC%d" % number)[:7]
         end.close()
-    settled(lambda: recorder.seen.count(b"client ended") == 20)
+    wait_until(lambda: recorder.seen.count(b"client ended") == 20)
     assert vm.activities.blocked == 1
     assert vm.eval("return listener:close(), listener:close()") == (True, False)
-    settled(lambda: recorder.seen[-1] == b"socketclosed")
+    wait_until(lambda: recorder.seen[-1] == b"socketclosed")
     assert vm.activities.blocked == 0
 
 
@@ -230,9 +229,7 @@ def test_only_the_owner_reads_everybody_writes(vm: Vm, server: Any, recorder: Re
     assert recorder.seen[2:] == [True, b"x"]
 
 
-def test_a_full_queue_refuses_outsiders_and_suspends_cosockets(
-    vm: Vm, server: Any, recorder: Recorder, settled: Settled
-) -> None:
+def test_a_full_queue_refuses_outsiders_and_suspends_cosockets(vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """
         s = ba.socket.connect("127.0.0.1", ...)
@@ -251,9 +248,9 @@ def test_a_full_queue_refuses_outsiders_and_suspends_cosockets(
     got = 0
     while got < 8000001:
         got += len(peer.recv(1 << 20))
-    settled(lambda: recorder.seen[-1] == b"there is room")
+    wait_until(lambda: recorder.seen[-1] == b"there is room")
     vm.eval("s:enable(1, nil, 'three')")
-    settled(lambda: recorder.seen[-1] == (1, None, b"three"))
+    wait_until(lambda: recorder.seen[-1] == (1, None, b"three"))
     assert peer.recv(10) == b""
 
 
@@ -310,7 +307,7 @@ def test_blocking_write_waits(vm: Vm, server: Any) -> None:
     assert reading.get(timeout=5) == 10000003
 
 
-def test_disable_and_enable(vm: Vm, server: Any, recorder: Recorder, settled: Settled) -> None:
+def test_disable_and_enable(vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """
         s = ba.socket.connect("127.0.0.1", ...)
@@ -331,14 +328,14 @@ def test_disable_and_enable(vm: Vm, server: Any, recorder: Recorder, settled: Se
     gevent.sleep(0.02)
     assert recorder.seen == [(None, b"incorrectuse"), True, (None, b"incorrectuse")]
     assert vm.eval("return s:enable()") == (True,)
-    settled(lambda: recorder.seen[-1] == b"held back")
+    wait_until(lambda: recorder.seen[-1] == b"held back")
     assert vm.eval("return s:enable(7), s:enable(8)") == (True, False)
-    settled(lambda: recorder.seen[-1] == 7)
+    wait_until(lambda: recorder.seen[-1] == 7)
     vm.eval("s:close()")
-    settled(lambda: recorder.seen[-1] == (None, b"socketclosed"))
+    wait_until(lambda: recorder.seen[-1] == (None, b"socketclosed"))
 
 
-def test_close_from_outside_ends_what_waits(vm: Vm, server: Any, recorder: Recorder, settled: Settled) -> None:
+def test_close_from_outside_ends_what_waits(vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """
         local port = ...
@@ -355,7 +352,7 @@ def test_close_from_outside_ends_what_waits(vm: Vm, server: Any, recorder: Recor
         "=t",
         port_of(server),
     )
-    settled(lambda: len(recorder.seen) == 10)
+    wait_until(lambda: len(recorder.seen) == 10)
     assert set(recorder.seen) == {(None, b"socketclosed")}
 
 
@@ -380,7 +377,7 @@ def test_sockets_are_keys_and_close_by_themselves(vm: Vm, server: Any) -> None:
         assert peer.recv(1) == b""
 
 
-def test_a_cosocket_is_anchored(vm: Vm, server: Any, recorder: Recorder, settled: Settled) -> None:
+def test_a_cosocket_is_anchored(vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         'ba.socket.connect("127.0.0.1", ...):event(function(me) test.record(me:read()) end, "s") '
         "collectgarbage() collectgarbage()",
@@ -391,7 +388,7 @@ def test_a_cosocket_is_anchored(vm: Vm, server: Any, recorder: Recorder, settled
     gc.collect()
     vm.eval("collectgarbage() collectgarbage()")
     peer.sendall(b"still here")
-    settled(lambda: recorder.seen == [b"still here"])
+    wait_until(lambda: recorder.seen == [b"still here"])
 
 
 def test_names_options_and_state(vm: Vm, server: Any) -> None:
@@ -423,7 +420,7 @@ def test_names_options_and_state(vm: Vm, server: Any) -> None:
     )
 
 
-def test_two_readers_of_a_blocking_socket(vm: Vm, server: Any, recorder: Recorder, settled: Settled) -> None:
+def test_two_readers_of_a_blocking_socket(vm: Vm, server: Any, recorder: Recorder) -> None:
     vm.eval(
         """
         s = ba.socket.connect("127.0.0.1", ...)
@@ -433,7 +430,7 @@ def test_two_readers_of_a_blocking_socket(vm: Vm, server: Any, recorder: Recorde
         "=t",
         port_of(server),
     )
-    settled(lambda: len(recorder.seen) == 2)
+    wait_until(lambda: len(recorder.seen) == 2)
     assert recorder.seen == [(None, b"incorrectuse"), (None, b"socketclosed")]
 
 
@@ -483,7 +480,7 @@ def test_udp(vm: Vm) -> None:
     )
 
 
-def test_udp_in_a_cosocket(vm: Vm, recorder: Recorder, settled: Settled) -> None:
+def test_udp_in_a_cosocket(vm: Vm, recorder: Recorder) -> None:
     vm.eval(
         """
         local u = ba.socket.udpcon(0, {intf = "127.0.0.1"})
@@ -501,7 +498,7 @@ def test_udp_in_a_cosocket(vm: Vm, recorder: Recorder, settled: Settled) -> None
         c:write("stop")
         """
     )
-    settled(lambda: recorder.seen == [b"n1!", b"n2!", b"n3!", b"n4!", b"n5!", b"stopped"])
+    wait_until(lambda: recorder.seen == [b"n1!", b"n2!", b"n3!", b"n4!", b"n5!", b"stopped"])
 
 
 def test_toip(vm: Vm) -> None:

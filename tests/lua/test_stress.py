@@ -19,6 +19,7 @@ from smqrt.lua.activity import MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
+from tests.waiting import wait_until
 
 ACTIVITIES = 400
 ROUNDS = 5
@@ -92,7 +93,7 @@ def greenlets() -> int:
     return sum(isinstance(thing, greenlet.greenlet) and not thing.dead for thing in gc.get_objects())
 
 
-def test_hundreds_of_activities(vm: Vm, recorder: Recorder, settled: Callable[[Callable[[], object]], None]) -> None:
+def test_hundreds_of_activities(vm: Vm, recorder: Recorder) -> None:
     work = vm.compile(WORK, "@work.lua")
     greenlets_before = greenlets()
     memory_bytes: list[int] = []
@@ -128,14 +129,12 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder, settled: Callable[[C
                 workers.start(run, number, steps)
             else:
                 tasks.append((number, gevent.spawn(run, number, steps)))
-        settled(lambda: vm.activities.blocked >= 300)
+        wait_until(lambda: vm.activities.blocked >= 300)
         for number, task in dice.sample(tasks, 20):
             task.kill()
             if number not in outcomes:
                 killed.add(number)
-        with gevent.Timeout(20):
-            while vm.activities.blocked or len(outcomes) + len(killed) < len(steps_of):
-                gevent.sleep(0.002)
+        wait_until(lambda: not vm.activities.blocked and len(outcomes) + len(killed) >= len(steps_of))
         vm.eval("collectgarbage() collectgarbage()")
         memory_bytes.append(vm.memory_bytes())
 

@@ -13,7 +13,7 @@ import re
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gevent
@@ -26,6 +26,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.net.workers import MAX_IDLE
+from tests.waiting import wait_until
 
 ACTIVITIES = 3000
 KILLS = 20
@@ -164,7 +165,7 @@ class Crowd:
             self._fill_up()
             gevent.sleep(0.05)
             self.kill_some(20)
-        until(lambda: not self.alive)
+        wait_until(lambda: not self.alive)
 
     def _fill_up(self) -> None:
         while len(self.alive) < ACTIVITIES:
@@ -173,7 +174,7 @@ class Crowd:
     def _gather(self) -> None:
         self.gate.clear()
         self._fill_up()
-        until(lambda: self.at_gate + self.checked + self.killed == len(self.steps))
+        wait_until(lambda: self.at_gate + self.checked + self.killed == len(self.steps))
         self.most = self.at_gate
         self.gate.set()
 
@@ -215,12 +216,6 @@ class Crowd:
             self.wrong.append((number, outcome))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    with gevent.Timeout(PATIENCE_S):
-        while not condition():
-            gevent.sleep(0.02)
-
-
 @pytest.fixture
 def many_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -254,7 +249,7 @@ def test_three_thousand_at_once(
     crowd.live(1)  # tables grow to the size of the crowd once
     before = Traces(vm)
     crowd.live(seconds)
-    until(lambda: vm.eval("return ba.socket.stat()") == (1, 1))
+    wait_until(lambda: vm.eval("return ba.socket.stat()") == (1, 1))
     after = Traces(vm)
 
     assert crowd.wrong == [], crowd.report()
@@ -267,5 +262,5 @@ def test_three_thousand_at_once(
     assert after.memory_bytes < before.memory_bytes + 1_500_000  # four tables of the size of the largest crowd
     assert after.files <= before.files
     vm.eval("stop_server()")
-    until(lambda: vm.activities.blocked == 0)
+    wait_until(lambda: vm.activities.blocked == 0)
     assert vm.eval("return ba.socket.stat()") == (0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import gevent
 import pytest
@@ -46,9 +46,7 @@ def test_python_that_blocks_the_loop_is_named_too(vm: Vm, reports: list[str]) ->
     assert "test_python_that_blocks_the_loop_is_named_too" in reports[0]
 
 
-def test_a_loop_that_turns_is_not_reported(
-    vm: Vm, reports: list[str], settled: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_loop_that_turns_is_not_reported(vm: Vm, reports: list[str]) -> None:
     for _ in range(10):
         vm.run(vm.compile(BUSY), 0.02)
         gevent.sleep(0.03)

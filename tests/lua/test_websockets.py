@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from smqrt.net.selfsigned import self_signed_pair
 from smqrt.net.tls import server_context
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT, WebSocketCodec, WebSocketMessage
+from tests.waiting import wait_until
 
 ECHO = """
 local function echo(s)
@@ -102,16 +103,9 @@ def echo(server: AppServer, request: pytest.FixtureRequest) -> AppServer:
     return server
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    with gevent.Timeout(20):
-        while not (value := condition()):
-            gevent.sleep(0.005)
-    return value
-
-
 def ending(server: AppServer) -> Any:
-    state = wait_for(lambda: (found := state_of(server))["n"] and found)
-    wait_for(lambda: state_of(server)["s"] == 0)
+    state = wait_until(lambda: (found := state_of(server))["n"] and found)
+    wait_until(lambda: state_of(server)["s"] == 0)
     return state["seen"][0]
 
 

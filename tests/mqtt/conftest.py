@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 
 from smqrt.errors import DeliveryError
@@ -74,15 +73,3 @@ def scripted() -> Iterator[Callable[..., ScriptedBroker]]:
     yield start
     for broker in running:
         broker.close()
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Waits until a condition holds, five seconds at most."""
-
-    def wait(condition: Callable[[], object], seconds: float = 5) -> None:
-        with gevent.Timeout(seconds):
-            while not condition():
-                gevent.sleep(0.002)
-
-    return wait

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gevent
 import pytest
 
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import ScriptedBroker
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers  # no process of its own, but some seconds
 
@@ -65,9 +65,8 @@ def session(version: int, cut_after: int | None) -> int:
 
 def complete(client: MqttClient, broker: ScriptedBroker, got: list[tuple[int, bytes]], where: str) -> None:
     expected = {payload for qos, payload in messages("down") if qos}
-    with gevent.Timeout(WAIT_S, AssertionError(f"{where}: it stands still, {got}, {broker.received}")):
-        while not (client.flush(WAIT_S) and broker.is_quiet and expected <= {payload for _, payload in got}):
-            gevent.sleep(0.001)
+    is_complete = lambda: client.flush(WAIT_S) and broker.is_quiet and expected <= {payload for _, payload in got}  # noqa: E731
+    wait_until(is_complete, (where, got, broker.received))
 
 
 @pytest.mark.parametrize("version", [4, 5])

@@ -19,10 +19,10 @@ from smqrt.net.stream import Stream
 from tests.clock import undisturbed_s
 from tests.mqtt.mosquitto import Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, publish, stall
+from tests.waiting import wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
-Until = Callable[..., None]
 
 
 class Ear:
@@ -39,9 +39,7 @@ class Ear:
         mark = f"mark {len(self.heard)}".encode()
         topic = next(iter(self.client._subscriptions._wanted)).replace("#", "mark")
         self.client.publish(topic, mark, qos=1)
-        with gevent.Timeout(5):
-            while mark not in self.heard:
-                gevent.sleep(0.005)
+        wait_until(lambda: mark in self.heard)
         return self.heard.count(message)
 
 
@@ -58,12 +56,12 @@ def test_a_block_delivers_what_was_published_in_it(
     assert [item for item in ear.heard if not item.startswith(b"mark")] == [b"%d" % number for number in range(5000)]
 
 
-def test_disconnect_before_the_connection_stands_delivers(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+def test_disconnect_before_the_connection_stands_delivers(mosquitto: Mosquitto, connect: Connect) -> None:
     ear = Ear(connect, mosquitto, "early")
     client = connect(mosquitto.address, wait=False)
     items = [client.publish("early/t", b"x", qos) for qos in (0, 1, 2)]
     assert not client.disconnect()
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert [item.error for item in items] == [None] * 3
     assert ear.count(b"x") == 3
 
@@ -139,11 +137,11 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("how", LEAVING)
-def test_no_will_after_an_orderly_end(mosquitto: Mosquitto, connect: Connect, until: Until, how: str) -> None:
+def test_no_will_after_an_orderly_end(mosquitto: Mosquitto, connect: Connect, how: str) -> None:
     ear = Ear(connect, mosquitto, "will")
     client = connect(mosquitto.address, will=WILL)
     LEAVING[how](client)
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     with connect(mosquitto.address, will=WILL) as other:
         other.disconnect()
     assert ear.count(b"dead") == 0
@@ -152,9 +150,7 @@ def test_no_will_after_an_orderly_end(mosquitto: Mosquitto, connect: Connect, un
 def test_the_will_is_published_when_it_is_wanted(mosquitto: Mosquitto, connect: Connect) -> None:
     ear = Ear(connect, mosquitto, "will")
     connect(mosquitto.address, will=WILL).disconnect(4)
-    with gevent.Timeout(5):
-        while ear.count(b"dead") != 1:
-            gevent.sleep(0.01)
+    wait_until(lambda: ear.count(b"dead") == 1)
 
 
 def test_disconnect_goes_out_although_the_process_ends_at_once(mosquitto: Mosquitto, connect: Connect) -> None:
@@ -167,9 +163,7 @@ def test_disconnect_goes_out_although_the_process_ends_at_once(mosquitto: Mosqui
     assert ear.count(b"dead") == 0
 
 
-def test_packets_that_still_come_do_not_keep_disconnect_back(
-    scripted: Scripted, connect: Connect, until: Until
-) -> None:
+def test_packets_that_still_come_do_not_keep_disconnect_back(scripted: Scripted, connect: Connect) -> None:
     flood = packet(PUBLISH, b"\0\x01t\0x") * 3000
     broker = scripted(on_open=lambda wire: wire.send(flood))
     seen: list[str] = []
@@ -180,7 +174,7 @@ def test_packets_that_still_come_do_not_keep_disconnect_back(
         seen.append("x")
 
     client = connect(broker.address, None, onpub, wait=False)
-    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    wait_until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert client.end is None
 
 
@@ -205,15 +199,15 @@ BAD_ANSWERS = {"text": "soon", "nan": float("nan"), "negative": -1, "ages": 1e30
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 def test_a_nonsensical_answer_of_onstatus_is_told(
-    connect: Connect, until: Until, caplog: pytest.LogCaptureFixture, name: str
+    connect: Connect, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     client = connect("127.0.0.1:1", lambda *_: BAD_ANSWERS[name], wait=False)
-    until(lambda: "onstatus answered" in caplog.text)
+    wait_until(lambda: "onstatus answered" in caplog.text)
     assert not client.closed, "it tries again, as without onstatus"
 
 
 def test_an_onstatus_that_raises_keeps_the_client(
-    scripted: Scripted, connect: Connect, until: Until, caplog: pytest.LogCaptureFixture
+    scripted: Scripted, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     def onstatus(*_: Any) -> bool:
         raise RuntimeError("oh no")
@@ -222,18 +216,18 @@ def test_an_onstatus_that_raises_keeps_the_client(
     assert client.publish("a", b"x", 1).wait(5)
     assert "oh no" in caplog.text
     other = connect("127.0.0.1:1", onstatus, wait=False)
-    until(lambda: caplog.text.count("oh no") >= 4)
+    wait_until(lambda: caplog.text.count("oh no") >= 4)
     assert not other.closed
 
 
-def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect, until: Until) -> None:
+def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     told: list[Any] = []
     client = connect(f"127.0.0.1:{listener.getsockname()[1]}", lambda *what: told.append(what[:2]), wait=False)
     peer, _ = gevent.get_hub().threadpool.apply(listener.accept)
     peer.close()
     listener.close()
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert told == [("sock", "socketreadfailed")]
 
 
@@ -284,12 +278,12 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_connecting_has_a_deadline(connect: Connect, until: Until, what: str) -> None:
+def test_connecting_has_a_deadline(connect: Connect, what: str) -> None:
     act, secure, word = ENDLESS[what]
     peer = Peer(act)
     told: list[Any] = []
     client = connect(peer.address, lambda *what: told.append(what[:2]), wait=False, timeout=0.4, secure=secure)
-    until(lambda: client.closed, 3)
+    wait_until(lambda: client.closed, 3)
     assert told == [("sock", word)]
     peer.stopped.set()
 
@@ -299,14 +293,14 @@ def accept(sock: socket.socket) -> None:
     sock.sendall(packet(0x20, b"\0\0\0"))
 
 
-def test_a_broker_that_takes_nothing_is_left(connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_takes_nothing_is_left(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
     peer = Peer(accept, 4096)
     told: list[Any] = []
     client = connect(peer.address, lambda *what: told.append(what[:2]) or len(told) == 1, keepalive=0)
     for _ in range(15):
         client.publish("t", bytes(1_000_000))
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert told == [("mqtt", "connect"), ("sock", "timeout")]
     peer.stopped.set()
 
@@ -331,7 +325,7 @@ def test_a_broker_that_takes_little_by_little_is_not(connect: Connect, monkeypat
 
 
 @pytest.mark.parametrize("which", ["onstatus of a connection", "onstatus of none", "onpub"])
-def test_a_callback_may_close_its_client(mosquitto: Mosquitto, until: Until, which: str) -> None:
+def test_a_callback_may_close_its_client(mosquitto: Mosquitto, which: str) -> None:
     took_s: list[float] = []
 
     def close(*_: Any) -> bool:
@@ -345,14 +339,12 @@ def test_a_callback_may_close_its_client(mosquitto: Mosquitto, until: Until, whi
     if which == "onpub":
         client.subscribe("own")
         client.publish("own", b"x")
-    until(lambda: client.closed and took_s)
+    wait_until(lambda: client.closed and took_s)
     assert len(took_s) == 1
     assert took_s[0] < 1
 
 
-def test_acknowledgements_that_nobody_takes_are_bounded(
-    connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acknowledgements_that_nobody_takes_are_bounded(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
     sent, messages = [0], publish("t", b"", 1, 7, properties=b"") * 5000
 

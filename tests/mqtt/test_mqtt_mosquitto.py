@@ -18,41 +18,39 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from smqrt.errors import ArgumentError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.mosquitto import COMMON, Certificates, Mosquitto
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
 Connect = Callable[..., MqttClient]
 Start = Callable[..., Mosquitto]
-Until = Callable[..., None]
 
 BOTH = pytest.mark.parametrize("version", [4, 5])
 
 
 @BOTH
-def test_every_quality_there_and_back(mosquitto: Mosquitto, connect: Connect, until: Until, version: int) -> None:
+def test_every_quality_there_and_back(mosquitto: Mosquitto, connect: Connect, version: int) -> None:
     got: list[Any] = []
     client = connect(mosquitto.address, None, lambda *message: got.append(message), version=version)
     granted: list[Any] = []
     client.subscribe("all/#", None, lambda *answer: granted.append(answer), qos=2)
     for qos in range(3):
         assert client.publish(f"all/{qos}", bytes([qos]) * 200_000, qos).wait(5)
-    until(lambda: len(got) == 3)
+    wait_until(lambda: len(got) == 3)
     assert granted == [("all/#", 2, {})]
     assert [(topic, payload, cpt >> 1 & 3) for topic, payload, _, cpt in got] == [
         (f"all/{qos}", bytes([qos]) * 200_000, qos) for qos in range(3)
     ]
     ended: list[Any] = []
     client.unsubscribe("all/#", lambda *answer: ended.append(answer[:2]))
-    until(lambda: ended)
+    wait_until(lambda: ended)
     client.publish("all/gone", b"", 1).wait(5)
     assert (ended, len(got)) == ([("all/#", 0)], 3)
 
 
 @BOTH
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_messages_to_and_from_paho(
-    mosquitto: Mosquitto, connect: Connect, until: Until, version: int, qos: int
-) -> None:
+def test_messages_to_and_from_paho(mosquitto: Mosquitto, connect: Connect, version: int, qos: int) -> None:
     heard: list[Any] = []
     theirs = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion(version))
     theirs.on_subscribe = lambda *_: heard.append("subscribed")
@@ -66,11 +64,11 @@ def test_messages_to_and_from_paho(
     )
     ready: list[int] = []
     client.subscribe("from/paho", None, lambda topic, reason, _: ready.append(reason), qos=qos)
-    until(lambda: heard == ["subscribed"] and ready == [qos])
+    wait_until(lambda: heard == ["subscribed"] and ready == [qos])
     for number in range(50):
         client.publish("to/paho", b"%d" % number, qos)
         theirs.publish("from/paho", b"%d" % number, qos)
-    until(lambda: len(heard) == 51 and len(got) == 50)
+    wait_until(lambda: len(heard) == 51 and len(got) == 50)
     assert heard[1:] == [("to/paho", b"%d" % number, qos) for number in range(50)]
     assert got == [(b"%d" % number, qos) for number in range(50)]
     loop.kill()
@@ -84,7 +82,7 @@ def turn_paho(client: paho.Client) -> None:
         gevent.sleep(0.001)
 
 
-def test_properties_go_both_ways(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+def test_properties_go_both_ways(mosquitto: Mosquitto, connect: Connect) -> None:
     sent = {
         "payloadformatindicator": 1,
         "messageexpiryinterval": 60,
@@ -98,12 +96,12 @@ def test_properties_go_both_ways(mosquitto: Mosquitto, connect: Connect, until: 
     client = connect(mosquitto.address, None, lambda *message: got.append(message[2]))
     client.subscribe("properties")
     client.publish("properties", "x", 1, properties=sent)
-    until(lambda: got)
+    wait_until(lambda: got)
     assert got[0] == sent
 
 
 @BOTH
-def test_callbacks_of_single_subscriptions(mosquitto: Mosquitto, connect: Connect, until: Until, version: int) -> None:
+def test_callbacks_of_single_subscriptions(mosquitto: Mosquitto, connect: Connect, version: int) -> None:
     got: list[Any] = []
 
     def named(name: str) -> Callable[..., None]:
@@ -115,11 +113,11 @@ def test_callbacks_of_single_subscriptions(mosquitto: Mosquitto, connect: Connec
     client.subscribe("single/other")
     for topic in ("single/one", "single/two/deep", "single/other"):
         client.publish(topic, b"", 1)
-    until(lambda: len(got) == 3)
+    wait_until(lambda: len(got) == 3)
     assert got == [("one", "single/one"), ("deep", "single/two/deep"), ("all", "single/other")]
 
 
-def test_options_of_subscriptions(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+def test_options_of_subscriptions(mosquitto: Mosquitto, connect: Connect) -> None:
     got: list[Any] = []
     client = connect(mosquitto.address, None, lambda topic, payload, properties, cpt: got.append((topic, cpt & 1)))
     client.publish("kept/a", b"1", 1, retain=True).wait(5)
@@ -128,13 +126,13 @@ def test_options_of_subscriptions(mosquitto: Mosquitto, connect: Connect, until:
     client.subscribe("kept/c", retainaspublished=True)
     for topic in ("kept/b", "kept/c", "kept/a"):
         client.publish(topic, b"2", 1, retain=True)
-    until(lambda: len(got) == 2)
+    wait_until(lambda: len(got) == 2)
     client.subscribe("kept/b")
-    until(lambda: len(got) == 3)
+    wait_until(lambda: len(got) == 3)
     assert got == [("kept/c", 1), ("kept/a", 0), ("kept/b", 1)]
 
 
-def test_a_will_with_delay_and_properties(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+def test_a_will_with_delay_and_properties(mosquitto: Mosquitto, connect: Connect) -> None:
     got: list[Any] = []
     watcher = connect(mosquitto.address, None, lambda *message: got.append(message[:3]))
     watcher.subscribe("wills/#")
@@ -144,13 +142,13 @@ def test_a_will_with_delay_and_properties(mosquitto: Mosquitto, connect: Connect
     mortal.disconnect(4)
     gevent.sleep(0.3)
     assert got == []
-    until(lambda: got)
+    wait_until(lambda: got)
     assert got == [("wills/a", b"gone", {"contenttype": "x"})]
 
 
 @BOTH
 def test_what_was_published_offline_is_sent(
-    tmp_path: Path, connect: Connect, until: Until, version: int, start_mosquitto: Start
+    tmp_path: Path, connect: Connect, version: int, start_mosquitto: Start
 ) -> None:
     first = start_mosquitto()
     got: list[bytes] = []
@@ -158,18 +156,18 @@ def test_what_was_published_offline_is_sent(
     watcher = connect(first.address, lambda *_: 0.05, lambda topic, payload, *_: got.append(payload))
     watcher.subscribe("offline", qos=1)
     first.stop()
-    until(lambda: not client.connected and not watcher.connected)
+    wait_until(lambda: not client.connected and not watcher.connected)
     for number in range(100):
         client.publish("offline", str(number), number % 3)
     start_mosquitto(port=first.port)
-    until(lambda: watcher.connected and watcher.flush(1))
-    until(lambda: client.flush(1))
+    wait_until(lambda: watcher.connected and watcher.flush(1))
+    wait_until(lambda: client.flush(1))
     client.publish("offline", "end", 1)
-    until(lambda: b"end" in got)
+    wait_until(lambda: b"end" in got)
     assert client.connected
 
 
-def test_a_session_is_resumed(mosquitto: Mosquitto, connect: Connect, until: Until) -> None:
+def test_a_session_is_resumed(mosquitto: Mosquitto, connect: Connect) -> None:
     log: list[Any] = []
     got: list[bytes] = []
 
@@ -190,10 +188,10 @@ def test_a_session_is_resumed(mosquitto: Mosquitto, connect: Connect, until: Unt
     thief = connect(
         mosquitto.address, clientidentifier="resumes", cleanstart=False, properties={"sessionexpiryinterval": 30}
     )
-    until(lambda: log.count(True) >= 1)
+    wait_until(lambda: log.count(True) >= 1)
     thief.close()
     other.publish("resumed", "there", 1).wait(5)
-    until(lambda: got == [b"there"])
+    wait_until(lambda: got == [b"there"])
     assert log[0] is False
 
 
@@ -280,7 +278,7 @@ def test_tls_against_a_plain_port(mosquitto: Mosquitto, connect: Connect) -> Non
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_busy_client_lets_others_have_a_turn(
-    mosquitto: Mosquitto, connect: Connect, until: Until, request: pytest.FixtureRequest, qos: int
+    mosquitto: Mosquitto, connect: Connect, request: pytest.FixtureRequest, qos: int
 ) -> None:
     got = 0
 
@@ -297,7 +295,7 @@ def test_a_busy_client_lets_others_have_a_turn(
     request.addfinalizer(gc.unfreeze)
     gc.freeze()  # what all the tests before left behind is nothing to walk through now
     ticker = gevent.spawn(_tick, held)
-    until(lambda: got == 20_000, 20)
+    wait_until(lambda: got == 20_000, 20)
     ticker.kill()
     assert max(held) < 0.05
 

@@ -11,10 +11,10 @@ import pytest
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import PUBACK, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, ScriptedBroker, packet, stall
+from tests.waiting import wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
-Until = Callable[..., None]
 
 
 def stopped(scripted: Scripted) -> ScriptedBroker:
@@ -120,13 +120,13 @@ def test_a_subscription_waits_for_messages_that_wait_for_room(scripted: Scripted
 
 @pytest.mark.parametrize(("version", "properties", "most"), [(4, b"", 20), (5, b"", 1000), (5, b"\x21\0\x07", 7)])
 def test_how_much_is_in_flight(
-    scripted: Scripted, connect: Connect, until: Until, version: int, properties: bytes, most: int
+    scripted: Scripted, connect: Connect, version: int, properties: bytes, most: int
 ) -> None:
     broker = scripted(version, properties=properties, on_packet=lambda wire, first, body: first & 0xF0 == PUBLISH)
     client = connect(broker.address, version=version)
     for _ in range(1000):
         client.publish("t", b"x", 1)
-    until(lambda: len(broker.of_kind(PUBLISH)) == most)
+    wait_until(lambda: len(broker.of_kind(PUBLISH)) == most)
     gevent.sleep(0.05)  # no more comes
     assert len(broker.of_kind(PUBLISH)) == most
 

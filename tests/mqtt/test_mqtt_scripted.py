@@ -23,10 +23,10 @@ from tests.mqtt.scripted import (
     publish,
     stall,
 )
+from tests.waiting import wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
-Until = Callable[..., None]
 
 V3_REFUSALS = [1, 2, 3, 4, 5]
 V5_REFUSALS = [0x80, 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x8C, 0x90, 0x95, 0x97, 0x99, 0x9A]
@@ -67,37 +67,37 @@ def test_what_time_may_cure_is_tried_again_by_itself(scripted: Scripted, connect
 
 
 @pytest.mark.parametrize("code", DISCONNECTS)
-def test_every_disconnect_of_the_broker_is_told(scripted: Scripted, connect: Connect, until: Until, code: int) -> None:
+def test_every_disconnect_of_the_broker_is_told(scripted: Scripted, connect: Connect, code: int) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(packet(DISCONNECT, bytes((code, 0)))))
     client = connect(broker.address, give_up(log))
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert log[-1] == ("mqtt", "disconnect", {"reasoncode": code, "properties": {}})
 
 
-def test_the_decision_after_an_end_is_heeded(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_the_decision_after_an_end_is_heeded(scripted: Scripted, connect: Connect) -> None:
     broker = scripted(on_open=lambda wire: wire.send(packet(DISCONNECT)) if broker.connections < 3 else None)
     client = connect(broker.address, lambda *_: 0.02)
-    until(lambda: broker.connections == 3 and client.connected)
+    wait_until(lambda: broker.connections == 3 and client.connected)
     gone: list[Any] = []
     connect("127.0.0.1:1", lambda *what: gone.append(what))
     assert gone == [("sock", "cannotconnect", {})]
 
 
-def test_a_falsy_answer_to_connect_closes(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_a_falsy_answer_to_connect_closes(scripted: Scripted, connect: Connect) -> None:
     broker = scripted()
     client = connect(broker.address, lambda *_: False)
-    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    wait_until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert len(broker.of_kind(DISCONNECT)) == 1
     assert client.end is None
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_half_open_link_is_noticed(scripted: Scripted, connect: Connect, until: Until, version: int) -> None:
+def test_a_half_open_link_is_noticed(scripted: Scripted, connect: Connect, version: int) -> None:
     log: list[Any] = []
     broker = scripted(version, on_packet=lambda wire, first, body: first == PINGREQ and (stall(), True)[1])
     client = connect(broker.address, give_up(log), version=version, keepalive=1)
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert broker.of_kind(PINGREQ) == [b""]
     assert log[-1] == ("mqtt", "pingtimeout", {})
 
@@ -110,10 +110,10 @@ def test_pings_keep_an_idle_link(scripted: Scripted, connect: Connect) -> None:
     assert 2 <= len(broker.of_kind(PINGREQ)) <= 4
 
 
-def test_the_servers_keep_alive_counts(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_the_servers_keep_alive_counts(scripted: Scripted, connect: Connect) -> None:
     broker = scripted(properties=b"\x13\0\x01")
     client = connect(broker.address, keepalive=600)
-    until(lambda: broker.of_kind(PINGREQ))
+    wait_until(lambda: broker.of_kind(PINGREQ))
     assert client.connected
     silent = scripted(properties=b"\x13\0\0")
     connect(silent.address, keepalive=1)
@@ -121,7 +121,7 @@ def test_the_servers_keep_alive_counts(scripted: Scripted, connect: Connect, unt
     assert silent.of_kind(PINGREQ) == []
 
 
-def test_a_slow_callback_is_no_dead_link(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_a_slow_callback_is_no_dead_link(scripted: Scripted, connect: Connect) -> None:
     flood = [("in", 0, b"x")] * 2500
     broker = scripted(4, push=flood)
     got: list[bytes] = []
@@ -133,7 +133,7 @@ def test_a_slow_callback_is_no_dead_link(scripted: Scripted, connect: Connect, u
 
     client = connect(broker.address, None, onpub, version=4, keepalive=1)
     client.subscribe("in")
-    until(lambda: len(got) == len(flood))
+    wait_until(lambda: len(got) == len(flood))
     assert client.connected
     assert broker.connections == 1
 
@@ -165,7 +165,7 @@ def test_no_more_in_flight_than_the_receive_maximum(scripted: Scripted, connect:
     assert most == 3
 
 
-def test_the_receive_maximum_holds_for_what_is_sent_again(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_the_receive_maximum_holds_for_what_is_sent_again(scripted: Scripted, connect: Connect) -> None:
     seen: list[int] = []
 
     def first_connection(wire: Any, first: int, body: bytes) -> bool:
@@ -184,23 +184,23 @@ def test_the_receive_maximum_holds_for_what_is_sent_again(scripted: Scripted, co
     client = connect(broker.address, lambda *_: 0.01, properties={"sessionexpiryinterval": 9})
     for number in range(10):
         client.publish("t", str(number), 1)
-    until(lambda: len(seen) == 12)
+    wait_until(lambda: len(seen) == 12)
     gevent.sleep(0.1)
     assert len(seen) == 12, "the third would break the receive maximum"
 
 
-def test_a_broker_that_breaks_our_receive_maximum(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_a_broker_that_breaks_our_receive_maximum(scripted: Scripted, connect: Connect) -> None:
     log: list[Any] = []
     flood = b"".join(publish("in", b"x", 2, mid, properties=b"") for mid in (1, 2, 3))
     broker = scripted(on_open=lambda wire: wire.send(flood), on_packet=lambda wire, first, body: first >> 4 in (5, 6))
     client = connect(broker.address, give_up(log), properties={"receivemaximum": 2})
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert log[-1][:2] == ("mqtt", "protocolerror")
-    until(lambda: broker.of_kind(DISCONNECT))
+    wait_until(lambda: broker.of_kind(DISCONNECT))
     assert broker.of_kind(DISCONNECT) == [b"\x93"]
 
 
-def test_topic_aliases_of_the_broker(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_topic_aliases_of_the_broker(scripted: Scripted, connect: Connect) -> None:
     def alias(number: int) -> bytes:
         return struct.pack("!BH", 0x23, number)
 
@@ -209,7 +209,7 @@ def test_topic_aliases_of_the_broker(scripted: Scripted, connect: Connect, until
     got: list[str] = []
     broker = scripted(on_open=lambda wire: wire.send(data))
     connect(broker.address, None, lambda topic, *_: got.append(topic), properties={"topicaliasmaximum": 2})
-    until(lambda: len(got) == len(sent))
+    wait_until(lambda: len(got) == len(sent))
     assert got == ["one", "two", "one", "two", "three", "three"]
 
 
@@ -217,12 +217,12 @@ def test_topic_aliases_of_the_broker(scripted: Scripted, connect: Connect, until
     ("topic", "number", "code"), [("one", 3, 0x94), ("", 2, 0x82), ("", None, 0x82), ("one", 0, 0x82)]
 )
 def test_wrong_topic_aliases_end_the_connection(
-    scripted: Scripted, connect: Connect, until: Until, topic: str, number: int | None, code: int
+    scripted: Scripted, connect: Connect, topic: str, number: int | None, code: int
 ) -> None:
     properties = b"" if number is None else struct.pack("!BH", 0x23, number)
     broker = scripted(on_open=lambda wire: wire.send(publish(topic, b"", properties=properties)))
     client = connect(broker.address, give_up([]), properties={"topicaliasmaximum": 2})
-    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    wait_until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert broker.of_kind(DISCONNECT) == [bytes((code,))]
 
 
@@ -246,11 +246,11 @@ def test_what_is_too_large_for_the_broker_fails(scripted: Scripted, connect: Con
     assert [payload for _, payload in broker.received] == [b"x" * 40]
 
 
-def test_what_is_too_large_for_us_ends_the_connection(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_what_is_too_large_for_us_ends_the_connection(scripted: Scripted, connect: Connect) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(publish("t", b"x" * 100, properties=b"")))
     client = connect(broker.address, give_up(log), properties={"maximumpacketsize": 100})
-    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    wait_until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert log[-1][:2] == ("mqtt", "protocolerror")
     assert broker.of_kind(DISCONNECT) == [b"\x95"]
 
@@ -277,11 +277,11 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("what", RUBBISH)
-def test_rubbish_ends_the_connection(scripted: Scripted, connect: Connect, until: Until, what: str) -> None:
+def test_rubbish_ends_the_connection(scripted: Scripted, connect: Connect, what: str) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(RUBBISH[what]))
     client = connect(broker.address, give_up(log))
-    until(lambda: client.closed)
+    wait_until(lambda: client.closed)
     assert log[-1][:2] == ("mqtt", "protocolerror")
 
 
@@ -315,17 +315,17 @@ def test_a_refused_message_is_told(scripted: Scripted, connect: Connect) -> None
     assert client.backlog == 0
 
 
-def test_a_client_may_end_while_it_connects(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_a_client_may_end_while_it_connects(scripted: Scripted, connect: Connect) -> None:
     silent = scripted(on_packet=lambda *_: True)
     for address in ("192.0.2.1:1883", silent.address):
         client = connect(address, wait=False, timeout=30)
         gevent.sleep(0.05)
         client.disconnect()
-        until(lambda client=client: client.closed)
+        wait_until(lambda client=client: client.closed)
 
 
 def test_a_callback_that_fails_costs_nothing_else(
-    scripted: Scripted, connect: Connect, until: Until, caplog: pytest.LogCaptureFixture
+    scripted: Scripted, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = scripted(push=[("in", 1, b"1"), ("in", 1, b"2")])
     got: list[bytes] = []
@@ -335,11 +335,11 @@ def test_a_callback_that_fails_costs_nothing_else(
         raise RuntimeError("oh no")
 
     connect(broker.address, None, onpub).subscribe("in")
-    until(lambda: len(got) == 2)
-    until(lambda: caplog.text.count("oh no") >= 2)
+    wait_until(lambda: len(got) == 2)
+    wait_until(lambda: caplog.text.count("oh no") >= 2)
 
 
-def test_a_packet_identifier_is_used_again(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_a_packet_identifier_is_used_again(scripted: Scripted, connect: Connect) -> None:
     numbers = iter(range(1, 4))
 
     def on_packet(wire: Any, first: int, body: bytes) -> bool:
@@ -352,15 +352,15 @@ def test_a_packet_identifier_is_used_again(scripted: Scripted, connect: Connect,
     got: list[bytes] = []
     broker = scripted(on_open=lambda wire: wire.send(publish("in", b"0", 2, 1, properties=b"")), on_packet=on_packet)
     connect(broker.address, None, lambda topic, payload, *_: got.append(payload))
-    until(lambda: len(got) == 4)
+    wait_until(lambda: len(got) == 4)
     assert got == [b"0", b"1", b"2", b"3"]
 
 
-def test_the_end_of_the_process_is_told(scripted: Scripted, connect: Connect, until: Until) -> None:
+def test_the_end_of_the_process_is_told(scripted: Scripted, connect: Connect) -> None:
     log: list[Any] = []
     broker = scripted()
     client = connect(broker.address, lambda *told: log.append(told) or True)
     client.shutdown()
-    until(lambda: client.closed and broker.of_kind(DISCONNECT))
+    wait_until(lambda: client.closed and broker.of_kind(DISCONNECT))
     assert [told[:2] for told in log] == [("mqtt", "connect"), ("sock", "sysshutdown")]
     assert len(broker.of_kind(DISCONNECT)) == 1

@@ -12,7 +12,8 @@ import pytest
 from smqrt.broker.outbox import Drop
 from smqrt.wire import smq
 from tests.clock import undisturbed_s
-from tests.device import KINDS, RAW, WS, Device, Site, masked, publish, wait_until
+from tests.device import KINDS, RAW, WS, Device, Site, masked, publish
+from tests.waiting import wait_until
 
 MAX = smq.MAX_PAYLOAD_BYTES
 

@@ -19,8 +19,8 @@ from tests.device import (
     masked,
     publish,
     request,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 AT_ONCE = 25
 

@@ -11,7 +11,8 @@ from gevent import socket
 from smqrt.net import gate
 from smqrt.net.acceptor import Acceptor
 from smqrt.net.refusals import Refusals
-from tests.device import KINDS, WS, Site, wait_until
+from tests.device import KINDS, WS, Site
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import pytest
 from gevent import socket
 
 from tests.conftest import REPOSITORY, free_port
-from tests.device import RAW, WS, Device, publish, request, wait_until
+from tests.device import RAW, WS, Device, publish, request
+from tests.waiting import wait_until
 
 WAIT_S = 30
 PAGE = (REPOSITORY / "smqrt" / "help" / "wsgi.md").read_text("utf-8")

@@ -19,7 +19,8 @@ from smqrt.net import namestore
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.clock import undisturbed_s
-from tests.device import RAW, WS, Ack, Site, bounded, publish, wait_until
+from tests.device import RAW, WS, Ack, Site, bounded, publish
+from tests.waiting import wait_until
 
 SYNC_S = 0.004
 """What one sync of an ordinary disk takes."""

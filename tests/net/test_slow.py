@@ -27,8 +27,8 @@ from tests.device import (
     expect_clean,
     leftovers,
     publish,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 SMALL_BUFFER_BYTES = 32768
 

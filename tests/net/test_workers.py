@@ -13,7 +13,7 @@ from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.deferred import Deferred
 from smqrt.net import workers
-from tests.device import wait_until
+from tests.waiting import wait_until
 
 
 def in_hub(fn: Callable[[], Any]) -> Any:

@@ -16,7 +16,8 @@ from smqrt.net import datapath
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request, wait_until
+from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request
+from tests.waiting import wait_until
 
 
 class Mounted:

@@ -32,9 +32,9 @@ from tests.device import (
     connect_packet,
     masked,
     publish,
-    wait_until,
 )
 from tests.device import request as head
+from tests.waiting import wait_until
 
 
 class Mounted:

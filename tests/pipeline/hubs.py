@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from smqrt.journal import commit
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 APPLICATION = "from smqrt import hub\n\nsmq = hub.create(journal=True)\n"
 READY_S = 10
@@ -54,7 +53,7 @@ class JournalingHub:
         """Publishes messages whose payloads are the numbers from `first` on; returns when the journal has them."""
         rows = [(topic.encode(), None, str(number).encode()) for number in range(first, first + count)]
         commit.publish(commit.HubAddress.of(self.journal), rows)
-        eventually(lambda: (first + count - 1) in self.numbers(topic), "what was published is in the journal")
+        wait_until(lambda: (first + count - 1) in self.numbers(topic), "what was published is in the journal")
 
     def rows(self, *topics: str) -> list[Any]:
         """Returns what the journal has, or what it has of some topics."""
@@ -64,11 +63,3 @@ class JournalingHub:
     def numbers(self, topic: str) -> list[int]:
         """Returns the payloads of a topic as numbers, sorted."""
         return sorted(int(row.payload) for row in self.rows(topic))
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = READY_S) -> None:
-    """Waits until something is true; fails when it doesn't become so."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)

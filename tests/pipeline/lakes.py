@@ -15,7 +15,8 @@ import pytest
 
 from tests.conftest import free_port
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 KEPT = (
     "@source({source}, json='n int, k string')\ndef rows(df): return df\n"
@@ -94,7 +95,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     try:
-        eventually(lambda: _answers(port), "the server of S3 answers")
+        wait_until(lambda: _answers(port), "the server of S3 answers")
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="lake")
         yield "s3://lake"
     finally:

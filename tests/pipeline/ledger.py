@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -295,11 +294,3 @@ def _final(recorded: Recorded, least: Counter[Window]) -> Iterator[Window]:
     """Yields the windows that ought to have been published."""
     watermark_us = max(one.ts_us for one in _timed(recorded)) - LATE_US
     return (window for window, n in least.items() if n and (window[0] + 1) * WINDOW_US < watermark_us)
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float) -> None:
-    """Waits until something is true; fails when it doesn't become so."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)

@@ -18,12 +18,13 @@ from typing import Any
 from smqrt.journal import commit
 from smqrt.pipeline import crash_points, status, tables
 from tests.pipeline import ledger
-from tests.pipeline.ledger import eventually
 from tests.pipeline.plain_stream import JAVA
+from tests.waiting import wait_until
 
 HUB = """
 from smqrt import hub
 from smqrt.journal import durability
+from tests.waiting import wait_until
 
 durability.RETENTION_S = 2.0
 smq = hub.create(journal=%r)
@@ -157,7 +158,7 @@ class Trial:
         environment = self.shims.environment if self.shims else {}
         words = ("serve", "--port", str(self._port), str(self.folder))
         self._hub = self._process(*words, log="hub.log", **environment)
-        eventually(lambda: self._announced() == self._hub.pid, "the hub is there", 60)  # type: ignore[union-attr]
+        wait_until(lambda: self._announced() == self._hub.pid, "the hub is there", 60)  # type: ignore[union-attr]
         if not self._publishers:
             self._port = int(self._url.split(":")[2].split("/")[0])
             self._begin()
@@ -260,7 +261,7 @@ class Trial:
     def wait_for_batches(self, more: int, or_its_end: bool = False) -> None:
         """Waits until so many more micro-batches are done; the pipelines may end meanwhile if that is said."""
         reached = self.batch() + more
-        eventually(lambda: self.batch() >= reached or self._ended, f"micro-batch {reached} is done", PATIENCE_S)
+        wait_until(lambda: self.batch() >= reached or self._ended, f"micro-batch {reached} is done", PATIENCE_S)
         assert or_its_end or not self._ended, self.log.read_text()[-4000:]
 
     @property
@@ -278,7 +279,7 @@ class Trial:
         """Waits until queries that run are behind the last message, and stops them."""
         end = self._last_message()
         behind = lambda: all(self._is_behind(end, each) for each in queries)  # noqa: E731
-        eventually(lambda: self._ended or behind(), f"{queries} are behind row {end}", PATIENCE_S)
+        wait_until(lambda: self._ended or behind(), f"{queries} are behind row {end}", PATIENCE_S)
         self.stop_driver()
 
     def figures(self) -> ledger.Figures:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +20,7 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, alerts
 from smqrt.pipeline.alerts import AlertRow, Key, Rate, Rules
 from smqrt.pipeline.api import Declaration, declaration_of
+from tests.waiting import wait_until
 
 S = 1_000_000
 NOON_MS = 1_795_262_400_000
@@ -256,13 +255,6 @@ def streamed(spark: Any, folder: Path, declaration: Declaration) -> Iterator[tup
         query.stop()
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert done(), threading.enumerate()
-
-
 def test_a_stream_tells_what_one_batch_tells_and_then_the_silence_that_lasts(
     spark: Any, readings: Any, tmp_path: Path
 ) -> None:
@@ -285,7 +277,7 @@ def test_the_clock_on_the_wall_tells_silence_without_any_row(spark: Any, tmp_pat
     assert alerts.endless(declaration)
     with streamed(spark, tmp_path, declaration) as (_, found):
         lasting = [(NOON + timedelta(seconds=81), "d1"), (NOON + timedelta(seconds=111), "d0")]
-        wait_for(lambda: [fact[:2] for fact in facts(found()) if fact[4] == "raised"][-2:] == lasting)
+        wait_until(lambda: [fact[:2] for fact in facts(found()) if fact[4] == "raised"][-2:] == lasting)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from smqrt.journal import commit
 from smqrt.pipeline import session
 from tests.conftest import REPOSITORY, free_port
 from tests.pipeline.conftest import CONF, HELPERS_PATH, needed_java
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 PAGE = (REPOSITORY / "smqrt/help/declarative-pipelines.md").read_text("utf-8")
 FILES = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -30,6 +31,7 @@ START_S, RUN_S = 200, 280
 ASKS = """
 from smqrt.errors import PipelineError
 from smqrt.pipeline import tables
+from tests.waiting import wait_until
 
 try:
     tables.frame(spark, "s3a://bucket/readings")
@@ -108,7 +110,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             submit, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            eventually(lambda: listening(port) or server.poll() is not None, "the server listens", START_S)
+            wait_until(lambda: listening(port) or server.poll() is not None, "the server listens", START_S)
             assert server.poll() is None, log.read_text()
             yield Place(folder, hub, f"sc://127.0.0.1:{port}", environment)
         finally:
@@ -128,8 +130,8 @@ def test_a_program_of_spark_connect_reads_and_publishes(place: Place) -> None:
     assert "2 readings" in told
     assert "this session is one of Spark Connect: make one with" in told
     copies = [("copy/site1/d1", b'{"device": "d1", "temp": 20}'), ("copy/site1/d2", b'{"device": "d2", "temp": 30}')]
-    eventually(lambda: place.published("copy/#") == copies, "the stream's rows are published", 30)
-    eventually(lambda: place.published("site2/#") == [("site2/d9", b"hello")], "the batch is published", 30)
+    wait_until(lambda: place.published("copy/#") == copies, "the stream's rows are published", 30)
+    wait_until(lambda: place.published("site2/#") == [("site2/d9", b"hello")], "the batch is published", 30)
 
 
 @pytest.mark.cluster
@@ -143,11 +145,11 @@ def test_a_declarative_pipeline_publishes_each_message_once(place: Place) -> Non
     for flow in ("spark_catalog.default.readings", "hot", "spark_catalog.default.devices"):
         assert f"Flow {flow} has COMPLETED." in told
     first = ("hot/d1", b'{"device":"d1","temp":85.5}')
-    eventually(lambda: place.published("hot/#") == [first], "what is hot is published", 30)
+    wait_until(lambda: place.published("hot/#") == [first], "what is hot is published", 30)
     place.send({"device": "d3", "temp": 99.0})
     assert "Run is COMPLETED." in place.run(*command, folder="factory")
     second = ("hot/d3", b'{"device":"d3","temp":99.0}')
-    eventually(lambda: place.published("hot/#") == [first, second], "what is new is, and nothing again", 30)
+    wait_until(lambda: place.published("hot/#") == [first, second], "what is new is, and nothing again", 30)
 
 
 def test_pipelines_say_that_they_have_a_spark_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from smqrt.journal import commit
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status, tables
 from tests.journal.made import readings, write
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 START_S, STOP_S = 300, 120
 SOURCE = """
@@ -26,6 +27,7 @@ import time
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 from smqrt.pipeline import publish, source, table
+from tests.waiting import wait_until
 
 @source("in", json="n int", include_pipeline=True)
 def rows(df): return df
@@ -98,7 +100,7 @@ class Terminal:
 
     def wait_inside(self) -> None:
         """Waits until the micro-batch is under way."""
-        eventually(lambda: self.inside.exists() or self.ended, "the micro-batch is under way", START_S)
+        wait_until(lambda: self.inside.exists() or self.ended, "the micro-batch is under way", START_S)
         assert not self.ended, self.printed
 
     @property
@@ -176,12 +178,12 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
     for _ in range(2):
         assert terminal.process
         terminal.process.terminate()
-        eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+        wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
     assert not terminal.traces
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 @pytest.mark.cluster
@@ -195,25 +197,25 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
         for pid in everybody:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        eventually(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
+        wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     assert set(terminal.everybody()) >= set(everybody), terminal.printed
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
     assert not terminal.traces
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 @pytest.mark.cluster
 def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
     terminal.start()
-    eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
+    wait_until(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
     everybody = terminal.everybody()
     for pid in everybody:
         os.kill(pid, signal.SIGTERM)
     assert terminal.wait() == 0, terminal.printed
     assert not terminal.traces
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 @pytest.mark.cluster
@@ -225,7 +227,7 @@ def test_nobody_outlives_the_driver(terminal: Terminal) -> None:
     terminal.process.kill()
     terminal.wait()
     terminal.go.touch()  # a worker that computes sees that nobody wants its result only when it has one
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 @pytest.mark.cluster
@@ -246,7 +248,7 @@ def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(termin
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
-    eventually(lambda: "once more" in terminal.printed, "it says what it does", STOP_S)
+    wait_until(lambda: "once more" in terminal.printed, "it says what it does", STOP_S)
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 128 + signal.SIGINT, terminal.printed
     assert terminal.results == []
@@ -254,7 +256,7 @@ def test_ctrl_c_finishes_the_micro_batch_and_a_second_one_ends_it_at_once(termin
     terminal.start()
     terminal.wait_inside()
     terminal.send(signal.SIGINT)
-    eventually(lambda: terminal.printed.count("once more") == 2, "it says what it does", STOP_S)
+    wait_until(lambda: terminal.printed.count("once more") == 2, "it says what it does", STOP_S)
     terminal.go.touch()
     assert terminal.wait() == 0, terminal.printed
     assert (terminal.state("echo"), terminal.state("idle")) == ("stopped", "stopped")
@@ -284,7 +286,7 @@ def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str
     assert terminal.printed.splitlines()[-1] == "Interrupted."
     assert not terminal.traces
     assert terminal.written == []
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
     assert list((terminal.app / "tmp").glob("smqrt-test-*")) == []
     terminal.go.touch()
     terminal.start(*words)
@@ -295,13 +297,13 @@ def test_other_commands_leave_nothing_half_done(terminal: Terminal, command: str
 @pytest.mark.cluster
 def test_doctor_while_spark_starts(terminal: Terminal) -> None:
     terminal.begin("pipeline", "doctor", "--app", str(terminal.app))
-    eventually(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
+    wait_until(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
     everybody = terminal.everybody()
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 130, terminal.printed
     assert terminal.printed.splitlines()[-1] == "Interrupted."
     assert not terminal.traces
-    eventually(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
 
 
 @pytest.mark.cluster
@@ -310,7 +312,7 @@ def test_compacting_with_spark(terminal: Terminal, tmp_path: Path) -> None:
     write(journal, readings(200), segment_rows=100)
     words = ("journal", "compact", str(journal), "--json", "variant")
     terminal.begin(*words)
-    eventually(lambda: (journal / ".variant/rows.parquet").exists() or terminal.ended, "Spark is to write", START_S)
+    wait_until(lambda: (journal / ".variant/rows.parquet").exists() or terminal.ended, "Spark is to write", START_S)
     terminal.send(signal.SIGINT)
     assert terminal.wait() == 130, terminal.printed
     assert terminal.printed.splitlines()[-1] == "Interrupted."

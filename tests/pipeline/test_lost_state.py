@@ -17,8 +17,8 @@ from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import query, resume, tables
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import eventually
 from tests.pipeline.recorded import Recorded
+from tests.waiting import wait_until
 
 KEPT = (
     "@source({source}, json='n int')\ndef rows(df): return df\n"
@@ -163,9 +163,9 @@ def test_what_a_query_has_yet_to_read_is_kept_from_its_start_on(app: Application
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(runner.run, ["echo"])
         try:
-            eventually(lambda: mark(app, "echo") == {"n1": before}, "a mark before the first row", 60)
+            wait_until(lambda: mark(app, "echo") == {"n1": before}, "a mark before the first row", 60)
             send(app, 1, 2)
-            eventually(lambda: app.results() and mark(app, "echo") == {"n1": app.end}, "a mark while it waits", 60)
+            wait_until(lambda: app.results() and mark(app, "echo") == {"n1": app.end}, "a mark while it waits", 60)
         finally:
             stopping.set()
         assert running.result(60) == 0
@@ -250,9 +250,9 @@ def test_windows_of_rows_before_the_first_start_are_not_published(app: Applicati
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(runner.run, ["windows"])
         try:
-            eventually(lambda: state(app, "windows").joinpath("start.json").exists(), "it has begun", 60)
+            wait_until(lambda: state(app, "windows").joinpath("start.json").exists(), "it has begun", 60)
             at(app, 40)
-            eventually(lambda: 20 in windows(app), "the first window of now", 60)
+            wait_until(lambda: 20 in windows(app), "the first window of now", 60)
         finally:
             stopping.set()
         assert running.result(60) == 0

@@ -10,7 +10,8 @@ import pytest
 
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline.smq_source.options import ALSO, BATCH_ROWS, READ, ROWS_PER_PARTITION, WRITE
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 PAGE = Path(__file__).parent.parent.parent / "smqrt" / "help" / "format-smq.md"
 TEXT = PAGE.read_text("utf-8")
@@ -22,10 +23,10 @@ def test_the_examples(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[s
     try:
         reading = spark.createDataFrame([("site1/d1", '{"device": "d1", "temp": 85.5}')], MESSAGE)
         reading.write.format("smq").mode("append").save(str(hub.journal))
-        eventually(lambda: hub.rows("site1/d1"), "the reading is in the journal")
+        wait_until(lambda: hub.rows("site1/d1"), "the reading is in the journal")
         for example in re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
             exec(re.sub('"(app|checkpoints)/', rf'"{tmp_path}/\1/', example), names)
-        eventually(lambda: len(hub.rows("alerts/d1")) == 2, "both messages are in the journal", 60)
+        wait_until(lambda: len(hub.rows("alerts/d1")) == 2, "both messages are in the journal", 60)
     finally:
         if "query" in names:
             names["query"].stop()

@@ -15,7 +15,8 @@ from smqrt.journal.record import Flag
 from smqrt.pipeline import process, status, tables
 from smqrt.pipeline.session import EVERYWHERE
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 PATIENCE_S = 90
 
@@ -219,10 +220,10 @@ def test_a_query_is_started_again(app: Application) -> None:
     )
     app.send({"n": 1})
     runner = Running(app, republish=True)
-    eventually(lambda: app.told, "the failure is told", PATIENCE_S)
+    wait_until(lambda: app.told, "the failure is told", PATIENCE_S)
     assert app.told == [f"{app.folder}/pipelines/p.py:8: numbers: AssertionError: broken. It is started again in 1 s."]
     broken.unlink()
-    eventually(app.results, "it goes on", PATIENCE_S)
+    wait_until(app.results, "it goes on", PATIENCE_S)
     assert app.status("numbers").state in status.LIVE
     process.request_stop(app.folder / ".pipelines" / "numbers")
     assert runner.end() == 0

@@ -13,7 +13,8 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal.remote import RemoteJournal
 from smqrt.pipeline.smq_source.stream import PACE_S, JournalFollower
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
+from tests.waiting import wait_until
 
 
 class Counting(RemoteJournal):
@@ -54,7 +55,7 @@ def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
         time.sleep(0.005)
     assert journal.asked == ["end", "wait"]
     hub.publish("a", 0, 10)
-    eventually(lambda: follower.end() == {"n1": 10}, "the hub has told that there is more")
+    wait_until(lambda: follower.end() == {"n1": 10}, "the hub has told that there is more")
     time.sleep(3 * PACE_S)
     assert len(journal.asked) <= 5, "it may have been told in parts"
     follower.stop()
@@ -68,10 +69,10 @@ def test_a_hub_that_goes_away_is_told_and_one_that_comes_back_is_followed(hub: J
     hub.stop()
     assert time.monotonic() - began_s < 1.5, "who waits does not hold the hub that ends"
     with pytest.raises(JournalError, match=r"The hub hasn't answered for 0\.2 s"):
-        eventually(lambda: follower.end() != {"n1": 0}, "the hub is away")
+        wait_until(lambda: follower.end() != {"n1": 0}, "the hub is away")
     hub._start(hub.port)
     hub.publish("a", 0, 3)
-    eventually(lambda: follower.end() == {"n1": 3}, "it is followed again")
+    wait_until(lambda: follower.end() == {"n1": 3}, "it is followed again")
     follower.stop()
 
 

@@ -18,8 +18,9 @@ from smqrt.journal.record import Flag
 from smqrt.pipeline.smq_source import writing
 from smqrt.pipeline.smq_source.options import WriteOptions
 from smqrt.pipeline.smq_source.writing import BatchWriter
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.recorded import values
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,10 @@ def test_a_stream_goes_on_when_its_hub_comes_back(spark: Any, hub: JournalingHub
     frame = over_http(spark.readStream, hub, startingOffsets="earliest", topics="in")
     query = doubling(frame, "out", hub, tmp_path / "checkpoint").trigger(processingTime="100 milliseconds").start()
     try:
-        eventually(lambda: len(hub.rows("out")) == 100, "the first hundred came back", 40)
+        wait_until(lambda: len(hub.rows("out")) == 100, "the first hundred came back", 40)
         hub.restart()
         hub.publish("in", 100, 100)
-        eventually(lambda: len(hub.rows("out")) >= 200, "the second hundred came back", 40)
+        wait_until(lambda: len(hub.rows("out")) >= 200, "the second hundred came back", 40)
         assert query.exception() is None
     finally:
         query.stop()
@@ -131,7 +132,7 @@ def forget_last_batch(checkpoint: Path) -> None:
 def test_a_batch_frame_is_published(spark: Any, hub: JournalingHub) -> None:
     frame = spark.createDataFrame([("a", "x", b"1"), ("b", None, b"\x00\xff"), ("c", None, None)], MESSAGE)
     frame.write.format("smq").mode("append").save(str(hub.journal))
-    eventually(lambda: len(hub.rows("a", "b", "c")) == 3, "all rows are in the journal")
+    wait_until(lambda: len(hub.rows("a", "b", "c")) == 3, "all rows are in the journal")
     assert sorted((row.topic, row.subtopic, row.payload) for row in hub.rows("a", "b", "c")) == [
         ("a", "x", b"1"),
         ("b", None, b"\x00\xff"),

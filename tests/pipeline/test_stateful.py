@@ -20,7 +20,7 @@ from smqrt.pipeline import backfill, processors, testing
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
-from tests.pipeline.hubs import eventually
+from tests.waiting import wait_until
 
 PATIENCE_S = 60
 HEAD = "from smqrt.pipeline import publish, source, stateful, table, view, alert, expect\n"
@@ -275,9 +275,9 @@ def test_the_clock_on_the_wall_fires_a_timer_without_any_row_and_after_a_restart
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(Runner(app.catalog, app.options(once=False), stopping, app.spark).run)
         try:
-            eventually(lambda: len(app.results()) == 2, "the timer that was set before the restart", PATIENCE_S)
+            wait_until(lambda: len(app.results()) == 2, "the timer that was set before the restart", PATIENCE_S)
             app.send({"k": "a"})
-            eventually(lambda: len(app.results()) == 4, "and the next one", PATIENCE_S)
+            wait_until(lambda: len(app.results()) == 4, "and the next one", PATIENCE_S)
         finally:
             stopping.set()
     assert running.result() == 0

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import free_port
-from tests.pipeline.hubs import JournalingHub, eventually
+from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.test_interrupt import START_S, Terminal
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_status_links_to_the_pages_of_spark_on_the_port_that_was_free(terminal: 
         terminal.start("run", "--from", "earliest", "--republish", "--master", "local[2]", *words)
         terminal.wait_inside()
         terminal.go.touch()
-        eventually(lambda: terminal.results == [b'{"n":1}'] or terminal.ended, "the result is published", START_S)
+        wait_until(lambda: terminal.results == [b'{"n":1}'] or terminal.ended, "the result is published", START_S)
     status = [sys.executable, "-m", "smqrt", "pipeline", "status", "--app", str(terminal.app)]
     said = subprocess.run(status, capture_output=True, text=True, check=False).stdout
     assert terminal.process
@@ -58,7 +59,7 @@ def test_status_links_to_the_pages_of_spark_on_the_port_that_was_free(terminal: 
     assert wanted < port <= wanted + 16
     assert "echo" in fetched(f"{found[1]}/StreamingQuery/")
     assert not listens("127.0.0.2", port), "nobody but this machine"
-    eventually(lambda: told(metrics)["smqrt_pipeline_rows_total", "echo"] == 1, "its figures are told", START_S)
+    wait_until(lambda: told(metrics)["smqrt_pipeline_rows_total", "echo"] == 1, "its figures are told", START_S)
     assert told(metrics)["smqrt_pipeline_up", "idle"] == 1
 
 
