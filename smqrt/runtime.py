@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import resource
 import signal
 import ssl
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 from gevent.event import Event
+from greenlet import getcurrent, greenlet
 
-from smqrt import reload, state
+from smqrt import reload
 from smqrt.errors import StartError
 from smqrt.http.access import Access
 from smqrt.http.builtin_pages import ApplicationList, Manual
@@ -56,26 +61,24 @@ FLUSH_S = 0.05  # what the last messages take to leave
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
+_DEEPEST_FRAMES = 12  # of a greenlet in a report of the state
 
 
-class AppSpec(Protocol):
-    """An application to load, as `smqrt.cli.discover` finds it."""
+@dataclass(frozen=True)
+class AppSpec:
+    """One application to load.
 
-    @property
-    def name(self) -> str:
-        """The path segment it is mounted under, empty for the root."""
+    Attributes:
+        name: the path segment it is mounted under; empty for the root.
+        path: a folder or a ZIP file.
+        priority: -127 to 127, higher is asked first.
+        inner: the folder inside the ZIP file; empty for its top.
+    """
 
-    @property
-    def path(self) -> Path:
-        """Its folder or ZIP file."""
-
-    @property
-    def priority(self) -> int:
-        """From -127 to 127, higher is asked first."""
-
-    @property
-    def inner(self) -> str:
-        """The folder inside the ZIP file."""
+    name: str
+    path: Path
+    priority: int = 0
+    inner: str = ""
 
 
 class Server:
@@ -274,7 +277,7 @@ class Server:
 
     def tell_state(self) -> None:
         """Logs what the greenlets and the activities of the applications wait for."""
-        log.warning("asked for the state\n%s", state.report(self.vm.waiting()))
+        log.warning("asked for the state\n%s", state_report(self.vm.waiting()))
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
@@ -341,3 +344,33 @@ def _prepare_process() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+def state_report(activities: Iterable[str]) -> str:
+    """Give the state of the process in text: what its greenlets, and the activities of its applications, wait for.
+
+    Args:
+        activities: a line for each activity of Lua.
+    """
+    lua = Counter(activities)
+    stacks = Counter(_stack(one) for one in _greenlets())
+    gc.freeze()
+    parts = [f"{sum(lua.values())} activities of Lua wait", *(_counted(count, text) for text, count in lua.items())]
+    parts += [f"{sum(stacks.values())} greenlets", *(_counted(count, text) for text, count in stacks.most_common())]
+    return "\n".join(parts)
+
+
+def _counted(count: int, text: str) -> str:
+    return f"  {text}" if count == 1 else f"  {count} times {text}"
+
+
+def _greenlets() -> list[greenlet]:
+    me = getcurrent()
+    gc.unfreeze()  # what the server froze when it started would not be seen
+    return [one for one in gc.get_objects() if isinstance(one, greenlet) and one.gr_frame is not None and one is not me]
+
+
+def _stack(one: greenlet) -> str:
+    frames = traceback.extract_stack(one.gr_frame, _DEEPEST_FRAMES)
+    lines = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
+    return f"{type(one).__name__} at " + "\n      from ".join(lines)

@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, options, settings + place + printable + manual, wire, broker, net, message + wsgi, "
-    "http + client + mqtt + gunicorn, journal, hub, pyapps, lua, reload + state + supervise, runtime, pipeline, cli"
+    "errors, options, settings + app_folder + printable + manual, wire, broker, net, message + wsgi, "
+    "http + client + mqtt + gunicorn, journal, hub, pyapps, lua, reload + supervise, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("durability", "writer", "recorder", "outgoing", "service", "ends", "announcer")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""

@@ -1,15 +1,16 @@
-"""The command line. Each command lies in a module of its own and is loaded when it is called for."""
+"""The command line, with the commands `new` and `help`; each other one is in a module that is loaded when called."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from importlib import import_module
+from importlib import import_module, resources
+from pathlib import Path
 
 import click
 
 from smqrt import __version__
-from smqrt.errors import SmqrtError
+from smqrt.errors import SmqrtError, StartError
 from smqrt.printable import PrintableFormatter, printable
 
 _COMMANDS = {
@@ -17,12 +18,12 @@ _COMMANDS = {
     "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
     "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
-    "new": ("smqrt.cli.new", "new", "Make a new application to start from."),
+    "new": ("smqrt.cli", "new", "Make a new application to start from."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
     "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),
     "query": ("smqrt.cli.query", "query", "Answer SQL about what hubs recorded."),
-    "help": ("smqrt.cli.help", "help_", "Print the manual."),
+    "help": ("smqrt.cli", "help_", "Print the manual."),
 }
 
 
@@ -53,6 +54,50 @@ class _Commands(click.Group):
 @click.version_option(__version__)
 def cli() -> None:
     """An SMQ broker and Lua application server."""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Make a new application in FOLDER, which must not exist or be empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StartError(f"{folder} is not empty; name a new folder.")
+        with resources.as_file(resources.files("smqrt.cli") / "template") as template:
+            for file in sorted(template.iterdir()):
+                (folder / file.name).write_bytes(file.read_bytes())
+    except OSError as error:
+        raise StartError(f"{folder} can't be made: {error.strerror}.") from None
+    click.echo(f"Made a working application in {folder}. Start it with: smqrt serve --reload {folder}")
+
+
+@click.command("help")
+@click.argument("topic", required=False)
+def help_(topic: str | None) -> None:
+    """Print the page TOPIC of the manual; without TOPIC, tell which pages there are."""
+    from smqrt import manual
+
+    pages = manual.pages()
+    if topic is None:
+        width = max(map(len, pages))
+        for name, page in pages.items():
+            click.echo(f"{name:{width}}  {manual.title(page)}")
+        return
+    name = topic.removesuffix(".md")
+    if name not in pages:
+        raise click.UsageError(f"There is no page {topic!r}. The pages are: {', '.join(pages)}.")
+    _show(pages[name])
+
+
+def _show(page: str) -> None:
+    if not sys.stdout.isatty():
+        click.echo(page, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(100, Console().width)).print(Markdown(page, hyperlinks=False))
 
 
 def main() -> None:

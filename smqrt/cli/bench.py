@@ -18,7 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from smqrt.cli.connecting import Failure, Refused, connection_options, failure, open_client
+from smqrt.cli.connect import Failure, RefusedByBroker, connection_options, failure, open_client
 from smqrt.client import SmqClient
 
 _WINDOW_BYTES = 256 * 1024
@@ -27,7 +27,7 @@ _SHAPES = ((16, 1), (1024, 1), (60_000, 1), (128, 10))
 """Payload in bytes, number of subscribers."""
 
 
-class Row(NamedTuple):
+class BenchRow(NamedTuple):
     """One line of the table."""
 
     shape: str
@@ -64,7 +64,7 @@ def bench(url: str, seconds: float, **connection: Any) -> None:
         raise Failure(f"{bad} messages were lost or out of order")
 
 
-def _connects(connect: Callable[[], SmqClient], seconds: float) -> Row:
+def _connects(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
     times = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -72,10 +72,10 @@ def _connects(connect: Callable[[], SmqClient], seconds: float) -> Row:
         client = connect()
         times.append(time.perf_counter() - started)
         client.close()
-    return Row("connect and leave", len(times), seconds, 0, 0, *_percentiles(times))
+    return BenchRow("connect and leave", len(times), seconds, 0, 0, *_percentiles(times))
 
 
-def _round_trips(connect: Callable[[], SmqClient], seconds: float) -> Row:
+def _round_trips(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
     """Request to another client's ETID, its answer to ours."""
     with connect() as caller, connect() as server:
         answered = Event()
@@ -90,7 +90,7 @@ def _round_trips(connect: Callable[[], SmqClient], seconds: float) -> Row:
             if not answered.wait(_PATIENCE_S):
                 raise Failure(f"no answer to a message within {_PATIENCE_S:g} s")
             times.append(time.perf_counter() - started)
-    return Row("round trip by ETID", len(times), seconds, 0, 0, *_percentiles(times))
+    return BenchRow("round trip by ETID", len(times), seconds, 0, 0, *_percentiles(times))
 
 
 class _Receiver:
@@ -107,7 +107,7 @@ class _Receiver:
         self._progress.set()
 
 
-def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, subscribers: int) -> Row:
+def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, subscribers: int) -> BenchRow:
     topic, progress = f"smqrt-bench-{secrets.token_hex(8)}", Event()
     clients = [connect() for _ in range(subscribers + 1)]
     publisher, *others = clients
@@ -120,14 +120,14 @@ def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, 
         _wait_for_all(receivers, sent)
         elapsed = time.perf_counter() - started
         if publisher.dropped:
-            raise Refused(f"the broker refused the topic {topic!r}")
+            raise RefusedByBroker(f"the broker refused the topic {topic!r}")
     finally:
         for client in clients:
             client.close(1)
     received = sum(receiver.received for receiver in receivers)
     shape = f"1 to {subscribers}, {size_bytes:,} B"
     disorder = sum(receiver.disorder for receiver in receivers)
-    return Row(shape, received, elapsed, sent * subscribers - received, disorder, payload_bytes=size_bytes)
+    return BenchRow(shape, received, elapsed, sent * subscribers - received, disorder, payload_bytes=size_bytes)
 
 
 def _pump(
@@ -160,7 +160,7 @@ def _percentiles(times_s: list[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 2] * 1e6, ordered[len(ordered) * 99 // 100] * 1e6
 
 
-def _table(url: str, rows: list[Row]) -> Table:
+def _table(url: str, rows: list[BenchRow]) -> Table:
     table = Table(title=url, title_justify="left", box=SIMPLE)
     table.add_column("shape", no_wrap=True)
     for heading in ("messages", "a second", "MB/s", "p50 µs", "p99 µs", "lost", "disorder"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smqrt.cli.connecting import connection_options
+from smqrt.cli.connect import connection_options
 from smqrt.cli.journal_places import (
     Journals,
     cafile_option,
@@ -33,7 +33,7 @@ from smqrt.cli.journal_places import (
     topics_option,
     until_option,
 )
-from smqrt.cli.output import counted, json_line, payload_fields, progress, write_line
+from smqrt.cli.terminal import counted, json_line, payload_fields, progress, write_line
 from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import uris
 from smqrt.printable import printable

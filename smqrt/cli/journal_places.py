@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from smqrt.cli.interrupted import InterruptibleCommand
-from smqrt.cli.output import reader_left
+from smqrt.cli.terminal import InterruptibleCommand, discard_output
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import uris
 
@@ -135,7 +134,7 @@ class JournalCommand(InterruptibleCommand):
                 "Reading compacted rows needs pyarrow, which is not installed: pip install 'smqrt[spark]'."
             ) from None
         except BrokenPipeError:
-            reader_left()
+            discard_output()
         return None
 
 

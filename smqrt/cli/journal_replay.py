@@ -8,8 +8,8 @@ from typing import Any
 
 import gevent
 
-from smqrt.cli.connecting import Failure, Refused, failure, open_client
-from smqrt.cli.interrupted import only_this_greenlet
+from smqrt.cli.connect import Failure, RefusedByBroker, failure, open_client
+from smqrt.cli.terminal import only_this_greenlet
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.journal.inspect import Recorded
@@ -42,7 +42,7 @@ def publishing(url: str, **connection: Any) -> Iterator[tuple[Publish, Callable[
         if not client.flush():
             raise failure(client.end)
         if client.dropped:
-            raise Refused(f"the hub refused {client.dropped} messages")
+            raise RefusedByBroker(f"the hub refused {client.dropped} messages")
 
 
 @contextmanager

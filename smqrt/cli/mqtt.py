@@ -12,7 +12,7 @@ import click
 import gevent
 from gevent.queue import Queue
 
-from smqrt.cli.connecting import Failure, Refused, TimeRanOut, credentials_of
+from smqrt.cli.connect import Failure, RefusedByBroker, TimeRanOut, credentials_of
 from smqrt.errors import ArgumentError, DeliveryError
 from smqrt.mqtt import Delivery, MqttClient, MqttCloseReason
 from smqrt.printable import printable
@@ -55,7 +55,7 @@ def _deliver(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
         raise _failure(client.end)
     for delivery in recent:
         if delivery.error is not None:
-            raise Refused(f"the broker refused a message to {topic!r}: {delivery.error}")
+            raise RefusedByBroker(f"the broker refused a message to {topic!r}: {delivery.error}")
     recent.clear()
 
 
@@ -93,7 +93,7 @@ def subscribe(
 
 def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
     if reason >= 0x80:
-        messages.put(Refused(f"the broker refused the subscription to {topic!r}"))
+        messages.put(RefusedByBroker(f"the broker refused the subscription to {topic!r}"))
 
 
 def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
@@ -155,4 +155,4 @@ def _checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
 def _failure(end: MqttCloseReason | None) -> Failure:
     if end is None:
         return Failure("no connection")
-    return Refused(str(end)) if end.code == "connect" else Failure(str(end))
+    return RefusedByBroker(str(end)) if end.code == "connect" else Failure(str(end))

@@ -19,11 +19,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from smqrt.cli.interrupted import Interruptible
-from smqrt.cli.output import json_line, write_line
 from smqrt.cli.pipeline_places import Places, with_app, with_journal
 from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
+from smqrt.cli.terminal import Interruptible, json_line, write_line
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import uris
 from smqrt.journal.timestamps import iso

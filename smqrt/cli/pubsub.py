@@ -16,8 +16,8 @@ import gevent
 from gevent.queue import Queue
 
 from smqrt.cli import mqtt as over_mqtt
-from smqrt.cli.connecting import Failure, Refused, TimeRanOut, connection_options, failure, open_client, topic_of
-from smqrt.cli.output import json_line, now, payload_fields, reader_left, write_line
+from smqrt.cli.connect import Failure, RefusedByBroker, TimeRanOut, connection_options, failure, open_client, topic_of
+from smqrt.cli.terminal import discard_output, json_line, now, payload_fields, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.printable import printable
@@ -98,7 +98,7 @@ def pub(
         if not client.flush():
             raise failure(client.end)
     if client.dropped:
-        raise Refused(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
+        raise RefusedByBroker(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
 
 
 def _refuse(kind: str, **options: Any) -> None:
@@ -188,7 +188,7 @@ def request(
         client.subscribe("self", onmsg=lambda *answer: answers.put(answer) if answer[3] == number else None)
         _publish(client, os.fsencode(data), topic_of(topic, is_id), number)
         if client.flush() and client.dropped:
-            raise Refused(f"the broker refused {topic!r}")
+            raise RefusedByBroker(f"the broker refused {topic!r}")
         with gevent.Timeout(timeout, TimeRanOut(f"no answer to {topic!r} within {timeout:g} seconds")):
             answer = _next(answers)
         write_line(_as_json(client, topic, *answer) if as_json else _as_text(topic, answer[0], raw, verbose=False))
@@ -228,7 +228,7 @@ def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **
             _refuse("MQTT", qos=qos, mqtt=mqtt)
             _sub(url, topics, **options)
     except BrokenPipeError:
-        reader_left()
+        discard_output()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
@@ -284,7 +284,7 @@ def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: st
     def onack(accepted: bool, *_: Any) -> None:
         if not accepted:
             what = f"{topic!r}" + (f" with sub-topic {subtopic!r}" if subtopic else "")
-            messages.put(Refused(f"the broker refused the subscription to {what}"))
+            messages.put(RefusedByBroker(f"the broker refused the subscription to {what}"))
 
     client.subscribe(topic, subtopic, onmsg=lambda *message: messages.put((topic, *message)), onack=onack)
 

@@ -25,7 +25,7 @@ from smqrt.cli.journal_places import (
     topics_option,
     until_option,
 )
-from smqrt.cli.output import share
+from smqrt.cli.terminal import polled_progress
 from smqrt.journal import uris
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _answer(make: Any, sql: str, kind: str, file: Path | None) -> None:
     def work(_stopping: threading.Event) -> int:
         with make() as engine:
             engines.append(engine)
-            with share("query", engine.share):
+            with polled_progress("query", engine.share):
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return query_output.to_file(kind, file, schema, batches)

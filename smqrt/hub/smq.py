@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from smqrt import place
+from smqrt import app_folder
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.hooks import Peer as BrokerPeer
@@ -164,7 +164,7 @@ class Smq:
         self._broker.server.answers = self._requests.take
         if "onmsg" in callbacks:
             self.onmsg(callbacks["onmsg"])
-        place.own(self)
+        app_folder.close_with_app(self)
 
     # ---- hooks
 

@@ -20,7 +20,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from smqrt import place
+from smqrt import app_folder
 from smqrt.broker.broker import Broker
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
@@ -367,7 +367,7 @@ def record(broker: Broker, value: Any) -> JournalWriter | None:
     Raises:
         ArgumentError, JournalError: as `parse` and `JournalWriter`.
     """
-    settings = parse(value, place.folder())
+    settings = parse(value, app_folder.base_folder())
     return JournalWriter(settings, broker) if settings else None
 
 

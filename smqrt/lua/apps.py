@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from smqrt import place
+from smqrt import app_folder
 from smqrt.errors import SmqrtError
 from smqrt.http.disk import DiskIo
 from smqrt.http.files import StaticFile
@@ -86,7 +86,7 @@ class Running:
     started.
     """
 
-    owner: place.Owner
+    owner: app_folder.AppScope
     reader: ResourceReader
     scripts: list[Script]
 
@@ -101,7 +101,7 @@ class ApplicationDirectory(ResourceReader):
     """
 
     def __init__(
-        self, name: str, priority: int, io: Io, owner: place.Owner, find_session: Callable[[Request], object]
+        self, name: str, priority: int, io: Io, owner: app_folder.AppScope, find_session: Callable[[Request], object]
     ) -> None:
         super().__init__(name, priority, io=io)
         self._owner, self._find_session = owner, find_session
@@ -119,11 +119,11 @@ class ApplicationDirectory(ResourceReader):
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.env["find_session"] = self._find_session
-        token = place.current.set(self._owner)
+        token = app_folder.current_app.set(self._owner)
         try:
             return answer(*args)
         finally:
-            place.current.reset(token)
+            app_folder.current_app.reset(token)
 
 
 class Application:
@@ -160,7 +160,7 @@ class Application:
             log.error("application %s: %s", self.uri, self.error)
             return
         try:
-            with place.inside(self._running.owner):
+            with app_folder.running_app(self._running.owner):
                 for script in self._running.scripts:
                     script.load()
         except SmqrtError as error:
@@ -174,7 +174,7 @@ class Application:
             return
         for script in self._running.scripts:
             try:
-                with place.inside(self._running.owner):
+                with app_folder.running_app(self._running.owner):
                     script.stop()
             except SmqrtError as error:
                 log.error("onunload of application %s failed: %s", self.uri, error)
@@ -254,7 +254,7 @@ class Applications:
     def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
         io.private = self.services.private
-        owner = place.Owner(path.resolve() if path.is_dir() else None)
+        owner = app_folder.AppScope(path.resolve() if path.is_dir() else None)
         reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.cli.discover import AppSpec, discover
+from smqrt.cli.serve import AppSpec, discover
 from smqrt.errors import StartError
 
 

@@ -18,7 +18,7 @@ import pytest
 from gevent import get_hub
 from gevent import subprocess as green
 
-from smqrt.cli.connecting import connection_options
+from smqrt.cli.connect import connection_options
 from smqrt.cli.journal import journal
 from smqrt.journal import index, progress, segment
 from smqrt.journal.settings import names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.cli.output import payload_fields
+from smqrt.cli.terminal import payload_fields
 from smqrt.pipeline.status import Status
 from tests.conftest import REPOSITORY, Served
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import gevent
 from gevent import get_hub
 
-from smqrt import place
+from smqrt import app_folder
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.session import Session
@@ -269,7 +269,7 @@ class HubHalf:
         journal = json.loads(values.pop("journal", b"[false]"))[0]
         broker = LuaBroker(self._vm, self, refs, HubOptions(**values), journal, label.decode("utf-8", "replace"))
         if not shared:
-            place.own(broker)
+            app_folder.close_with_app(broker)
         number = next(self._numbers)
         self._brokers[number] = broker
         return number

@@ -1,5 +1,5 @@
-"""Which application's own code is running: what a relative default such as `journal=True` is relative to, and to whom a
-hub belongs.
+"""The application whose own code is running: the folder that a relative default such as `journal=True` starts at, and
+what ends with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Closable(Protocol):
         """End it; may block. A second call does nothing."""
 
 
-class Owner:
+class AppScope:
     """What a running application has made.
 
     Args:
@@ -56,29 +56,29 @@ class Owner:
         self._things.add(thing)
 
 
-current: ContextVar[Owner | None] = ContextVar("current", default=None)
+current_app: ContextVar[AppScope | None] = ContextVar("current", default=None)
 """The application whose code this greenlet runs: `.preload`, `.preload.py`, `onunload`, a page, a directory function;
 None everywhere else. Greenlets and Lua activities started from there have none."""
 
 
-def folder() -> Path:
+def base_folder() -> Path:
     """Returns the folder of the running application, the current folder when there is none."""
     return application_folder() or Path.cwd()
 
 
 def application_folder() -> Path | None:
     """Returns the folder of the running application; None for one in a ZIP file and outside of applications."""
-    owner = current.get()
-    return owner.folder if owner else None
+    app = current_app.get()
+    return app.folder if app else None
 
 
-def own(thing: Closable) -> None:
+def close_with_app(thing: Closable) -> None:
     """Let `thing` end with the running application, if there is one. What a module from outside of its folder makes
     while it is imported does not: such a module outlives the application.
     """
-    owner = current.get()
-    if owner and not _importing_from_elsewhere(owner.folder):
-        owner.add(thing)
+    app = current_app.get()
+    if app and not _importing_from_elsewhere(app.folder):
+        app.add(thing)
 
 
 def _importing_from_elsewhere(home: Path | None) -> bool:
@@ -103,10 +103,10 @@ def _packages() -> set[str]:
 
 
 @contextmanager
-def inside(owner: Owner) -> Iterator[None]:
+def running_app(app: AppScope) -> Iterator[None]:
     """Marks this greenlet as running the code of an application."""
-    token = current.set(owner)
+    token = current_app.set(app)
     try:
         yield
     finally:
-        current.reset(token)
+        current_app.reset(token)

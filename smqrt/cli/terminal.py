@@ -1,4 +1,4 @@
-"""Output of the commands: messages as JSON, and progress bars.
+"""The terminal of a command: messages as JSON, progress bars, and an orderly end after Ctrl-C and SIGTERM.
 
 Every `--json` prints one JSON object a line, with the same names for the same things (help: command-line).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -62,7 +64,7 @@ def write_line(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def reader_left() -> None:
+def discard_output() -> None:
     """The reader of the standard output, such as `head`, has seen enough: what else is written goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -89,7 +91,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def share(what: str, done: Callable[[], float]) -> Iterator[None]:
+def polled_progress(what: str, done: Callable[[], float]) -> Iterator[None]:
     """Shows a bar on the standard error while inside, when that is a terminal.
 
     Args:
@@ -124,3 +126,60 @@ def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 
         yield item
         if number % every == 0:
             advance(every)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which unwinds what runs as Ctrl-C does."""
+
+
+class InterruptibleCommand(click.Command):
+    """A command that ends with exit code 130 after Ctrl-C, and 143 after SIGTERM, as a shell has it.
+
+    What an interrupt says is printed, without it that it was one.
+    """
+
+    def invoke(self, ctx: click.Context) -> object:
+        """See `click.Command.invoke`."""
+        with _sigterm_unwinds():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as interrupt:
+                click.echo(str(interrupt) or "Interrupted.", err=True)
+                sys.exit(128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT))
+
+
+class Interruptible(InterruptibleCommand, click.Group):
+    """A group of such commands."""
+
+
+@contextmanager
+def only_this_greenlet() -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM interrupt the greenlet that entered; those of a client go on and deliver."""
+    import gevent
+
+    here, kinds = gevent.getcurrent(), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+    earlier = {number: signal.getsignal(number) for number in kinds}
+    watchers = [gevent.signal_handler(number, gevent.kill, here, kind) for number, kind in kinds.items()]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _terminated(number: int, frame: Any) -> None:
+    raise Terminated

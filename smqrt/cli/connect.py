@@ -34,7 +34,7 @@ class Failure(click.ClickException):
         return printable(self.message, lines=True)
 
 
-class Refused(Failure):
+class RefusedByBroker(Failure):
     """The broker said no."""
 
     exit_code = 3
@@ -52,7 +52,7 @@ def failure(end: ConnectionEnd | None) -> Failure:
         return Failure("no connection")
     if end.word == "nonsmq":
         return Failure(f"{end}; name the page that connects clients, such as {PAGES[0]}")
-    return Refused(str(end)) if end.code else Failure(str(end))
+    return RefusedByBroker(str(end)) if end.code else Failure(str(end))
 
 
 _OPTIONS = (

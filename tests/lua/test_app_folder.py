@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from app_server import AppServer
 
-from smqrt import place
+from smqrt import app_folder
 
 PYTHON = """
 import gevent
-from smqrt import place
-seen = [place.folder()]
+from smqrt import app_folder
+seen = [app_folder.base_folder()]
 gevent.sleep(0.01)
-seen.append(place.folder())
-other = gevent.spawn(place.application_folder).get()
+seen.append(app_folder.base_folder())
+other = gevent.spawn(app_folder.application_folder).get()
 
 def onunload():
-    open(io.realpath("gone"), "w").write(str(place.folder()))
+    open(io.realpath("gone"), "w").write(str(app_folder.base_folder()))
 """
 LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
 
@@ -28,21 +28,21 @@ LUA = "test.note() ba.sleep(5) test.note() function onunload() test.note() end"
 def noted(server: AppServer) -> list[Path | None]:
     """What `test.note()` of Lua saw."""
     seen: list[Path | None] = []
-    note = {"note": lambda: seen.append(place.application_folder())}
+    note = {"note": lambda: seen.append(app_folder.application_folder())}
     server.vm.namespace("test", note, source=b"local core, py = ... test = py")
     return seen
 
 
 def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     probe: list[object] = []
-    monkeypatch.setattr(place, "probe", probe, raising=False)
+    monkeypatch.setattr(app_folder, "probe", probe, raising=False)
     application = server.app({".preload.py": PYTHON + "place.probe += [*seen, other]"}, "py")
     assert application.error is None
     assert probe == [tmp_path / "py", tmp_path / "py", None]
     application.unload()
     assert (tmp_path / "py" / "gone").read_text() == str(tmp_path / "py")
-    assert place.application_folder() is None
-    assert place.folder() == Path.cwd()
+    assert app_folder.application_folder() is None
+    assert app_folder.base_folder() == Path.cwd()
 
 
 def test_lua_and_its_onunload(server: AppServer, noted: list[Path | None], tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_whatever_answers_a_request(server: AppServer, noted: list[Path | None],
         noted.clear()
         assert server.ask(f"/app/{name}").status == status
         assert noted == [tmp_path / "app"] * count
-        assert place.application_folder() is None
+        assert app_folder.application_folder() is None
