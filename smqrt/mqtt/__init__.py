@@ -10,7 +10,7 @@ with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(
 from smqrt.mqtt.client import MqttClient
 from smqrt.mqtt.close_reason import MqttCloseReason, OnStatus
 from smqrt.mqtt.options import MqttOptions, Will
-from smqrt.mqtt.queue import Delivery
-from smqrt.mqtt.subscriptions import OnPub, OnSuback
+from smqrt.mqtt.queue import Delivery, OnSuback
+from smqrt.wire.mqtt.topics import OnPub
 
 __all__ = ["Delivery", "MqttClient", "MqttCloseReason", "MqttOptions", "OnPub", "OnStatus", "OnSuback", "Will"]

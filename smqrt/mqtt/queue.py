@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import gevent
 from gevent.event import Event
 
 from smqrt.errors import QueueFullError
 from smqrt.mqtt.options import MqttOptions
-from smqrt.mqtt.subscriptions import SubscribeRequest, Subscriptions
 from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.properties import Props
+from smqrt.wire.mqtt.reasons import FIRST_FAILURE
 from smqrt.wire.mqtt.session import OutgoingMessage
+from smqrt.wire.mqtt.topics import Routes
 
 HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
 
@@ -52,6 +56,82 @@ class Delivery(OutgoingMessage):
         self.done, self.error = True, error
         if self._event is not None:
             self._event.set()
+
+
+OnSuback = Callable[[str, int, Props], object]
+"""`f(topic, reason, properties)`; the reason is the granted QoS, or at least 128: refused."""
+
+
+class SubscribeRequest(NamedTuple):
+    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and who waits for the answer."""
+
+    topic: str
+    options: int | None
+    properties: Props
+    callback: OnSuback | None = None
+
+
+class Subscriptions:
+    """What is wanted of the broker, what it has been asked, and what it has granted. What it is still to be asked waits
+    among the messages, in the order in which the application called.
+
+    Args:
+        keeps: ask again on the next connection what was not answered, and what was granted when the session is lost.
+
+    Attributes:
+        routes: the callbacks of single subscriptions.
+    """
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps
+        self._wanted: dict[str, SubscribeRequest] = {}
+        self._asked: dict[int, SubscribeRequest] = {}
+        self.routes = Routes()
+
+    def add(self, request: SubscribeRequest) -> None:
+        """The application asks for it."""
+        self._wanted.pop(request.topic, None)
+        if request.options is not None:
+            self._wanted[request.topic] = request
+
+    def sent(self, packet_identifier: int, request: SubscribeRequest) -> None:
+        """The broker has been asked."""
+        self._asked[packet_identifier] = request
+
+    def answered(self, packet_identifier: int, reason: int) -> SubscribeRequest | None:
+        """The broker answered; what that was the answer to. A subscription that it refused or ended is forgotten,
+        unless the application has asked for it anew."""
+        request = self._asked.pop(packet_identifier, None)
+        if request is None or request.options is not None and reason < FIRST_FAILURE:
+            return request
+        if self._wanted.get(request.topic) in (None, request):
+            was_wanted = self._wanted.pop(request.topic, None) is request
+            if was_wanted or request.options is None:
+                self.routes.remove(request.topic)
+        return request
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the broker has answered all that it was asked."""
+        return not self._asked
+
+    def lost(self) -> list[SubscribeRequest]:
+        """The connection is gone; returns what is to be asked again, before all that waits."""
+        again = list(self._asked.values()) if self._keeps else []
+        self._asked.clear()
+        return again
+
+    def session_lost(self, waiting: Iterable[object]) -> list[SubscribeRequest]:
+        """A connection stands, and the broker knows nothing of earlier ones; returns what is to be asked again, before
+        all that waits.
+
+        Args:
+            waiting: what is to be sent anyway; requests among it are not repeated.
+        """
+        if not self._keeps:
+            return []
+        open_topics = {item.topic for item in waiting if isinstance(item, SubscribeRequest)}
+        return [item._replace(callback=None) for topic, item in self._wanted.items() if topic not in open_topics]
 
 
 class SendQueue:

@@ -1,14 +1,18 @@
-"""MQTT topic names and topic filters (MQTT 5 §4.7), and which filters match a name."""
+"""MQTT topic names and topic filters (MQTT 5 §4.7), which filters match a name, and callbacks of subscriptions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from smqrt.errors import ArgumentError
+from smqrt.wire.mqtt.properties import Props
 
 _MAX_BYTES = 0xFFFF
 Value = TypeVar("Value")
+
+OnPub = Callable[[str, bytes, Props, int], object]
+"""`f(topic, payload, properties, cpt)`; `cpt` is the first byte of the packet: DUP 8, QoS 6, retain 1."""
 
 
 def is_topic_name(topic: str) -> bool:
@@ -122,3 +126,45 @@ class FilterTree(Generic[Value]):
             yield from node.values
             if "#" in node.children:  # "a/#" is for "a" as well
                 yield from node.children["#"].values
+
+
+class Routes:
+    """The callbacks of single subscriptions.
+
+    With MQTT 5 the broker tells by an identifier which subscription a message is for. Where it doesn't, topics are
+    compared.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._callbacks: dict[int, OnPub] = {}
+        self._by_topic: FilterTree[OnPub] = FilterTree()
+        self._last = 0
+        self.uses_identifiers = True
+
+    def add(self, topic: str, onpub: OnPub) -> int:
+        """Have `onpub` called for what comes by this subscription; returns its identifier."""
+        number = self._numbers.get(topic)
+        if number is None:
+            self._last = number = self._last + 1
+        self._numbers[topic] = number
+        self._callbacks[number] = onpub
+        self._by_topic.set(unshared(topic), onpub)
+        return number
+
+    def remove(self, topic: str) -> None:
+        """Forget a subscription's callback, if it has one."""
+        number = self._numbers.pop(topic, None)
+        if number is not None:
+            del self._callbacks[number]
+            self._by_topic.remove(unshared(topic))
+
+    def find(self, topic: str, properties: Props) -> list[OnPub]:
+        """The callbacks for a message."""
+        if not self._callbacks:
+            return []
+        if not self.uses_identifiers:
+            return list(self._by_topic.match(topic))
+        numbers = properties.get("subscriptionidentifier", ())
+        numbers = numbers if isinstance(numbers, list) else [numbers]
+        return [self._callbacks[number] for number in numbers if number in self._callbacks]
