@@ -213,9 +213,9 @@ class Broker(BrokerState):
         Raises:
             ArgumentError: `data` has more than 0xFFF0 bytes, a number is no 32-bit id, a new name can't be made.
         """
-        if self.closed:
+        if self.closed or len(data) > smq.MAX_PAYLOAD_BYTES:  # asked here: a call each is felt by who publishes much
             self._check_open()
-        check_size(data)
+            check_size(data)
         if isinstance(topic, int):
             tid = _checked_id("topic", topic)
         else:
@@ -228,6 +228,7 @@ class Broker(BrokerState):
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
         """Send to one client on behalf of another; false unless both are connected."""
         self._check_open()
+        check_size(data)
         _checked_id("subtid", stid)
         if to_etid not in self.sessions or from_etid not in self.sessions:
             return False

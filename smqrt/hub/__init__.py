@@ -16,10 +16,9 @@ from smqrt.hub.callbacks import (
     PermitSubtop,
     PermitTop,
 )
-from smqrt.hub.peer import Info, Peer, Refused
+from smqrt.hub.peer import Info, Peer, PeerSocket, Refused
 from smqrt.hub.smq import Smq, create, isSMQ
 from smqrt.message import Message
-from smqrt.net.peersocket import PeerSocket
 
 __all__ = [
     "Authenticate",

@@ -15,9 +15,8 @@ from gevent import get_hub
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.hub.peer import Info, Peer
+from smqrt.hub.peer import Info, Peer, PeerSocket
 from smqrt.net import workers
-from smqrt.net.peersocket import PeerSocket
 from smqrt.net.refusals import ErrorLimit
 from smqrt.net.turn import Turn
 from smqrt.wire import smq as wire
@@ -27,9 +26,6 @@ log = logging.getLogger("smqrt.hub")
 CALLED_BY_CLOCK = 4
 """So many messages of a run are asked about before the clock is looked at: a function may take a millisecond."""
 _PACKAGE = str(Path(__file__).parents[1])
-
-Name = str | bytes
-"""The name of a topic or sub-topic: `bytes` when it is not UTF-8."""
 
 
 class Authenticate(Protocol):
@@ -103,7 +99,7 @@ def takes_reason(onclose: Callable[..., Any] | None) -> bool:
         return False
 
 
-def place_of_caller() -> str:
+def calling_line() -> str:
     """Where the application called the library, as `file:line`."""
     frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_code.co_filename.startswith(_PACKAGE):

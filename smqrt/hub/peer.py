@@ -8,9 +8,89 @@ from typing import Any, TypedDict
 from urllib.parse import parse_qsl
 
 from smqrt.broker.session import Session
-from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.net.peersocket import PeerSocket
+from smqrt.errors import ArgumentError, CloseReason, SmqrtError
+from smqrt.hub.binding import is_number, text_of
+from smqrt.net import certificates
+from smqrt.net.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
+
+
+class PeerSocket:
+    """What an application may know of a client's socket, and do with it. The broker reads and writes it.
+
+    That of the server's own client answers None everywhere.
+    """
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __repr__(self) -> str:
+        return f"<PeerSocket {self.peername()}>"
+
+    @property
+    def etid(self) -> int:
+        """The client's ETID, 0 before it is connected."""
+        return int(self._session.etid)
+
+    def peername(self) -> tuple[str, int] | None:
+        """Returns address and port of the other side; None when there is no connection any more."""
+        return self._name("getpeername")
+
+    def sockname(self) -> tuple[str, int] | None:
+        """Returns address and port of this side; None when there is no connection any more."""
+        return self._name("getsockname")
+
+    def _name(self, method: str) -> tuple[str, int] | None:
+        try:
+            host, port = getattr(self.transport, method)()[:2]
+        except (OSError, AttributeError):  # AttributeError: there is no socket
+            return None
+        return host, port
+
+    @property
+    def tls(self) -> TlsTransport | None:
+        """The TLS connection; None when there is none."""
+        transport = self.transport
+        return transport if isinstance(transport, TlsTransport) else None
+
+    def certificate(self) -> dict[str, Any] | None:
+        """Returns what the client's certificate says; None when it showed none.
+
+        Keys: subject and issuer (dicts of commonname, country, ...), commonname, subjectaltnames, tzfrom and tzto (ISO
+        8601), serial.
+        """
+        return certificates.describe(self._certificate())
+
+    def trusted(self) -> bool:
+        """Returns whether the client showed a certificate of one of the authorities of the listener. One of somebody
+        else never gets here: OpenSSL ends the TLS handshake.
+        """
+        return self._certificate() is not None
+
+    def _certificate(self) -> bytes | None:
+        shown = getattr(self.transport, "peer_certificate", None)
+        return shown() if shown else None
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket; nothing happens when there is no connection any more.
+
+        Raises:
+            OSError: the system refuses it.
+        """
+        if self.transport is not None:
+            self.transport.setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """Close the client's connection without a word; well-behaved clients come back."""
+        if isinstance(self._session, Session):
+            self._session.disconnect(CloseReason.PEER_CLOSED)
+
+    @property
+    def transport(self) -> Any:
+        """The socket or `TlsTransport` below, for what has no method here; None when there is none."""
+        return getattr(self._session.outbox, "transport", None)
 
 
 class Refused(SmqrtError):
@@ -31,7 +111,7 @@ class Refused(SmqrtError):
         self.code, self.reason = int(code), reason
 
 
-class Header(dict[str, str]):
+class HeaderFields(dict[str, str]):
     """The fields of a request's head; names are found in any case. Fields of one name are joined by commas."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -67,7 +147,7 @@ class Info(TypedDict):
     """The path of the request."""
     data: dict[str, str]
     """The parameters of the query."""
-    header: Header
+    header: HeaderFields
     session: Any
     """The browser's session (`smqrt.http.sessions.Session`), None without one."""
     uname: str | None
@@ -138,7 +218,7 @@ def _of_request(request: Any) -> dict[str, Any]:
     return {
         "url": request.path,
         "data": _parameters(request.query),
-        "header": Header(request.headers),
+        "header": HeaderFields(request.headers),
         "session": find_session(request) if find_session else None,
         "uname": None,
     }
@@ -149,7 +229,7 @@ def _of_environ(environ: dict[str, Any]) -> dict[str, Any]:
     return {
         "url": environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""),
         "data": _parameters(environ.get("QUERY_STRING", "")),
-        "header": Header(fields),
+        "header": HeaderFields(fields),
         "session": None,
         "uname": environ.get("REMOTE_USER"),
     }
@@ -157,16 +237,3 @@ def _of_environ(environ: dict[str, Any]) -> dict[str, Any]:
 
 def _parameters(query: str) -> dict[str, str]:
     return dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
-
-
-def text_of(name: Any) -> Any:
-    """A name as applications see it: str, or bytes when it is not UTF-8."""
-    try:
-        return name.decode() if isinstance(name, bytes) else name
-    except UnicodeDecodeError:
-        return name
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is an int and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)

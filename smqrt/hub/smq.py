@@ -1,5 +1,8 @@
 """The broker object of the Python hub API, and the function that makes it."""
 
+# mypy: disable-error-code="empty-body"
+# `bound` makes the bodies.
+
 from __future__ import annotations
 
 import json as jsonlib
@@ -15,7 +18,8 @@ from smqrt.broker.hooks import Peer as BrokerPeer
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.errors import CloseReason, NoAnswer
-from smqrt.hub import arguments as checked
+from smqrt.hub import binding
+from smqrt.hub.binding import Name, Text, bound, is_number, text_of
 from smqrt.hub.callbacks import (
     Authenticate,
     Guard,
@@ -27,23 +31,21 @@ from smqrt.hub.callbacks import (
     OnPublish,
     PermitSubtop,
     PermitTop,
-    place_of_caller,
+    calling_line,
     takes_reason,
 )
-from smqrt.hub.peer import Peer, Refused, info_of, is_number, peer_of, text_of
+from smqrt.hub.peer import Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.journal import writer
 from smqrt.message import Message, Payload, Requests, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.origins import Origins
-from smqrt.net.peersocket import PeerSocket
 from smqrt.net.refusals import Refusals
 from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
 
-Text = str | bytes
 Topic = str | bytes | int
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
@@ -116,17 +118,17 @@ def create(
         "onmsg": onmsg,
         "log": log,
     }
-    given = {name: checked.function(name, function) for name, function in callbacks.items() if function is not None}
+    given = {name: binding.function(name, function) for name, function in callbacks.items() if function is not None}
     options = HubOptions(
-        keepidle_s=checked.positive("keepidle", keepidle),
-        keepintv_s=0 if keepintv is None else checked.positive("keepintv", keepintv),
-        readtmo_ms=checked.positive("readtmo", readtmo),
-        queuesize=checked.positive("queuesize", queuesize),
-        budget_bytes=None if budget is None else checked.positive("budget", budget),
-        maxnames=checked.positive("maxnames", maxnames),
-        clientnames=checked.positive("clientnames", clientnames),
+        keepidle_s=binding.positive("keepidle", keepidle),
+        keepintv_s=0 if keepintv is None else binding.positive("keepintv", keepintv),
+        readtmo_ms=binding.positive("readtmo", readtmo),
+        queuesize=binding.positive("queuesize", queuesize),
+        budget_bytes=None if budget is None else binding.positive("budget", budget),
+        maxnames=binding.positive("maxnames", maxnames),
+        clientnames=binding.positive("clientnames", clientnames),
         rndtid=bool(rndtid),
-        persist=None if persist is None else checked.path("persist", persist),
+        persist=None if persist is None else binding.path("persist", persist),
         origins=None if origins is None else Origins(origins),
     )
     return Smq(given, options, journal)
@@ -153,7 +155,7 @@ class Smq:
     def __init__(self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: Any = None) -> None:
         self._callbacks = callbacks
         self._takes_reason = takes_reason(callbacks.get("onclose"))
-        self._guard = Guard(f"the hub made at {place_of_caller()}")
+        self._guard = Guard(f"the hub made at {calling_line()}")
         self._requests = Requests()
         self._broker = GeventBroker(self._hooks(), options)
         try:
@@ -250,25 +252,24 @@ class Smq:
 
     def etid2peer(self, etid: int) -> Peer | None:
         """The peer with this ETID."""
-        session = self._broker.etid2peer(checked.number("etid", etid))
+        session = self._broker.etid2peer(binding.number("etid", etid))
         return peer_of(session) if session else None
 
+    @bound
     def drops(self) -> dict[str, int]:
         """How many copies of messages were not delivered so far, by reason (help: data-path)."""
-        return self._broker.drops()
 
+    @bound
     def refused(self) -> dict[str, int]:
         """How often each limit was reached so far (help: limits)."""
-        return self._broker.refused()
 
+    @bound
     def setkeepalive(self, idle: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
-        self._broker.setkeepalive(checked.positive("idle", idle), checked.positive("intv", intv) if intv else 0)
 
+    @bound
     def shutdown(self, msg: Text | None = None, etid: int | None = None) -> None:
         """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
-        chosen = None if etid is None else checked.number("etid", etid)
-        self._broker.shutdown(None if msg is None else checked.text("msg", msg), chosen)
 
     def close(self) -> None:
         """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and
@@ -290,45 +291,45 @@ class Smq:
 
     # ---- names
 
+    @bound
     def create(self, topic: Text, tid: int = 0) -> int:
         """Get or create a topic and give its id; a new one gets `tid` when that is free."""
-        return self._broker.create(checked.text("topic", topic), checked.number("tid", tid))
 
+    @bound
     def createsub(self, subtopic: Text | None, stid: int = 0) -> int:
         """Get or create a sub-topic and give its id; 0 for None."""
-        name = None if subtopic is None else checked.text("subtopic", subtopic)
-        return self._broker.createsub(name, checked.number("stid", stid))
 
+    @bound
     def gettid(self) -> int:
         """The server's own ETID."""
-        return self._broker.gettid()
 
-    def tid2topic(self, tid: int) -> Any:
+    @bound
+    def tid2topic(self, tid: int) -> Name | None:
         """The name of a topic id; None when there is none."""
-        return text_of(self._broker.tid2topic(checked.number("tid", tid)))
 
+    @bound
     def topic2tid(self, name: Text) -> int | None:
         """The id of a topic name; None when it does not exist."""
-        return self._broker.topic2tid(checked.text("name", name))
 
-    def tid2subtopic(self, stid: int) -> Any:
+    @bound
+    def tid2subtopic(self, stid: int) -> Name | None:
         """The name of a sub-topic id; None when there is none."""
-        return text_of(self._broker.tid2subtopic(checked.number("stid", stid)))
 
+    @bound
     def subtopic2tid(self, name: Text) -> int | None:
         """The id of a sub-topic name; None when it does not exist."""
-        return self._broker.subtopic2tid(checked.text("name", name))
 
-    def topics(self) -> Iterator[tuple[int, Any]]:
+    @bound
+    def topics(self) -> Iterator[tuple[int, Name]]:
         """`(tid, name)` of every named topic."""
-        return ((tid, text_of(name)) for tid, name in self._broker.topics())
 
-    def subtopics(self) -> Iterator[tuple[int, Any]]:
+    @bound
+    def subtopics(self) -> Iterator[tuple[int, Name]]:
         """`(stid, name)` of every sub-topic."""
-        return ((stid, text_of(name)) for stid, name in self._broker.subtopics())
 
     # ---- publish and subscribe
 
+    @bound
     def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
         """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's
         queue.
@@ -336,10 +337,8 @@ class Smq:
         Raises:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
         """
-        sub = None if subtopic is None else checked.name("subtopic", subtopic)
-        sender = None if ptid is None else checked.number("ptid", ptid)
-        return self._broker.publish(payload(data), checked.name("topic", topic), sub, sender)
 
+    @bound
     def publish_threadsafe(
         self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
     ) -> bool:
@@ -354,14 +353,10 @@ class Smq:
             ArgumentError: as `publish`; what only the hub's thread can know is logged there.
             ClosedError: the hub has been closed.
         """
-        sub = None if subtopic is None else checked.name("subtopic", subtopic)
-        sender = None if ptid is None else checked.number("ptid", ptid)
-        return self._broker.publish_threadsafe(payload(data), checked.name("topic", topic), sub, sender)
 
+    @bound
     def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
         """Send to one client on behalf of another; false unless both are connected."""
-        to, sender = checked.number("totid", totid), checked.number("fromtid", fromtid)
-        return self._broker.pubon(payload(data), to, sender, checked.number("subtid", subtid))
 
     def subscribe(
         self,
@@ -378,9 +373,9 @@ class Smq:
             subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
             json: decode the payload; what is no JSON goes to the global handler, as bytes.
         """
-        sub = None if subtopic is None else checked.name("subtopic", subtopic)
-        handler = None if onmsg is None else self._handler("onmsg", checked.function("onmsg", onmsg), json)
-        return self._broker.subscribe(checked.name("topic", topic), handler, sub)
+        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
+        handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
+        return self._broker.subscribe(binding.destination("topic", topic), handler, sub)
 
     def _handler(self, what: str, function: Callable[..., Any], json: bool = False) -> Callable[..., Any]:
         no_json = Refusals()
@@ -414,7 +409,7 @@ class Smq:
             def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> object:
                 return function(Message(data, ptid, tid, subtid, topic, self._reply))
 
-            checked.function("function", function)
+            binding.function("function", function)
             self.subscribe(topic, onmsg, subtopic)
             return function
 
@@ -438,7 +433,7 @@ class Smq:
             ArgumentError: as `publish`.
         """
         body = payload(data)
-        topic = self._broker.topic_table.get(checked.number("etid", etid))
+        topic = self._broker.topic_table.get(binding.number("etid", etid))
         if topic is None or topic.name is not None:
             raise NoAnswer(f"no answer from {etid}: there is no such client")
         leaving = _Leaving(self._requests)
@@ -449,30 +444,30 @@ class Smq:
             topic.unobserve(leaving)
         return Message(answer, etid, self.gettid(), number, etid, self._reply)
 
+    @bound
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
-        self._broker.unsubscribe(checked.name("topic", topic))
 
     def onmsg(self, function: Callable[..., Any] | None) -> None:
         """Set the global handler `f(data, ptid, tid, subtid)`."""
-        self._broker.onmsg(None if function is None else self._handler("onmsg", checked.function("onmsg", function)))
+        self._broker.onmsg(None if function is None else self._handler("onmsg", binding.function("onmsg", function)))
 
     def observe(self, topic: Topic, function: Callable[[int, Any], Any]) -> bool | None:
         """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
-        checked.function("function", function)
+        binding.function("function", function)
 
         def changed(count: int, name: Any) -> Any:
-            return self._guard.call("observe", function, count, text_of(name))
+            return self._guard.call("observe", function, count, name if isinstance(name, int) else text_of(name))
 
-        return self._broker.observe(checked.name("topic", topic), changed)
+        return self._broker.observe(binding.destination("topic", topic), changed)
 
+    @bound
     def unobserve(self, topic: Topic) -> None:
         """Stop observing a topic."""
-        self._broker.unobserve(checked.name("topic", topic))
 
+    @bound
     def queuesize(self) -> tuple[int, int]:
         """`(free, used)` places of the publish queue."""
-        return self._broker.queuesize()
 
 
 def _verdict(answer: Any) -> tuple[int, bytes]:
@@ -481,4 +476,4 @@ def _verdict(answer: Any) -> tuple[int, bytes]:
         if answer is not None:
             log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r", answer)
         return ConnackCode.ACCESS_DENIED, b""
-    return code, checked.text("reason", text or b"") if code else b""
+    return code, binding.text("reason", text or b"") if code else b""

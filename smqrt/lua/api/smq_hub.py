@@ -10,7 +10,7 @@ import json
 import logging
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,7 +19,8 @@ from gevent import get_hub
 
 from smqrt import app_folder
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Hooks
+from smqrt.broker.hooks import Hooks, Peer
+from smqrt.broker.methods import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
@@ -221,14 +222,6 @@ class HubHalf:
         session = self._session(number)
         return session.outbox.dropped if session else None
 
-    def refused(self, number: int) -> tuple[Any, ...]:
-        """`limit, count, ...` of the limits that were reached."""
-        return tuple(part for word, count in self.of(number).refused().items() for part in (word.encode(), count))
-
-    def drops(self, number: int) -> tuple[Any, ...]:
-        """`reason, count, ...` of what was not delivered."""
-        return tuple(part for word, count in self.of(number).drops().items() for part in (word.encode(), count))
-
     def origin(self, number: int) -> tuple[Any, ...]:
         """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
         query and head.
@@ -255,7 +248,7 @@ class HubHalf:
 
     # ---- brokers
 
-    def create(self, shared: bool, label: bytes, *pairs: Any) -> int:
+    def new(self, shared: bool, label: bytes, *pairs: Any) -> int:
         """Create a broker of `name, value` pairs: callbacks as references, options as values. `shared`: by a module
         that all applications share, so that it ends with none of them. `label`: see `LuaBroker`.
         """
@@ -283,8 +276,7 @@ class HubHalf:
     def journal(self, number: int) -> tuple[Any, ...] | None:
         """`counter, value, ...` of the journal; None without one."""
         journal = self._brokers[number].journal
-        counters = journal.stats().items() if journal else ()
-        return tuple(part for word, count in counters for part in (word.encode(), count)) or None
+        return _flat(journal.stats()) if journal else None
 
     def close(self, number: int) -> None:
         """End a broker; blocks."""
@@ -305,40 +297,57 @@ class HubHalf:
     def _callback(self, number: int, ref: int | None, name: str) -> Callback | None:
         return Callback(self._vm, ref, name + self._brokers[number].label) if ref else None
 
-    def onmsg(self, number: int, ref: int | None) -> None:
-        """See `Broker.onmsg`."""
-        self.of(number).onmsg(self._callback(number, ref, "onmsg"))
-
-    def observe(self, number: int, topic: bytes | int, ref: int) -> bool | None:
-        """See `Broker.observe`."""
-        observer = self._callback(number, ref, "observe")
-        assert observer
-        return self.of(number).observe(topic, observer)
-
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""
         self.of(number).server.deliver_default(data, ptid, tid, stid)
-
-    def peers(self, number: int) -> bytes:
-        """The integers of all clients, eight bytes each."""
-        numbers = [self.handle(session) for session in self.of(number).peers()]
-        return struct.pack(f">{len(numbers)}Q", *numbers)
-
-    def etid2peer(self, number: int, etid: int) -> int | None:
-        """The integer of the client with an ETID."""
-        session = self.of(number).etid2peer(etid)
-        return self.handle(session) if session else None
 
     def belongs(self, number: int, client: int) -> bool:
         """Whether a client is one of this broker's."""
         session = self._session(client)
         return session is not None and session.broker is self.of(number)
 
-    def names(self, number: int, subtopics: bool) -> bytes:
-        """Id, length and name of all topics, or sub-topics."""
-        broker = self.of(number)
-        pairs = broker.subtopics() if subtopics else broker.topics()
-        return b"".join(_ID_AND_LENGTH.pack(tid, len(name)) + name for tid, name in pairs)
+    # ---- the methods of the table
+
+    def bound(self, method: Method) -> Callable[..., Any]:
+        """The function behind a method of a broker: `f(broker's integer, arguments...)`."""
+        call: Callable[..., Any] = getattr(GeventBroker, method.name)
+        brokers, results, name, kind = self._brokers, self._results, method.name, method.returns
+
+        def plain(number: int, *arguments: Any) -> Any:
+            return call(brokers[number].broker, *arguments)
+
+        def with_function(number: int, *arguments: Any) -> Any:
+            return call(brokers[number].broker, *arguments[:-1], self._callback(number, arguments[-1], name))
+
+        def with_result(number: int, *arguments: Any) -> Any:
+            return results[kind](call(brokers[number].broker, *arguments))
+
+        takes_function = any(one.kind is Kind.FUNCTION for one in method.arguments)
+        made = with_function if takes_function else with_result if kind in results else plain
+        made.__qualname__ = f"smq.{name}"
+        return made
+
+    @property
+    def _results(self) -> dict[Kind, Callable[[Any], Any]]:
+        """What Lua gets of results that are no plain values."""
+        return {Kind.COUNTS: _flat, Kind.NAMES: _packed, Kind.PEER: self._handle_of, Kind.PEERS: self._handles}
+
+    def _handle_of(self, session: Peer | None) -> int | None:
+        return self.handle(session) if session else None
+
+    def _handles(self, sessions: Iterator[Peer]) -> bytes:
+        """Eight bytes each: values of their own could be more than fit on Lua's stack."""
+        numbers = [self.handle(session) for session in sessions]
+        return struct.pack(f">{len(numbers)}Q", *numbers)
+
+
+def _flat(counts: Mapping[str, int]) -> tuple[Any, ...]:
+    return tuple(part for word, count in counts.items() for part in (word.encode(), count))
+
+
+def _packed(names: Iterator[tuple[int, bytes]]) -> bytes:
+    """Id, length and name of each."""
+    return b"".join(_ID_AND_LENGTH.pack(tid, len(name)) + name for tid, name in names)
 
 
 def _query(request: Any) -> list[tuple[str, str]]:
@@ -346,30 +355,29 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics peer_dropped drops refused journal origin session socket create release subscribe "
-    "onmsg observe deliver_default peers etid2peer belongs names"
+    "on_forget peer peer_topics peer_dropped journal origin session socket new release subscribe deliver_default "
+    "belongs"
 )
-_SHARED = (
-    "create:topic createsub gettid publish pubon unsubscribe unobserve queuesize tid2topic topic2tid tid2subtopic "
-    "subtopic2tid setkeepalive shutdown"
-)
+_IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua has one thread
+
+
+def _declaration(name: bytes) -> tuple[Any, ...]:
+    """`result, kind, optional, default, ...` of a method."""
+    method = METHODS[name.decode()]
+    words: list[Any] = [method.returns.value.encode()]
+    for one in method.arguments:
+        has_default = one.default is not REQUIRED
+        words += (one.kind.value.encode(), one.optional or has_default, one.default if has_default else None)
+    return tuple(words)
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
     """Give Lua `smq.hub`."""
     half = HubHalf(vm, exchanges, services.sockets)
     functions: dict[str, Callable[..., Any]] = {name: getattr(half, name) for name in _OWN.split()}
-    for entry in _SHARED.split():
-        method, _, alias = entry.partition(":")
-        functions["topic" if alias else method] = _forwarded(half, method)
+    functions |= {method.name: half.bound(method) for method in _IN_LUA}
+    functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()
+    functions["method"] = _declaration
     functions["log_error"] = lambda what, message: _log_error(from_utf8(what), from_utf8(message))
     vm.namespace("smq.hub", functions, {"connect": half.connect, "close": half.close})
     return half
-
-
-def _forwarded(half: HubHalf, method: str) -> Callable[..., Any]:
-    def call(number: int, *arguments: Any) -> Any:
-        return getattr(half.of(number), method)(*arguments)
-
-    call.__qualname__ = f"smq.{method}"
-    return call

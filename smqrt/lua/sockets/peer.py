@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from smqrt.errors import StreamError
+from smqrt.hub.peer import PeerSocket
 from smqrt.lua.sockets.ends import End
-from smqrt.net.peersocket import PeerSocket
 from smqrt.net.tls import TlsTransport
 
 

@@ -174,13 +174,6 @@ function adapters.log(log)
   end
 end
 
--- ---- arguments
-
-local function name(value, index, fname)
-  if type(value) == "number" then return arg.integer(value, index, fname) end
-  return arg.string(value, index, fname)
-end
-
 local smq = {}
 local class = core.class("smq", smq)
 local handles = setmetatable({}, {__mode = "k"})
@@ -195,7 +188,84 @@ class.__gc = function(self)
   if handles[self] then py.release(handles[self]) end
 end
 
--- ---- connections
+-- ---- the methods of the table in smqrt/broker/methods.py
+
+local function destination(value, index, fname)
+  if type(value) == "number" then return arg.integer(value, index, fname) end
+  return arg.string(value, index, fname)
+end
+
+-- kind of an argument -> the check of a value
+local checks = {
+  name = arg.string, number = arg.integer, destination = destination, payload = core.payload,
+  ["function"] = function(value, index, fname) return ref(arg["function"](value, index, fname)) end,
+}
+
+local function optional(check, default)
+  return function(value, index, fname)
+    if value == nil then return default end
+    return check(value, index, fname)
+  end
+end
+
+-- kind of a result -> what makes of the values of the Python half what applications get
+local results = {}
+
+function results.counts(...) return fold({}, ...) end
+
+function results.names(names)
+  local at = 1
+  return function()
+    if at > #names then return nil end
+    local tid, text
+    tid, text, at = unpack(">I4s4", names, at)
+    return tid, text
+  end
+end
+
+function results.peer(number) return number and peer_of(number) end
+
+function results.peers(numbers)
+  local at, number = 1, nil
+  return function()
+    while at < #numbers do
+      number, at = unpack(">I8", numbers, at)
+      local peer = peer_of(number)
+      if peer then return peer.sock, peer end
+    end
+  end
+end
+
+-- By the number of arguments: a function for each, because `...` would cost a table for every call.
+local bind = {
+  [0] = function(call) return function(self) return call(handle(self)) end end,
+  function(call, fname, check) return function(self, a) return call(handle(self), check(a, 1, fname)) end end,
+  function(call, fname, check1, check2)
+    return function(self, a, b) return call(handle(self), check1(a, 1, fname), check2(b, 2, fname)) end
+  end,
+  [4] = function(call, fname, check1, check2, check3, check4)
+    return function(self, a, b, c, d)
+      return call(handle(self), check1(a, 1, fname), check2(b, 2, fname), check3(c, 3, fname), check4(d, 4, fname))
+    end
+  end,
+}
+
+-- `result, kind, optional, default, kind, optional, default, ...` of a method
+local function declare(fname, result, ...)
+  local arguments, call = {}, py[fname]
+  for at = 1, select("#", ...), 3 do
+    local kind, may_be_nil, default = select(at, ...)
+    local check = checks[kind]
+    arguments[#arguments + 1] = may_be_nil and optional(check, default) or check
+  end
+  local convert = results[result]
+  local converted = convert and function(...) return convert(call(...)) end or call
+  smq[fname] = bind[#arguments](converted, fname, table.unpack(arguments))
+end
+
+for fname in py.methods():gmatch "%S+" do declare(fname, py.method(fname)) end
+
+-- ---- what has a form of its own in Lua
 
 -- syntax: smq:connect(request [,arg])      blocks until the handshake ended
 function smq.connect(self, request, value)
@@ -208,87 +278,13 @@ function smq.connect(self, request, value)
   request.sealed = true
 end
 
-function smq.peers(self)
-  local numbers, at, number = py.peers(handle(self)), 1, nil
-  return function()
-    while at < #numbers do
-      number, at = unpack(">I8", numbers, at)
-      local peer = peer_of(number)
-      if peer then return peer.sock, peer end
-    end
-  end
-end
-
 function smq.sock2peer(self, socket)
   local number = number_of[socket]
   return number and py.belongs(handle(self), number) and peer_of(number) or nil
 end
 
-function smq.etid2peer(self, etid)
-  local number = py.etid2peer(handle(self), arg.integer(etid, 1, "etid2peer"))
-  return number and peer_of(number)
-end
-
--- syntax: smq:drops()         -> {reason = count}: copies of messages that were not delivered
-function smq.drops(self) return fold({}, py.drops(handle(self))) end
-
--- syntax: smq:refused()       -> {limit = count}: how often each limit was reached
-function smq.refused(self) return fold({}, py.refused(handle(self))) end
-
-function smq.setkeepalive(self, idle, interval)
-  py.setkeepalive(handle(self), arg.integer(idle, 1, "setkeepalive"), arg.optional(arg.integer, interval, 0, 2, "setkeepalive"))
-end
-
--- syntax: smq:shutdown([message [,etid]])
-function smq.shutdown(self, message, etid)
-  py.shutdown(handle(self), arg.optional(arg.string, message, nil, 1, "shutdown"), arg.optional(arg.integer, etid, nil, 2, "shutdown"))
-end
-
 -- syntax: smq:close()     -> ends the broker: clients are closed without a word and come back; blocks while the journal is written
 function smq.close(self) py.close(handle(self)) end
-
--- ---- names
-
-function smq.create(self, topic, tid)
-  return py.topic(handle(self), arg.string(topic, 1, "create"), arg.optional(arg.integer, tid, 0, 2, "create"))
-end
-
-function smq.createsub(self, subtopic, stid)
-  local text = arg.optional(arg.string, subtopic, nil, 1, "createsub")
-  return py.createsub(handle(self), text, arg.optional(arg.integer, stid, 0, 2, "createsub"))
-end
-
-function smq.gettid(self) return py.gettid(handle(self)) end
-function smq.tid2topic(self, tid) return py.tid2topic(handle(self), arg.integer(tid, 1, "tid2topic")) end
-function smq.topic2tid(self, topic) return py.topic2tid(handle(self), arg.string(topic, 1, "topic2tid")) end
-function smq.tid2subtopic(self, stid) return py.tid2subtopic(handle(self), arg.integer(stid, 1, "tid2subtopic")) end
-function smq.subtopic2tid(self, topic) return py.subtopic2tid(handle(self), arg.string(topic, 1, "subtopic2tid")) end
-
-local function iterate(self, subtopics)
-  local names, at = py.names(handle(self), subtopics), 1
-  return function()
-    if at > #names then return nil end
-    local tid, text
-    tid, text, at = unpack(">I4s4", names, at)
-    return tid, text
-  end
-end
-
-function smq.topics(self) return iterate(self, false) end
-function smq.subtopics(self) return iterate(self, true) end
-
--- ---- publish and subscribe
-
--- syntax: smq:publish(data, topic [,subtopic [,ptid]])     -> messages waiting in the server's queue
-function smq.publish(self, data, topic, subtopic, ptid)
-  return py.publish(handle(self), core.payload(data, 1, "publish"), name(topic, 2, "publish"),
-    arg.optional(name, subtopic, nil, 3, "publish"), arg.optional(arg.integer, ptid, nil, 4, "publish"))
-end
-
-function smq.pubon(self, data, to, from, subtid)
-  return py.pubon(handle(self), core.payload(data, 1, "pubon"), arg.integer(to, 2, "pubon"),
-    arg.integer(from, 3, "pubon"), arg.optional(arg.integer, subtid, 0, 4, "pubon"))
-end
 
 -- Decodes JSON before onmsg is called; what is no JSON goes to the global handler as it came.
 local function decoding(number, onmsg)
@@ -313,30 +309,10 @@ function smq.subscribe(self, topic, op)
   local number = handle(self)
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
-  local target, subtopic = name(topic, 1, "subscribe"), arg.optional(name, op.subtopic, nil, "2.subtopic", "subscribe")
+  local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f) end
   return py.subscribe(number, target, f and ref(f), subtopic)
 end
-
-function smq.unsubscribe(self, topic)
-  py.unsubscribe(handle(self), name(topic, 1, "unsubscribe"))
-end
-
-function smq.onmsg(self, f)
-  f = arg.optional(arg["function"], f, nil, 1, "onmsg")
-  py.onmsg(handle(self), f and ref(f))
-end
-
-function smq.observe(self, topic, f)
-  local target = name(topic, 1, "observe")
-  return py.observe(handle(self), target, ref(arg["function"](f, 2, "observe")))
-end
-
-function smq.unobserve(self, topic)
-  py.unobserve(handle(self), name(topic, 1, "unobserve"))
-end
-
-function smq.queuesize(self) return py.queuesize(handle(self)) end
 
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
 function smq.journal(self)
@@ -393,7 +369,7 @@ local function create(op)
   op = arg.optional(arg.table, op, {}, 1, "create")
   local self = setmetatable({}, class)
   local label = " of the hub made at " .. core.where():gsub(": $", "")
-  handles[self] = py.create(core.in_shared_module(), label, table.unpack(options(op, label)))
+  handles[self] = py.new(core.in_shared_module(), label, table.unpack(options(op, label)))
   if op.onmsg then self:onmsg(op.onmsg) end
   return self
 end
