@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from gevent import get_hub
 from gevent.hub import Waiter
@@ -35,12 +35,39 @@ Values = tuple[Any, ...]
 Outcome = Deferred[Values]
 
 
+class LuaThread(Protocol):
+    """A coroutine as lupa gives it."""
+
+    def send(self, values: Values | None) -> object:
+        """Resume it, and give what it yields."""
+
+
+class Coroutine:
+    """A coroutine of the Lua activity loop, waiting for its first job.
+
+    Attributes:
+        thread: lupa's object.
+        resumes: how often it was resumed.
+        address: of its Lua state, for the watchdog; 0 when Lua tells none.
+    """
+
+    __slots__ = ("address", "resumes", "send", "thread")
+
+    def __init__(self, thread: LuaThread) -> None:
+        self.thread, self.send, self.resumes = thread, thread.send, 0
+        self.address = _address_in(thread.send(None))
+
+
+Run = tuple[Coroutine, int]
+"""An activity between two waits, in which Lua runs or has called Python: its coroutine, and which of its resumes."""
+
+
 class _Parked:
     """An activity that waits without a greenlet, in which op and since when."""
 
     __slots__ = ("answer", "co", "op_name", "outcome", "since_s")
 
-    def __init__(self, co: Any, outcome: Outcome, answer: Deferred[Any], op_name: str) -> None:
+    def __init__(self, co: Coroutine, outcome: Outcome, answer: Deferred[Any], op_name: str) -> None:
         self.co, self.answer, self.op_name, self.outcome = co, answer, op_name, outcome
         self.since_s = monotonic()
 
@@ -50,7 +77,7 @@ class _Driver:
 
     __slots__ = ("co", "op_name", "since_s")
 
-    def __init__(self, co: Any) -> None:
+    def __init__(self, co: Coroutine) -> None:
         self.co, self.op_name, self.since_s = co, "", monotonic()
 
 
@@ -69,21 +96,19 @@ class Activities:
     """The running and the idle activities of one Lua runtime.
 
     Args:
-        new: makes a coroutine of the Lua activity loop, waiting for its first job.
+        new: makes a coroutine of the Lua activity loop, which yields the address of its Lua state first.
         close_ref: reference of the Lua function that closes a coroutine.
         failure: the marker with which an op's answer becomes a Lua error.
-        dropped: called with a coroutine that won't be used again.
     """
 
-    def __init__(self, new: Callable[[], Any], close_ref: int, failure: Any, dropped: Callable[[Any], object]) -> None:
+    def __init__(self, new: Callable[[], LuaThread], close_ref: int, failure: object) -> None:
         self._new = new
-        self._dropped = dropped
         self._close_ref = close_ref
         self._failure = failure
-        self._idle: list[Any] = []
+        self._idle: list[Coroutine] = []
         self._drivers: dict[greenlet, _Driver] = {}
         self._parked: set[_Parked] = set()
-        self._depth = 0
+        self._call_stack: list[Coroutine] = []
         self._share = share()
 
     @property
@@ -91,10 +116,10 @@ class Activities:
         """How many activities wait in an op at the moment."""
         return len(self._drivers) + len(self._parked)
 
-    def waiting(self) -> list[tuple[Any, str, float]]:
+    def waiting(self) -> list[tuple[LuaThread, str, float]]:
         """The coroutine of each activity that waits, the call in which it does, and for how many seconds."""
-        parked = [(one.co, one.op_name, one.since_s) for one in self._parked]
-        driven = [(one.co, one.op_name, one.since_s) for one in self._drivers.values()]
+        parked = [(one.co.thread, one.op_name, one.since_s) for one in self._parked]
+        driven = [(one.co.thread, one.op_name, one.since_s) for one in self._drivers.values()]
         now_s = monotonic()
         return [(co, name, now_s - since_s) for co, name, since_s in parked + driven]
 
@@ -106,7 +131,11 @@ class Activities:
     @property
     def nested(self) -> bool:
         """Whether Lua is on the C stack, so that nobody may switch greenlets."""
-        return self._depth > 0
+        return bool(self._call_stack)
+
+    def runs(self) -> list[Run]:
+        """The runs that are under way, the innermost first; callable from every thread."""
+        return [(co, co.resumes) for co in self._call_stack[::-1]]
 
     def call(self, ref: int, *args: Any) -> Values | Outcome:
         """Run the Lua function `ref` without ever blocking the caller.
@@ -115,7 +144,7 @@ class Activities:
         Returns the values of the function when it ended without blocking, else a `Deferred` of them.
         Raises LuaError when the function failed before it blocked; later errors reject the `Deferred`.
         """
-        co = self._idle.pop() if self._idle else self._new()
+        co = self._idle.pop() if self._idle else Coroutine(self._new())
         answer = self._send(co, (ref, *args))
         if answer is True:
             self._idle.append(co)
@@ -146,9 +175,9 @@ class Activities:
         Raises LuaError when the function failed, RuntimeError when Lua is on the C stack of the caller: use `call`
         there.
         """
-        if self._depth:
+        if self._call_stack:
             raise RuntimeError("run would switch greenlets inside a Lua call: use call")
-        co = self._idle.pop() if self._idle else self._new()
+        co = self._idle.pop() if self._idle else Coroutine(self._new())
         answer = self._send(co, (ref, *args))
         if answer is True:
             self._idle.append(co)
@@ -178,33 +207,31 @@ class Activities:
             self._close(parked.co)
             parked.outcome.reject(GreenletExit())
 
-    def _close(self, co: Any) -> None:
-        self.call(self._close_ref, co)
-        self._dropped(co)
+    def _close(self, co: Coroutine) -> None:
+        self.call(self._close_ref, co.thread)
 
-    def _send(self, co: Any, values: Values) -> Any:
-        if self._depth >= MAX_DEPTH:
+    def _send(self, co: Coroutine, values: Values) -> Any:
+        stack = self._call_stack
+        if len(stack) >= MAX_DEPTH:
             self._idle.append(co)
             raise LuaError(f"callbacks are nested more than {MAX_DEPTH} deep: one of them causes its own call")
-        self._depth += 1
+        co.resumes += 1
+        stack.append(co)
         try:
             return co.send(values)
         except Exception as error:  # the coroutine is dead or refused a value: it can't be used again
-            self._dropped(co)
             raise LuaError(_text_of(error)) from error
         finally:
-            self._depth -= 1
+            stack.pop()
 
-    def _ended(self, co: Any, answer: Values) -> Values:
+    def _ended(self, co: Coroutine, answer: Values) -> Values:
         if len(self._idle) < MAX_IDLE:
             self._idle.append(co)
-        else:
-            self._dropped(co)
         if answer[0]:
             return answer[1:]
         raise LuaError(answer[1])
 
-    def _advance(self, co: Any, answer: Any) -> Any:
+    def _advance(self, co: Coroutine, answer: Any) -> Any:
         """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
         or waits (a `Deferred` and the name of the op).
 
@@ -228,7 +255,7 @@ class Activities:
                 values = self._answer_of(values[0])
             answer = self._send(co, values)
 
-    def _go_on(self, co: Any, answer: Any, outcome: Outcome) -> None:
+    def _go_on(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
         """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
         try:
             answer = self._advance(co, answer)
@@ -248,7 +275,7 @@ class Activities:
     def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
         """Call `fn` where greenlets may be switched: at once in the Hub greenlet, unless Lua is on the C stack."""
         hub = get_hub()
-        if self._depth or getcurrent() is not hub:
+        if self._call_stack or getcurrent() is not hub:
             hub.loop.run_callback(fn, *args)
         else:
             fn(*args)
@@ -264,7 +291,7 @@ class Activities:
         else:
             self._go_on(parked.co, answer, parked.outcome)
 
-    def _drive_later(self, co: Any, answer: Any, outcome: Outcome) -> None:
+    def _drive_later(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
         """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
         try:
             answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
@@ -276,11 +303,11 @@ class Activities:
         else:
             self._go_on(co, answer, outcome)
 
-    def _drive(self, co: Any, answer: Any) -> Values:
+    def _drive(self, co: Coroutine, answer: Any) -> Values:
         """Run the ops that `co` yields in this greenlet until it ends."""
         return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
 
-    def _to_the_end(self, co: Any, answer: Any) -> Any:
+    def _to_the_end(self, co: Coroutine, answer: Any) -> Any:
         while True:
             answer = self._advance(co, answer)
             if isinstance(answer[0], Deferred):
@@ -299,7 +326,7 @@ class Activities:
             self._share.wait()
         return self._perform(*answer)
 
-    def _driven(self, co: Any, work: Callable[[], Any]) -> Any:
+    def _driven(self, co: Coroutine, work: Callable[[], Any]) -> Any:
         """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
         me = getcurrent()
         outer = self._drivers.get(me)  # an op may run Lua again
@@ -327,7 +354,7 @@ class Activities:
             answer.cancel()
             raise
 
-    def _continued(self, co: Any, answer: Deferred[Any]) -> Any:
+    def _continued(self, co: Coroutine, answer: Deferred[Any]) -> Any:
         """Go on with an activity whose `Deferred` is settled; gives what it yields next."""
         return answer.op if type(answer) is _Later else self._send(co, self._answer_of(answer))
 
@@ -344,6 +371,15 @@ class Activities:
         except Exception as error:
             return (self._failure, error_text(error, op.fn))
         return result if type(result) is tuple else (result,)
+
+
+def _address_in(answer: object) -> int:
+    """The number in what a coroutine of the activity loop yields first: true and the text of a pointer."""
+    text = answer[-1] if type(answer) is tuple else None
+    try:
+        return int(text, 16) if isinstance(text, bytes) else 0
+    except ValueError:
+        return 0
 
 
 def _text_of(error: Exception) -> bytes | str:

@@ -73,21 +73,8 @@ class Vm:
         )
         core = _load_core(runtime)
         self._failure, self._refs = core[b"failure"], dict(core[b"entries"])
-        states: dict[int, int] = {}
-        self.states = states
-        """The address of the Lua state of each coroutine, by its id(), for the watchdog."""
         loop, first = core[b"loop"], self._refs[b"first"]
-
-        def new_coroutine() -> Any:
-            co = loop.coroutine(first)
-            co.send(None)
-            states[id(co)] = int(repr(co).partition(" at ")[2].rstrip(">"), 16)
-            return co
-
-        def dropped(co: Any) -> None:
-            states.pop(id(co), None)
-
-        activities = Activities(new_coroutine, self._refs[b"close"], self._failure, dropped)
+        activities = Activities(lambda: loop.coroutine(first), self._refs[b"close"], self._failure)
         self.activities = activities
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
         _live.add(self)

@@ -11,67 +11,36 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 from gevent import get_hub, monkey
 
-from smqrt.lua.activity import Activities
-from smqrt.lua.lupa_internals import PATIENCE_S, Interrupt, wait_until
+from smqrt.lua.activity import Activities, Run
+from smqrt.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
 from smqrt.lua.vm import Vm
 
-_SEND = Activities._send.__code__
-
+LIMIT_S = 5.0
+STEP_S = 0.5
 AGAIN_AFTER_S = 2.0  # or twice the limit
+STDERR = 2
 
+ELSEWHERE = b"not in Lua, or in a C function such as string.find\n"
 
-class Run:
-    """An activity between two waits, in which Lua runs or has called Python."""
-
-    __slots__ = ("_frame",)
-
-    def __init__(self, frame: FrameType) -> None:
-        self._frame = frame
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Run) and self._frame is other._frame
-
-    def __hash__(self) -> int:
-        return hash(self._frame)
-
-    @property
-    def coroutine(self) -> Any:
-        """What Python resumed, None when the run is over."""
-        return self._frame.f_locals.get("co")
-
-    def lasts(self) -> bool:
-        """Whether the calling thread is still inside of it."""
-        return self in _runs(sys._getframe())
-
-
-def runs_of(thread_id: int) -> list[Run]:
-    """The runs that a thread is inside of, the innermost first."""
-    return list(_runs(sys._current_frames().get(thread_id)))
-
-
-def _runs(frame: FrameType | None) -> Iterator[Run]:
-    while frame is not None:
-        if frame.f_code is _SEND:
-            yield Run(frame)
-        frame = frame.f_back
+_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
+_start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
 class Overdue:
     """Finds the run that has computed for too long.
 
     Args:
+        activities: whose runs they are.
         thread_id: of the thread in which they are.
         limit_s: CPU time of that thread. A process that had to wait for the processor has not computed.
     """
 
-    def __init__(self, thread_id: int, limit_s: float) -> None:
-        self._thread_id, self._limit_s = thread_id, limit_s
+    def __init__(self, activities: Activities, thread_id: int, limit_s: float) -> None:
+        self._activities, self._limit_s = activities, limit_s
         self._clock = time.pthread_getcpuclockid(thread_id)
         self._since_s: dict[Run, float] = {}
         self._found: Run | None = None
@@ -85,7 +54,7 @@ class Overdue:
         has turned. When one has ended that was overdue, the time of those around it begins anew: it was not they who
         computed.
         """
-        now_s, runs = time.clock_gettime(self._clock), runs_of(self._thread_id)
+        now_s, runs = time.clock_gettime(self._clock), self._activities.runs()
         if self._found is not None and self._found not in runs:
             self.forget()
         self._since_s = {run: self._since_s.get(run, now_s) for run in runs}
@@ -99,16 +68,6 @@ class Overdue:
     def forget(self) -> None:
         """All runs that were seen are over."""
         self._since_s, self._found = {}, None
-
-
-LIMIT_S = 5.0
-STEP_S = 0.5
-STDERR = 2
-
-ELSEWHERE = b"not in Lua, or in a C function such as string.find\n"
-
-_sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
-_start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
 class Watchdog:
@@ -132,11 +91,11 @@ class Watchdog:
         self._limit_s, self._loop_s = limit_s, loop_s
         self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S)
         self._write = write or (lambda text: os.write(STDERR, text))
-        self._interrupt = Interrupt()
+        self._interrupt = interrupt_of(vm)
         self._turns = 0
         self._stopped = False
         self._thread_id = monkey.get_original("_thread", "get_ident")()
-        self._overdue = Overdue(self._thread_id, loop_s)
+        self._overdue = Overdue(vm.activities, self._thread_id, loop_s)
         self._is_ending = False
         self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)
 
@@ -153,7 +112,7 @@ class Watchdog:
 
     def _turn(self) -> None:
         self._turns += 1
-        if self._is_ending:
+        if self._is_ending and self._interrupt:
             self._is_ending = False
             self._interrupt.end()
             self._vm.relax()
@@ -172,25 +131,24 @@ class Watchdog:
             if self._loop_s:
                 self._end_overdue()
 
-    # ---- to tell
+    # ---- the report
 
     def _report(self) -> None:
         where = self._lua_traceback() or ELSEWHERE + self._python_stack()
         self._write(b"the server has stood still for %.1f s:\n%s\n" % (self._limit_s, where))
 
     def _lua_traceback(self) -> bytes | None:
-        runs = runs_of(self._thread_id)
-        state = self._state_of(runs[0]) if runs else None
-        if state is None:
+        interrupt, runs = self._interrupt, self._vm.activities.runs()
+        if interrupt is None or not runs:
             return None
-        interrupt = self._interrupt
         found: list[bytes] = []
 
         def look(at: int) -> None:
             interrupt.lua.set_hook(at, None, 0, 0)
             found.append(interrupt.tracebacks(at))
 
-        interrupt.begin(state, look)
+        innermost, _ = runs[0]  # it can't be freed as long as it is named here
+        interrupt.begin(innermost.address, look)
         wait_until(lambda: bool(found), PATIENCE_S)
         interrupt.end()
         return found[0] if found else None
@@ -202,23 +160,19 @@ class Watchdog:
             frame = frame.f_back
         return "\n".join(lines).encode()
 
-    # ---- to end
+    # ---- the end of an activity
 
     def _end_overdue(self) -> None:
-        run = self._overdue.look()
-        state = None if run is None else self._state_of(run)
-        if run is None or state is None:
+        interrupt, run = self._interrupt, self._overdue.look()
+        if interrupt is None or run is None:
             return
         self._is_ending = True
-        lua, case, loop_s = self._interrupt.lua, self._overdue.case, self._loop_s
+        activities, case, loop_s = self._vm.activities, self._overdue.case, self._loop_s
 
         def arm(at: int) -> None:
-            if run.lasts():
-                lua.arm(at, case, loop_s)
+            if run in activities.runs():
+                interrupt.lua.arm(at, case, loop_s)
             else:  # it has ended by itself, and somebody else has got its coroutine
-                lua.set_hook(at, None, 0, 0)
+                interrupt.lua.set_hook(at, None, 0, 0)
 
-        self._interrupt.begin(state, arm)
-
-    def _state_of(self, run: Run) -> int | None:
-        return self._vm.states.get(id(run.coroutine))
+        interrupt.begin(run[0].address, arm)

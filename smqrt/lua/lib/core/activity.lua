@@ -2,7 +2,7 @@
 
 local core = ...
 
-local collectgarbage, cpu_clock = collectgarbage, os.clock
+local collectgarbage, cpu_clock, running = collectgarbage, os.clock, coroutine.running
 local error, format, find, gsub, sub, yield = error, string.format, string.find, string.gsub, string.sub, core.yield
 local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetatable, core.rawtype, select, tostring, debug.traceback, xpcall
 
@@ -99,9 +99,10 @@ function core.collect()
   end
 end
 
--- What Python calls by reference from the start. `first` is the job with which a coroutine enters the loop.
+-- What Python calls by reference from the start. `first` is the job with which a coroutine enters the loop; it
+-- tells the address of the coroutine's state.
 core.entries = {
-  first = core.ref(function() end),
+  first = core.ref(function() return format("%p", running()) end),
   free = core.ref(core.unref),
   close = core.ref(core.close_activity),
   relax = core.ref(overtime.relax),

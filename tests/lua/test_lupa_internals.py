@@ -1,0 +1,101 @@
+"""The trial of lupa's build: what is used of Lua's C interface works, or isn't used, with one line in the log."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import lupa.lua51
+import lupa.lua53
+import pytest
+import requests
+
+from smqrt.lua import activity, lupa_internals
+from smqrt.lua.lupa_internals import interrupt_of
+from smqrt.lua.vm import Vm
+from smqrt.lua.watchdog import Watchdog
+from tests.conftest import Served
+
+LIMIT_S = 0.1
+SOMETHING_ELSE = ctypes.create_string_buffer(64)
+
+WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
+    "functions that are missing": (
+        lupa_internals.lupa,
+        "__file__",
+        lupa.lua51.__file__,
+        "undefined symbol: lua_version",
+    ),
+    "no library": (lupa_internals.lupa, "__file__", "/nowhere/lua54.so", "/nowhere/lua54.so"),
+    "another Lua": (lupa_internals.lupa, "__file__", lupa.lua53.__file__, "its Lua is not 5.4"),
+    "no address": (activity, "_address_in", lambda answer: 0, "Lua doesn't tell the address of a coroutine"),
+    "an address of nothing": (
+        activity,
+        "_address_in",
+        lambda answer: 16,
+        "Lua doesn't tell the address of a coroutine",
+    ),
+    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua doesn't tell the address"),
+    "an address of something else": (
+        activity,
+        "_address_in",
+        lambda answer: ctypes.addressof(SOMETHING_ELSE),
+        "Lua doesn't tell the address of a coroutine",
+    ),
+    "hooks that are not called": (lupa_internals, "_ALL_EVENTS", 0, "a hook is not called"),
+    "another registry": (lupa_internals, "_REGISTRY", -1_001_001, "a hook doesn't find what it needs"),
+}
+
+
+def test_the_installed_build_is_as_expected(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
+    assert interrupt_of(vm)
+    assert caplog.records == []
+    assert vm.eval("return 1 + 1") == (2,)
+
+
+@pytest.mark.parametrize("wrong", WRONG_BUILDS.values(), ids=WRONG_BUILDS.keys())
+def test_with_another_build_the_feature_is_off_and_a_line_says_so(
+    wrong: tuple[object, str, object, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    where, name, value, reason = wrong
+    monkeypatch.setattr(where, name, value)
+    vm = Vm()
+    seen: list[bytes] = []
+    watchdog = Watchdog(vm, LIMIT_S, seen.append, loop_s=LIMIT_S)
+    watchdog.start()
+    busy = "local stop = os.clock() + 0.5 while os.clock() < stop do end return 'whole'"
+    assert vm.run(vm.compile(busy)) == (b"whole",)
+    watchdog.stop()
+    assert len(caplog.records) == 1
+    assert reason in caplog.records[0].message
+    assert len(seen) == 1  # of Python alone
+    assert seen[0].startswith(b"the server has stood still for 0.1 s:\nnot in Lua, or in a C function")
+    assert b"in test_with_another_build" in seen[0]
+
+
+def test_the_text_of_an_address() -> None:
+    assert activity._address_in((True, b"0x7f00")) == 0x7F00
+    for answer in (None, True, (True,), (True, b"(null)"), (True, 3.5), (True, b"")):
+        assert activity._address_in(answer) == 0
+
+
+def test_a_server_starts_and_serves_with_another_build(serve: Callable[..., Served], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import ctypes
+class Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name == "lua_sethook": raise AttributeError("undefined symbol: lua_sethook")
+        return super().__getattr__(name)
+ctypes.CDLL = Library
+""")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "index.lsp").write_text("<?lsp=1+1?>")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    server = serve(tmp_path / "app", env={"PYTHONPATH": path})
+    assert requests.get(server.url, timeout=10).text == "2"
+    lines = [line for line in server.lines if "lupa" in line]
+    assert len(lines) == 1
+    assert re.search(r"lupa \S+ is built in another way than expected \(undefined symbol: lua_sethook\)", lines[0])
