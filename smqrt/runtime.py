@@ -42,11 +42,11 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
 from smqrt.net import broker, gate
-from smqrt.net.garbage import Collector
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.refusals import limit_errors_of_greenlets
-from smqrt.net.tls import server_context
+from smqrt.net.scheduling import GarbageCollector
 from smqrt.settings import Settings
 from smqrt.supervise import Compactions, Pipelines
 
@@ -118,7 +118,7 @@ class Server:
         self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
-        self._collector = Collector()
+        self._collector = GarbageCollector()
         self._watchdog = Watchdog(self.vm, loop_s=settings.lua_loop_s)
         api.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)

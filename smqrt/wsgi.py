@@ -26,7 +26,7 @@ from gevent import get_hub, socket
 from gevent.pywsgi import WSGIHandler
 from gevent.ssl import SSLSocket
 
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 from smqrt.net.wsgi import HANDLER
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.http.server import HttpServer
 from smqrt.net import datapath
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.tls import server_context
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type

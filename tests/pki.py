@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 import gevent.ssl
 import trustme
 
-from smqrt.net.contexts import ClientTls, Identity, ServerTls
-from smqrt.net.trust import CertStore
+from smqrt.net.contexts import CertStore, ClientTls, Identity, ServerTls
 
 
 def store_of(*authorities: trustme.CA) -> CertStore:

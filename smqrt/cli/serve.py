@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from smqrt.errors import PipelineError, StartError
-from smqrt.net.selfsigned import self_signed_pair
+from smqrt.net.certificates import self_signed_pair
 from smqrt.printable import printable
 from smqrt.runtime import AppSpec, Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table

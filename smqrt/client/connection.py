@@ -16,11 +16,10 @@ from smqrt.client.close_reason import ConnectionEnd, from_stream_error
 from smqrt.client.options import SmqClientOptions
 from smqrt.client.protocol import ClientProtocol, Ended, Event
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.net.contexts import ClientTls
+from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.proxy import open_through
+from smqrt.net.scheduling import Turn
 from smqrt.net.stream import Stream
-from smqrt.net.trust import Trust
-from smqrt.net.turn import Turn
 from smqrt.wire import smq
 from smqrt.wire.url import Url, parse_url
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.status import BadRequest, HttpError
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 
 _SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})")
 _CRLF = b"\r\n"

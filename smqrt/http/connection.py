@@ -25,7 +25,7 @@ from smqrt.http.head import check_beginning
 from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
-from smqrt.net.deadlines import NEVER
+from smqrt.net.scheduling import NEVER
 
 if TYPE_CHECKING:
     from smqrt.http.server import HttpServer

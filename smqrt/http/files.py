@@ -16,7 +16,7 @@ from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_r
 from smqrt.http.message import Request
 from smqrt.http.private import MAGIC_BYTES, is_page
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 
 MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
 MAX_KEPT_BYTES = 32 << 20  # of one resource reader

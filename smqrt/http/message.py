@@ -11,7 +11,7 @@ from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
 from smqrt.http.status import HttpError, error_page, reason
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 
 if TYPE_CHECKING:
     from smqrt.http.access import Access

@@ -11,8 +11,7 @@ from smqrt.http.access import Access
 from smqrt.http.connection import HttpConnection
 from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.message import Request
-from smqrt.net.deadlines import Deadlines
-from smqrt.net.turn import share
+from smqrt.net.scheduling import Deadlines, share
 
 
 class Dispatcher(Protocol):

@@ -18,7 +18,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.hub.peer import Info, Peer, PeerSocket
 from smqrt.net import workers
 from smqrt.net.refusals import ErrorLimit
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.hub")

@@ -73,7 +73,7 @@ class PeerSocket:
         shown = getattr(self.transport, "peer_certificate", None)
         return shown() if shown else None
 
-    def setsockopt(self, level: int, option: int, value: int) -> None:
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket; nothing happens when there is no connection any more.
 
         Raises:

@@ -16,7 +16,7 @@ from gevent.event import AsyncResult, Event
 
 from smqrt.errors import JournalError
 from smqrt.journal import standing
-from smqrt.net.threads import in_thread
+from smqrt.net.workers import in_thread
 
 OTHERS_S = 0.2
 """So old may be what is known of other hubs' nodes, seconds."""

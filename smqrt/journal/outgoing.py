@@ -14,7 +14,7 @@ from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError
 from smqrt.journal.record import Flag, Row
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 from smqrt.wire import smq
 
 OutRow = tuple[bytes, bytes | None, bytes]

@@ -49,8 +49,8 @@ from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
 from smqrt.journal.standing import Listing
 from smqrt.journal.tokens import FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
-from smqrt.net.threads import in_thread
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
+from smqrt.net.workers import in_thread
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger("smqrt.journal")

@@ -32,7 +32,7 @@ from smqrt.journal.outgoing import Outgoing, OutRow
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.journal.timestamps import Clock
-from smqrt.net.threads import in_thread
+from smqrt.net.workers import in_thread
 
 log = logging.getLogger("smqrt.journal")
 

@@ -24,7 +24,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import LuaError, Op, error_text
 from smqrt.net import workers
-from smqrt.net.turn import Share, share
+from smqrt.net.scheduling import Share, share
 
 log = logging.getLogger("smqrt.lua")
 

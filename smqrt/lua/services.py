@@ -26,7 +26,7 @@ class Services:
     argv: all words of the command line, in order.
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
-    sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketHalf`).
+    sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketBinding`).
     mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttHalf`).
     smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.ClientHalf`).
     http_clients: the HTTP clients of Lua by their numbers.

@@ -10,9 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.mqtt.options import MqttOptions
-from smqrt.net.contexts import ClientTls, Identity
+from smqrt.net.contexts import CertStore, ClientTls, Identity, Trust
 from smqrt.net.stream import Stream
-from smqrt.net.trust import CertStore, Trust
 
 PORT, TLS_PORT = 1883, 8883
 _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}

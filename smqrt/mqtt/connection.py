@@ -18,8 +18,8 @@ from smqrt.errors import MqttError, StreamError
 from smqrt.mqtt.close_reason import MqttCloseReason, violated
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.readiness import block
+from smqrt.net.scheduling import Turn
 from smqrt.net.stream import Stream
-from smqrt.net.turn import Turn
 from smqrt.wire.mqtt.client import MqttClientEndpoint
 from smqrt.wire.mqtt.endpoint import State
 from smqrt.wire.mqtt.properties import Props

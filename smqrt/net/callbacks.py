@@ -10,7 +10,7 @@ from typing import Any
 import gevent
 from gevent.event import AsyncResult, Event
 
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 
 ROOM_JOBS = 1000
 """With more jobs waiting the connection is not read: a slow callback slows the broker down, not the memory up."""

@@ -1,8 +1,8 @@
 """The data path: a connected SMQ client as callbacks of the event loop (design in help/data-path.md).
 
 One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush
-per loop turn. `RawConnection` speaks the framing of raw sockets; `net/ws_connection.py` adds WebSocket. Nothing here
-blocks and nothing here knows what a topic is.
+per loop turn. `RawConnection` speaks the framing of raw sockets; `net/connection_kinds.py` adds WebSocket and TLS.
+Nothing here blocks and nothing here knows what a topic is.
 """
 
 from __future__ import annotations

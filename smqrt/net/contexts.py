@@ -1,4 +1,8 @@
-"""TLS contexts made from what is in memory: one's own certificate, whom to trust, what to speak (ALPN)."""
+"""TLS contexts: one's own certificates, what to speak (ALPN), and whether the other side may be trusted.
+
+A client of smqrt shakes hands with anybody and then asks: spec bas-api §8.2 leaves the decision to the application.
+The chain that was presented is verified by OpenSSL itself, by the rules that every other TLS client follows.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,125 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from pathlib import Path
 
-from smqrt.errors import ArgumentError
-from smqrt.net.trust import CertStore
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from OpenSSL.crypto import (
+    FILETYPE_ASN1,
+    X509,
+    X509Store,
+    X509StoreContext,
+    X509StoreContextError,
+    X509StoreFlags,
+    load_certificate,
+)
+from OpenSSL.crypto import Error as OpenSslError
+
+from smqrt.errors import ArgumentError, StartError
+from smqrt.net import certificates
+
+_DER = Encoding.DER
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, of which pyOpenSSL has no name
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+
+
+class Trust(Enum):
+    """What is to be thought of a peer. The value is the word applications test (spec: bas-api §8.2)."""
+
+    TRUSTED = "trusted"
+    """A valid certificate from a trusted authority, for the right name."""
+    CERTCN = "certcn"
+    """The same, but outside its time."""
+    CERT = "cert"
+    """From a trusted authority, for another name."""
+    CN = "cn"
+    """For the right name, from somebody unknown."""
+    NONE = "none"
+    """Neither; or no certificate at all."""
+
+
+class CertStore:
+    """Certificates to trust: authorities, and single servers by their own certificate."""
+
+    def __init__(self) -> None:
+        self._store, self._timeless = _new_store(), _new_store(_NO_CHECK_TIME)
+        self._added: list[bytes] = []
+
+    @staticmethod
+    def system() -> CertStore:
+        """The authorities that this machine trusts; always the same object."""
+        return _system_store()
+
+    @property
+    def pem(self) -> str:
+        """All certificates that were added, as PEM text; those of the system are not in it."""
+        return "".join(map(ssl.DER_cert_to_PEM_cert, self._added))
+
+    def add(self, data: bytes) -> int:
+        """Trust the certificates in a PEM or DER file; returns how many there are.
+
+        Raises:
+            ArgumentError: there is none, or one is damaged.
+        """
+        try:
+            found = x509.load_pem_x509_certificates(data) if _BEGIN in data else [x509.load_der_x509_certificate(data)]
+        except ValueError as error:
+            raise ArgumentError(f"no certificates: {error}; give a PEM or DER file") from None
+        for certificate in found:
+            for store in (self._store, self._timeless):
+                store.add_cert(X509.from_cryptography(certificate))
+            self._added.append(certificate.public_bytes(_DER))
+        return len(found)
+
+    def load_system(self) -> None:
+        """Trust the authorities that this machine trusts as well."""
+        paths = ssl.get_default_verify_paths()
+        if paths.cafile or paths.capath:
+            for store in (self._store, self._timeless):
+                store.load_locations(paths.cafile, paths.capath)
+
+    def judge(self, chain: Sequence[bytes], name: str) -> Trust:
+        """What to think of a peer.
+
+        Args:
+            chain: the certificates it presented in DER form, its own first.
+            name: the host name or IP address that was asked for.
+        """
+        if not chain:
+            return Trust.NONE
+        named = certificates.matches(chain[0], name)
+        if _verifies(self._store, chain):
+            return Trust.TRUSTED if named else Trust.CERT
+        if not named:
+            return Trust.NONE
+        return Trust.CERTCN if _verifies(self._timeless, chain) else Trust.CN
+
+
+def _new_store(flags: int = 0) -> X509Store:
+    store = X509Store()
+    store.set_flags(X509StoreFlags.PARTIAL_CHAIN | flags)
+    return store
+
+
+def _verifies(store: X509Store, chain: Sequence[bytes]) -> bool:
+    if not certificates.is_for_servers(chain[0]):
+        return False
+    try:
+        leaf, *others = (load_certificate(FILETYPE_ASN1, der) for der in chain)
+        X509StoreContext(store, leaf, others).verify_certificate()
+    except (X509StoreContextError, OpenSslError):
+        return False
+    return True
+
+
+@cache
+def _system_store() -> CertStore:
+    store = CertStore()
+    store.load_system()
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +249,50 @@ class ServerTls:
         if self.store is not None and self.store.pem:
             context.load_verify_locations(cadata=self.store.pem)
             context.verify_mode = ssl.CERT_OPTIONAL
+
+
+def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
+    """Make the context of a TLS listener (1.2 and later).
+
+    Args:
+        cert: PEM file with the certificate and its chain.
+        key: PEM file with its private key.
+        client_ca: PEM file; clients are asked for a certificate, which has to come from one of these authorities if
+            they send one.
+
+    Raises:
+        StartError: a file is missing or wrong; one sentence.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_files(cert, key, context)
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(cafile=str(client_ca))
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(
+                f"cannot read the client authorities {client_ca}: {_reason(error)}; give a PEM file"
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def _load_files(cert: str | Path, key: str | Path, context: ssl.SSLContext) -> None:
+    for path in (cert, key):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise StartError(f"cannot read {path}: {_reason(error)}") from None
+    try:
+        context.load_cert_chain(str(cert), str(key), password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise StartError(
+            f"{cert} and {key} are no certificate with its key: {_reason(error)}; give PEM files that belong together"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def _prepared(context: ssl.SSLContext, identities: Sequence[Identity], alpn: Sequence[str]) -> ssl.SSLContext:

@@ -120,7 +120,7 @@ class Datagram:
         host, port = self._live().getsockname()[:2]
         return host, port
 
-    def setsockopt(self, level: int, option: int, value: Any) -> None:
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket. Raises OSError, and as `peername`."""
         self._live().setsockopt(level, option, value)
 

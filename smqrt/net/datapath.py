@@ -21,7 +21,7 @@ from smqrt.broker.session import SessionState
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
 from smqrt.net.inlet import Inlet
-from smqrt.net.turn import share
+from smqrt.net.scheduling import share
 from smqrt.wire.kernels import encode_run
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from smqrt.broker.topics import Refusal
 from smqrt.errors import ArgumentError
 from smqrt.net import datapath
 from smqrt.net.connection import RawConnection
+from smqrt.net.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.origins import Origins, is_loopback
-from smqrt.net.tls_connection import TlsRawConnection, TlsWsConnection
 from smqrt.net.workers import wait
-from smqrt.net.ws_connection import WsConnection
 from smqrt.wire import smq, websocket
 
 MAX_UNFINISHED = 256

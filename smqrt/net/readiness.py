@@ -15,7 +15,7 @@ from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
-from smqrt.net.turn import Share, share
+from smqrt.net.scheduling import Share, share
 
 READ, WRITE = 1, 2
 

@@ -20,8 +20,8 @@ from smqrt.errors import StreamError
 from smqrt.net.addresses import Info, resolve
 from smqrt.net.farewell import Farewell
 from smqrt.net.readiness import READ, WRITE, Ready, Signal, Wait, block
+from smqrt.net.scheduling import Turn
 from smqrt.net.tls import Buffer, TlsTransport
-from smqrt.net.turn import Turn
 
 READ_BYTES = 65536
 QUEUE_BYTES = 16384
@@ -347,7 +347,7 @@ class Stream:
             raise _failed("socketclosed", error) from None
         return host, port
 
-    def setsockopt(self, level: int, option: int, value: Any) -> None:
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket. Raises OSError, and as `peername`."""
         self._live().setsockopt(level, option, value)
 

@@ -10,15 +10,12 @@ import _ssl
 import logging
 import ssl
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from gevent import get_hub
 
-from smqrt.errors import StartError
-from smqrt.net.deadlines import NEVER, Deadlines
-from smqrt.net.turn import share
+from smqrt.net.scheduling import NEVER, Deadlines, share
 
 log = logging.getLogger("smqrt")
 
@@ -30,54 +27,6 @@ _PORTION_BYTES = 65536  # nobody shares ciphertext: it is not made for clients t
 _READ, _WRITE = 1, 2
 
 Buffer = bytes | bytearray | memoryview
-
-
-def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
-    """Make the context of a TLS listener (1.2 and later).
-
-    Args:
-        cert: PEM file with the certificate and its chain.
-        key: PEM file with its private key.
-        client_ca: PEM file; clients are asked for a certificate, which has to come from one of these authorities if
-            they send one.
-
-    Raises:
-        StartError: a file is missing or wrong; one sentence.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(cert, key, context)
-    if client_ca is not None:
-        try:
-            context.load_verify_locations(cafile=str(client_ca))
-        except (OSError, ssl.SSLError) as error:
-            raise StartError(
-                f"cannot read the client authorities {client_ca}: {_words(error)}; give a PEM file"
-            ) from None
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-def _load(cert: str | Path, key: str | Path, context: ssl.SSLContext) -> None:
-    for path in (cert, key):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:
-            raise StartError(f"cannot read {path}: {_words(error)}") from None
-    try:
-        context.load_cert_chain(str(cert), str(key), password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
-        raise StartError(
-            f"{cert} and {key} are no certificate with its key: {_words(error)}; give PEM files that belong together"
-        ) from None
-
-
-def _no_password() -> str:
-    raise ValueError("the key is protected by a password")
-
-
-def _words(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 class TlsTransport:
@@ -214,7 +163,7 @@ class TlsTransport:
         address: tuple[Any, ...] = self._sock.getsockname()
         return address
 
-    def setsockopt(self, level: int, option: int, value: int) -> None:
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket."""
         self._sock.setsockopt(level, option, value)
 
@@ -298,6 +247,12 @@ class TlsTransport:
             self._incoming.write(data)
         else:
             self._incoming.write_eof()
+
+
+Transport = _socket.socket | TlsTransport
+"""What connections read and write: non-blocking, with or without TLS."""
+Address = tuple[Any, ...]
+"""Of the other side, as `accept` gives it: host and port first."""
 
 
 class HandshakeQueue:

@@ -1,4 +1,4 @@
-"""Pooled greenlets for code that may block in gevent's way.
+"""Pooled greenlets for code that may block in gevent's way, and threads for what waits for the disk.
 
 A worker is a raw greenlet whose parent is the hub. Started from the Hub greenlet (that is, from a watcher's callback)
 it runs at once, without a turn of the loop: handing over costs less than a microsecond, against some twenty for
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from sys import getrefcount
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from gevent import get_hub
 from gevent.hub import Hub, Waiter
@@ -154,3 +154,29 @@ def _run(hub: Hub, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         log.exception("error in %s", getattr(fn, "__qualname__", fn))
     except BaseException as error:  # SystemExit, KeyboardInterrupt: the main greenlet decides
         hub.handle_error(fn, type(error), error, error.__traceback__)
+
+
+def in_thread(function: Callable[..., T], *args: object) -> T:
+    """Returns what a function returns that is called in a thread, or raises what it raises.
+
+    gevent prints the stack of every error that leaves a thread of its pool, also of those that are expected; so errors
+    come as results.
+    """
+    try:
+        result = get_hub().threadpool.apply(_caught, (function, args))
+        if isinstance(result, _Raised):
+            raise result.error
+        return cast(T, result)
+    finally:
+        result = None  # its traceback has this frame
+
+
+class _Raised(NamedTuple):
+    error: Exception
+
+
+def _caught(function: Callable[..., T], args: tuple[object, ...]) -> T | _Raised:
+    try:
+        return function(*args)
+    except Exception as error:
+        return _Raised(error)

@@ -12,9 +12,9 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.http.message import Request
+from smqrt.net.certificates import self_signed_pair
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.selfsigned import self_signed_pair
-from smqrt.net.tls import server_context
 from tests.http.http_bench import Bench, Wire
 
 

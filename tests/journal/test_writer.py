@@ -20,7 +20,7 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, committed, durability, index, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
-from smqrt.net import turn
+from smqrt.net import scheduling
 from smqrt.wire.smq import Type
 from tests.device import RAW, WS, Site, publish
 from tests.waiting import wait_until
@@ -193,7 +193,7 @@ def test_a_quiet_hub_seals_its_segment_in_time(record: Make, monkeypatch: pytest
 
 
 def test_a_large_commit_lets_others_have_their_turn(record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "TURN_S", 0.0)  # however fast the machine is
+    monkeypatch.setattr(scheduling, "TURN_S", 0.0)  # however fast the machine is
     site = record()
     turns: list[float] = []
 

@@ -12,9 +12,9 @@ from gevent.ssl import SSLContext
 
 from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
 from smqrt.http.client.request import ClientRequest, url_of
+from smqrt.net.certificates import self_signed_pair
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.selfsigned import self_signed_pair
-from smqrt.net.tls import server_context
 from tests.pki import client_of, identity_of, server_of
 
 

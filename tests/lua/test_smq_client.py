@@ -14,8 +14,8 @@ from smqrt.lua.api import smq_client
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
-from smqrt.net.selfsigned import self_signed_pair
-from smqrt.net.tls import server_context
+from smqrt.net.certificates import self_signed_pair
+from smqrt.net.contexts import server_context
 from smqrt.wire import smq as wire
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder

@@ -11,8 +11,8 @@ import pytest
 from app_server import AppServer
 
 from smqrt.lua.api import smq_hub
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.tls import server_context
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import (

@@ -15,9 +15,9 @@ from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
+from smqrt.net.certificates import self_signed_pair
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.selfsigned import self_signed_pair
-from smqrt.net.tls import server_context
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT, WebSocketCodec, WebSocketMessage
 from tests.waiting import wait_until

@@ -15,8 +15,7 @@ import pytest
 from gevent import socket
 
 from smqrt.errors import StreamError
-from smqrt.net.acceptor import Acceptor
-from smqrt.net.listener import PAUSE_S
+from smqrt.net.listener import PAUSE_S, Acceptor
 from smqrt.net.readiness import block
 
 BURST = 1000

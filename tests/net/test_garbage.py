@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.net import garbage
+from smqrt.net import scheduling
 
 
 class Node:
@@ -20,9 +20,9 @@ class Node:
 
 
 @pytest.fixture
-def collector() -> Iterator[garbage.Collector]:
+def collector() -> Iterator[scheduling.GarbageCollector]:
     before = gc.get_threshold()
-    collector = garbage.Collector()
+    collector = scheduling.GarbageCollector()
     collector.start()
     yield collector
     collector.stop()
@@ -37,7 +37,7 @@ def gone(ref: weakref.ref[Node], within_s: float) -> bool:
     return ref() is None
 
 
-def test_a_young_cycle_is_collected(collector: garbage.Collector) -> None:
+def test_a_young_cycle_is_collected(collector: scheduling.GarbageCollector) -> None:
     node = Node()
     ref = weakref.ref(node)
     del node
@@ -45,7 +45,7 @@ def test_a_young_cycle_is_collected(collector: garbage.Collector) -> None:
 
 
 def test_an_old_cycle_is_collected_when_enough_has_been_made(
-    collector: garbage.Collector, monkeypatch: pytest.MonkeyPatch
+    collector: scheduling.GarbageCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()
     ref = weakref.ref(node)
@@ -53,7 +53,7 @@ def test_an_old_cycle_is_collected_when_enough_has_been_made(
         gevent.sleep(0.01)
     del node
     assert not gone(ref, within_s=0.3)
-    monkeypatch.setattr(garbage, "DUE_OBJECTS", 100)
+    monkeypatch.setattr(scheduling, "DUE_OBJECTS", 100)
     kept = [[number] for number in range(1000)]
     assert gone(ref, within_s=5)
     assert len(kept) == 1000

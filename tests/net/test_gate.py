@@ -9,7 +9,7 @@ import pytest
 from gevent import socket
 
 from smqrt.net import gate
-from smqrt.net.acceptor import Acceptor
+from smqrt.net.listener import Acceptor
 from smqrt.net.refusals import Refusals
 from tests.device import KINDS, WS, Site
 from tests.waiting import wait_until

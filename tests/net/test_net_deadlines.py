@@ -7,7 +7,7 @@ from time import monotonic
 import gevent
 import pytest
 
-from smqrt.net.deadlines import NEVER, Deadlines
+from smqrt.net.scheduling import NEVER, Deadlines
 
 
 class Item:

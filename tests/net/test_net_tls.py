@@ -18,8 +18,9 @@ from gevent import socket
 from gevent.ssl import SSLContext as ClientContext
 
 from smqrt.errors import StartError
+from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
-from smqrt.net.tls import HandshakeQueue, TlsTransport, server_context
+from smqrt.net.tls import HandshakeQueue, TlsTransport
 from tests.clock import undisturbed_s
 
 DAY = datetime.timedelta(days=1)

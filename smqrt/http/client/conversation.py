@@ -9,11 +9,10 @@ import smqrt
 from smqrt.errors import StreamError
 from smqrt.http.client.request import ClientRequest, check_host
 from smqrt.http.client.response import ClientResponse
-from smqrt.net.contexts import ClientTls
+from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.proxy import Proxy, open_through
+from smqrt.net.scheduling import share
 from smqrt.net.stream import Stream
-from smqrt.net.trust import Trust
-from smqrt.net.turn import share
 from smqrt.wire import websocket
 from smqrt.wire.url import Url
 

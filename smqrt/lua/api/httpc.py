@@ -19,9 +19,8 @@ from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import fail, from_latin1, from_utf8, latin1, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
-from smqrt.net.contexts import ClientTls
+from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.proxy import Proxy
-from smqrt.net.trust import Trust
 
 _PROXY_PORT, _SOCKS_PORT = 8080, 1080
 

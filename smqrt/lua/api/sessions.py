@@ -14,7 +14,7 @@ from smqrt.lua.bridge import ArgumentError, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
-from smqrt.net.turn import Turn
+from smqrt.net.scheduling import Turn
 
 EXPIRE_EVERY_S = 5.0
 _KEY = "session"  # in Request.env

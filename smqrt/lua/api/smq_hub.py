@@ -25,10 +25,10 @@ from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.api.sockets import SocketHalf
+from smqrt.lua.api.sockets import SocketBinding
 from smqrt.lua.bridge import LuaError, from_utf8
 from smqrt.lua.services import Services
-from smqrt.lua.sockets.peer import PeerEnd
+from smqrt.lua.sockets.handles import PeerHandle
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.origins import Origins
@@ -173,7 +173,7 @@ class LuaBroker:
 class HubHalf:
     """The Python half of `smq.hub`: functions over broker and client integers."""
 
-    def __init__(self, vm: Vm, exchanges: Exchanges, sockets: SocketHalf) -> None:
+    def __init__(self, vm: Vm, exchanges: Exchanges, sockets: SocketBinding) -> None:
         self._vm, self._exchanges, self._sockets = vm, exchanges, sockets
         self._numbers = itertools.count(1)
         self._brokers: dict[int, LuaBroker] = {}
@@ -244,7 +244,7 @@ class HubHalf:
 
     def socket(self, number: int) -> int:
         """The number of the socket that a client is to Lua (`peer.sock`)."""
-        return self._sockets.add(PeerEnd(self._session(number)))
+        return self._sockets.add(PeerHandle(self._session(number)))
 
     # ---- brokers
 

@@ -17,22 +17,26 @@ from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import ArgumentError, fail
 from smqrt.lua.services import Services
-from smqrt.lua.sockets.draining import Draining
-from smqrt.lua.sockets.ends import AGAIN, DatagramEnd, End, ListenerEnd, StreamEnd
-from smqrt.lua.sockets.options import set_option
-from smqrt.lua.sockets.reading import Reading
-from smqrt.lua.sockets.suspension import Suspensions
-from smqrt.lua.sockets.websocket import WebSocketEnd
+from smqrt.lua.sockets.handles import (
+    AGAIN,
+    DatagramHandle,
+    ListenerHandle,
+    Reading,
+    SocketHandle,
+    StreamHandle,
+    set_option,
+)
+from smqrt.lua.sockets.waits import Draining, Suspensions
+from smqrt.lua.sockets.websocket import WebSocketHandle
 from smqrt.lua.vm import Vm
-from smqrt.net.acceptor import Acceptor
 from smqrt.net.addresses import resolve
-from smqrt.net.contexts import ClientTls
+from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.datagram import Datagram
 from smqrt.net.handover import websocket_key
+from smqrt.net.listener import Acceptor
+from smqrt.net.scheduling import share
 from smqrt.net.stream import Stream
 from smqrt.net.tls import TlsTransport
-from smqrt.net.trust import Trust
-from smqrt.net.turn import share
 from smqrt.wire import websocket
 
 Function = Callable[..., Any]
@@ -53,29 +57,29 @@ def _failing(function: Function) -> Function:
     return call
 
 
-class SocketHalf:
+class SocketBinding:
     """Lua's sockets by their numbers."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._next = itertools.count(1).__next__
-        self._ends: dict[int, Any] = {}
+        self._handles: dict[int, Any] = {}
         self.suspensions = Suspensions()
 
-    def add(self, end: End) -> int:
+    def add(self, handle: SocketHandle) -> int:
         """Give a socket its number."""
         number = self._next()
-        self._ends[number] = end
+        self._handles[number] = handle
         return number
 
-    def _end(self, number: int | None) -> Any:
+    def _handle(self, number: int | None) -> Any:
         try:
-            return self._ends[number]  # type: ignore[index]
+            return self._handles[number]  # type: ignore[index]
         except KeyError:
             raise StreamError("socketclosed") from None
 
     def _stream(self, number: int) -> Stream:
-        stream: Stream | None = self._end(number).stream
+        stream: Stream | None = self._handle(number).stream
         if stream is None:
             raise StreamError("incorrectuse")
         return stream
@@ -87,8 +91,8 @@ class SocketHalf:
     def shutdown(self) -> None:
         """The server stops: whoever waits gets nil, "sysshutdown"."""
         self.suspensions.wake_all(b"sysshutdown")
-        for end in list(self._ends.values()):
-            end.end_reading("sysshutdown")
+        for handle in list(self._handles.values()):
+            handle.end_reading("sysshutdown")
 
     # ---- making them
 
@@ -107,10 +111,10 @@ class SocketHalf:
         name = host.decode("utf-8", "replace")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         stream = Stream.connect(name, port, timeout_s, source.decode("ascii", "replace") if source else None, ipv6)
-        end = StreamEnd(stream, host=name)
+        handle = StreamHandle(stream, host=name)
         if tls is not None:
-            self._secure(end, tls, alpn)
-        return self.add(end)
+            self._secure(handle, tls, alpn)
+        return self.add(handle)
 
     def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> Any:
         """Listen."""
@@ -118,7 +122,7 @@ class SocketHalf:
         acceptor = Acceptor(
             port, host.decode("ascii", "replace") if host else None, ipv6, server.context() if server else None
         )
-        return self.add(ListenerEnd(acceptor, lambda transport: self.add(StreamEnd(Stream(transport), server))))
+        return self.add(ListenerHandle(acceptor, lambda transport: self.add(StreamHandle(Stream(transport), server))))
 
     def udp(self, host: bytes | None, port: int | None, local_port: int | None, intf: bytes | None, ipv6: bool) -> Any:
         """Make a UDP socket; blocks for the look-up of a name."""
@@ -126,7 +130,7 @@ class SocketHalf:
         if host is not None:
             peer = resolve(host.decode("utf-8", "replace"), port or 0, ipv6)[0]
         bound = intf.decode("ascii", "replace") if intf else None
-        return self.add(DatagramEnd(Datagram(local_port, bound, peer, ipv6)))
+        return self.add(DatagramHandle(Datagram(local_port, bound, peer, ipv6)))
 
     def lookup(self, name: bytes) -> bytes:
         """The first address of a name; blocks."""
@@ -142,20 +146,25 @@ class SocketHalf:
             return fail("iscommitted")
         taken.watcher.close()
         if key is None:
-            return self.add(StreamEnd(Stream(taken.transport), server=taken.server)), taken.data or None
+            return self.add(StreamHandle(Stream(taken.transport), server=taken.server)), taken.data or None
         stream = Stream(taken.transport, taken.data)
         stream.push_or_forget(websocket.switching_protocols(key))
-        return self.add(WebSocketEnd(stream, False, server=taken.server)), None
+        return self.add(WebSocketHandle(stream, False, server=taken.server)), None
 
     def give_request(self, number: int, data: bytes) -> Any:
         """Hand a connection back to HTTP, with `data` in front of what follows."""
-        end = self._end(number)
-        server = getattr(end, "server", None) or self._services.http_server
-        if not isinstance(end, StreamEnd) or isinstance(end, WebSocketEnd) or server is None or end.reading:
+        handle = self._handle(number)
+        server = getattr(handle, "server", None) or self._services.http_server
+        if (
+            not isinstance(handle, StreamHandle)
+            or isinstance(handle, WebSocketHandle)
+            or server is None
+            or handle.reading
+        ):
             return fail("incorrectuse")
-        peer = end.peername()
-        transport, unread = end.stream.release()
-        del self._ends[number]
+        peer = handle.peername()
+        transport, unread = handle.stream.release()
+        del self._handles[number]
         server.accepted(transport, peer, type(transport) is TlsTransport, data + unread)
         return True
 
@@ -163,43 +172,43 @@ class SocketHalf:
         """The connection of an HTTP client, and what was received already: a WebSocket after a 101 answer; blocks."""
         taken = self._services.http_clients[client].release()
         if taken.websocket:
-            return self.add(WebSocketEnd(taken.stream, True, taken.tls, taken.host)), None
+            return self.add(WebSocketHandle(taken.stream, True, taken.tls, taken.host)), None
         data = taken.stream.take_unread()
-        return self.add(StreamEnd(taken.stream, taken.tls, taken.host)), data or None
+        return self.add(StreamHandle(taken.stream, taken.tls, taken.host)), data or None
 
     # ---- reading and writing
 
     def read(self, number: int, timeout_ms: float | None) -> Any:
-        """What arrives next, see `End.receive`; parks."""
-        end = self._end(number)
-        if end.reading is not None:
+        """What arrives next, see `SocketHandle.receive`; parks."""
+        handle = self._handle(number)
+        if handle.reading is not None:
             return fail("incorrectuse")
-        values = None if end.paused else end.receive()
-        return values or Reading(end, None if timeout_ms is None else timeout_ms / 1000, values is AGAIN)
+        values = None if handle.paused else handle.receive()
+        return values or Reading(handle, None if timeout_ms is None else timeout_ms / 1000, values is AGAIN)
 
     def put(self, number: int, data: bytes, is_text: bool) -> Any:
         """Send; false when the writer has to wait behind it, see `drain`, and true, "turn" when it should if it can;
         nil, "full" when it has to wait before it: nothing is taken.
         """
-        end = self._end(number)
-        stream: Stream | None = end.stream
+        handle = self._handle(number)
+        stream: Stream | None = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return fail("full")
-        has_room = end.put(data, is_text)
+        has_room = handle.put(data, is_text)
         return (True, b"turn") if has_room and share().spent() else has_room
 
     def offer(self, number: int, data: bytes, is_text: bool) -> Any:
         """Send or queue; nil and the length of the queue when it is full, and nothing is taken."""
-        end = self._end(number)
-        stream: Stream | None = end.stream
+        handle = self._handle(number)
+        stream: Stream | None = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return None, stream.queued_bytes
-        end.put(data, is_text)
+        handle.put(data, is_text)
         return True
 
     def drain(self, number: int) -> Any:
         """Park until there is room in the queue; when there is, until a later turn of the loop."""
-        stream: Stream | None = self._end(number).stream
+        stream: Stream | None = self._handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return Draining(stream)
         turn: Deferred[bool] = Deferred()
@@ -208,69 +217,69 @@ class SocketHalf:
 
     def sendto(self, number: int, data: bytes, host: bytes, port: int) -> Any:
         """Send a datagram."""
-        end = self._end(number)
-        if not isinstance(end, DatagramEnd):
+        handle = self._handle(number)
+        if not isinstance(handle, DatagramHandle):
             raise StreamError("incorrectuse")
-        end.sendto(data, host.decode("ascii", "replace"), port)
+        handle.sendto(data, host.decode("ascii", "replace"), port)
         return True
 
     def ping(self, number: int, data: bytes) -> Any:
         """Send a WebSocket ping; nil and the length of the queue when it is full."""
-        end = self._end(number)
-        if not isinstance(end, WebSocketEnd):
+        handle = self._handle(number)
+        if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
-        return True if end.ping(data) else (None, end.stream.queued_bytes)
+        return True if handle.ping(data) else (None, handle.stream.queued_bytes)
 
     def pause(self, number: int, is_paused: bool) -> Any:
         """Hold back what arrives, or go on; false when it was so already."""
-        end = self._end(number)
-        if end.paused is is_paused:
+        handle = self._handle(number)
+        if handle.paused is is_paused:
             return False
-        end.pause(is_paused)
+        handle.pause(is_paused)
         return True
 
     def close(self, number: int, code: int | None = None, text: bytes = b"") -> Any:
         """Close; false when it was closed before."""
-        end = self._ends.pop(number, None)
-        if end is None:
+        handle = self._handles.pop(number, None)
+        if handle is None:
             return False
-        if isinstance(end, WebSocketEnd) and code is not None:
-            end.close(code, text)
+        if isinstance(handle, WebSocketHandle) and code is not None:
+            handle.close(code, text)
         else:
-            end.close()
-        end.end_reading("socketclosed")
+            handle.close()
+        handle.end_reading("socketclosed")
         return True
 
     def drop(self, number: int) -> None:
         """Forget a socket whose connection has ended."""
-        self._ends.pop(number, None)
+        self._handles.pop(number, None)
 
     # ---- facts
 
     def peername(self, number: int) -> Any:
         """Address, port and whether it is IPv6, of the other side."""
-        return _address(*self._end(number).peername())
+        return _address(*self._handle(number).peername())
 
     def sockname(self, number: int) -> Any:
         """The same of this side."""
-        return _address(*self._end(number).sockname())
+        return _address(*self._handle(number).sockname())
 
     def setoption(self, number: int, name: bytes, *values: Any) -> Any:
         """See `set_option`."""
         try:
-            set_option(self._end(number), name, *values)
+            set_option(self._handle(number), name, *values)
         except OSError:
             return fail("failed")
         return True
 
     def is_websocket(self, number: int) -> bool:
         """Whether it is a WebSocket."""
-        return isinstance(self._ends.get(number), WebSocketEnd)
+        return isinstance(self._handles.get(number), WebSocketHandle)
 
     def state(self, number: int) -> Any:
         """A word, and whether there is a connection."""
-        end = self._end(number)
-        return end.state.encode(), end.state == "connected"
+        handle = self._handle(number)
+        return handle.state.encode(), handle.state == "connected"
 
     def queuelen(self, number: int, limit_bytes: int | None) -> Any:
         """The bytes that wait to be sent; sets how many may."""
@@ -281,42 +290,46 @@ class SocketHalf:
 
     def maxsize(self, number: int, size_bytes: int) -> Any:
         """Set the size of the largest WebSocket message that is accepted."""
-        end = self._end(number)
-        if not isinstance(end, WebSocketEnd):
+        handle = self._handle(number)
+        if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
-        end.codec.max_message_bytes = size_bytes
+        handle.codec.max_message_bytes = size_bytes
         return True
 
     def count(self) -> int:
         """How many sockets there are."""
-        return len(self._ends)
+        return len(self._handles)
 
     # ---- TLS
 
     def upgrade(self, number: int, tls: int, *alpn: bytes) -> Any:
         """Go on in TLS; blocks until the handshake is done. The socket is closed when it fails."""
-        end = self._end(number)
-        if type(end) is not StreamEnd or end.stream.tls or end.reading:
+        handle = self._handle(number)
+        if type(handle) is not StreamHandle or handle.stream.tls or handle.reading:
             raise StreamError("incorrectuse")
-        self._secure(end, tls, alpn)
+        self._secure(handle, tls, alpn)
         return True
 
-    def _secure(self, end: StreamEnd, number: int, alpn: tuple[bytes, ...]) -> None:
+    def _secure(self, handle: StreamHandle, number: int, alpn: tuple[bytes, ...]) -> None:
         tls = self._services.tls[number]
         context = tls.context(_protocols(alpn))
         if isinstance(tls, ClientTls):
-            end.stream.starttls(context, end.host or None)
+            handle.stream.starttls(context, handle.host or None)
         else:
-            end.stream.starttls(context, server_side=True)
-        end.tls = tls
+            handle.stream.starttls(context, server_side=True)
+        handle.tls = tls
 
     def trusted(self, number: int, name: bytes | None) -> Any:
         """True, or nil and what is wrong with the certificate of the other side."""
-        end = self._end(number)
+        handle = self._handle(number)
         tls = self._tls(number)
-        if not isinstance(getattr(end, "tls", None), ClientTls):  # OpenSSL has refused a client's if it is not trusted
+        if not isinstance(
+            getattr(handle, "tls", None), ClientTls
+        ):  # OpenSSL has refused a client's if it is not trusted
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
-        trust = end.tls.store.judge(tls.peer_chain(), name.decode("utf-8", "replace") if name is not None else end.host)
+        trust = handle.tls.store.judge(
+            tls.peer_chain(), name.decode("utf-8", "replace") if name is not None else handle.host
+        )
         return True if trust is Trust.TRUSTED else fail(trust.value)
 
     def certificate(self, number: int) -> Any:
@@ -338,7 +351,7 @@ class SocketHalf:
         return self._tls(number).resumed()
 
     def _tls(self, number: int) -> TlsTransport:
-        tls: TlsTransport | None = self._end(number).tls_layer
+        tls: TlsTransport | None = self._handle(number).tls_layer
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
@@ -363,9 +376,9 @@ _BLOCKING = "connect udp lookup take_http upgrade"
 _PARKING = "read drain"
 
 
-def install(vm: Vm, services: Services) -> SocketHalf:
+def install(vm: Vm, services: Services) -> SocketBinding:
     """Give Lua `ba.socket` and `ba.bytearray`."""
-    services.sockets = half = SocketHalf(services)
+    services.sockets = half = SocketBinding(services)
 
     def functions(names: str) -> dict[str, Function]:
         return {name: _failing(getattr(half, name)) for name in names.split()}

@@ -14,8 +14,7 @@ from smqrt.lua.bridge import fail
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import certificates
-from smqrt.net.contexts import ClientTls, Identity, ServerTls
-from smqrt.net.trust import CertStore
+from smqrt.net.contexts import CertStore, ClientTls, Identity, ServerTls
 
 
 def describe(data: bytes | None) -> bytes | None:

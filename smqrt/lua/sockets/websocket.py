@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from smqrt.errors import ArgumentError, ProtocolError
+from smqrt.http.server import HttpServer
 from smqrt.lua.bridge import fail
-from smqrt.lua.sockets.ends import AGAIN, StreamEnd, Values
+from smqrt.lua.sockets.handles import AGAIN, StreamHandle, Values
+from smqrt.net.contexts import ClientTls, ServerTls
+from smqrt.net.scheduling import share
 from smqrt.net.stream import Stream
-from smqrt.net.turn import share
 from smqrt.wire import websocket
 from smqrt.wire.websocket import WebSocketCodec, WebSocketMessage
 
@@ -18,18 +18,25 @@ MAX_PING_BYTES = 125
 ONWARD: Values = ("onward",)  # no read gives this
 
 
-class WebSocketEnd(StreamEnd):
-    """A WebSocket behind its handshake. See `StreamEnd` for the arguments; `is_client`: this side connected."""
+class WebSocketHandle(StreamHandle):
+    """A WebSocket behind its handshake. See `StreamHandle` for the arguments; `is_client`: this side connected."""
 
     __slots__ = ("_last", "codec")
 
-    def __init__(self, stream: Stream, is_client: bool, tls: Any = None, host: str = "", server: Any = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        is_client: bool,
+        tls: ClientTls | ServerTls | None = None,
+        host: str = "",
+        server: HttpServer | None = None,
+    ) -> None:
         super().__init__(stream, tls, host, server)
         self.codec = WebSocketCodec(is_client)
         self._last: Values | None = None
 
     def receive(self) -> Values | None:
-        """See `End`: the data and whether it is text; of a large frame also the bytes so far and in all."""
+        """See `SocketHandle`: the data and whether it is text; of a large frame also the bytes so far and in all."""
         if self._last is not None:
             return self._last
         turn = share()
@@ -64,7 +71,7 @@ class WebSocketEnd(StreamEnd):
         return ONWARD
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
-        """See `End`. Raises ArgumentError for data that no frame may carry."""
+        """See `SocketHandle`. Raises ArgumentError for data that no frame may carry."""
         if len(data) > MAX_WRITE_BYTES:
             raise ArgumentError(f"write: {len(data)} bytes; a WebSocket message takes at most {MAX_WRITE_BYTES} a call")
         if is_text and not data.isascii():

@@ -1,0 +1,395 @@
+"""The kinds of sockets that Lua knows, seen by one interface: a `SocketHandle`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Peer
+from smqrt.errors import ArgumentError, StreamError
+from smqrt.http.server import HttpServer
+from smqrt.hub.peer import PeerSocket
+from smqrt.lua.bridge import fail
+from smqrt.net.addresses import resolve
+from smqrt.net.contexts import ClientTls, ServerTls
+from smqrt.net.datagram import Datagram
+from smqrt.net.listener import Acceptor
+from smqrt.net.readiness import Wait
+from smqrt.net.scheduling import share
+from smqrt.net.stream import Stream
+from smqrt.net.tls import TlsTransport, Transport
+
+Values = tuple[Any, ...]
+
+AGAIN: Values = ()
+"""What `receive` gives when there may be something, but others have their turn first."""
+
+
+class Reading(Deferred[Values]):
+    """Resolved with what the socket gives, with nil and "timeout", or with nil and the word of the error.
+
+    Args:
+        handle: the socket.
+        timeout_s: None waits for ever.
+        is_soon: in a later turn of the loop there may be something, whether the socket tells or not.
+    """
+
+    __slots__ = ("_handle", "_late_s", "_wait")
+
+    def __init__(self, handle: SocketHandle, timeout_s: float | None, is_soon: bool = False) -> None:
+        super().__init__()
+        self._handle = handle
+        self._late_s = None if timeout_s is None else monotonic() + timeout_s
+        self._wait: Deferred[None] | None = None
+        handle.reading = self
+        if is_soon:
+            self._await_turn()
+        elif not handle.paused:
+            self._await(timeout_s)
+
+    def go_on(self) -> None:
+        """The socket is not paused any more."""
+        if self._wait is None:
+            get_hub().loop.run_callback(self._try, None, None)
+
+    def _await(self, timeout_s: float | None) -> None:
+        self._wait = self._handle.readable(timeout_s)
+        self._wait.then(self._try)
+
+    def _await_turn(self) -> None:
+        turn: Deferred[None] = Deferred()
+        self._wait = turn
+        turn.then(self._try)
+        share().later(turn.resolve)
+
+    def _try(self, _value: None, error: BaseException | None) -> None:
+        self._wait = None
+        if self.done or (self._handle.paused and error is None):
+            return
+        try:
+            if error is not None:
+                raise error
+            values = self._handle.receive()
+            left_s = None if self._late_s is None else self._late_s - monotonic()
+            if values:
+                self.resolve(values)
+            elif values is None:
+                self._await(left_s)
+            elif left_s is not None and left_s <= 0:
+                raise StreamError("timeout")
+            else:
+                self._await_turn()
+        except StreamError as failure:
+            self.resolve(fail(failure.word))
+        except Exception as fault:  # nobody would wake the reader again
+            self.reject(fault)
+
+    def _release(self) -> None:
+        self._handle.reading = None
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
+
+class SocketHandle:
+    """A socket.
+
+    Attributes:
+        reading: the activity that waits in a read, None when nobody does.
+        paused: what arrives is not given to the reader.
+        state: the word of `sock:state()`.
+    """
+
+    __slots__ = ("paused", "reading")
+    state = "connected"
+    stream: Stream | None = None
+
+    def __init__(self) -> None:
+        self.reading: Reading | None = None
+        self.paused = False
+
+    @property
+    def tls_layer(self) -> TlsTransport | None:
+        """The TLS of a connection, None without it."""
+        return self.stream.tls if self.stream else None
+
+    def receive(self) -> Values | None:
+        """What a read gives now, None when nothing has arrived, `AGAIN` when it should be asked in a later turn of the
+        loop. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """Wait until `receive` is worth another try. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """Send or queue `data`; false when the writer should wait until there is room. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def peername(self) -> tuple[str, int]:
+        """Address and port of the other side. Raises StreamError."""
+        raise StreamError("invalidsocketcon")
+
+    def sockname(self) -> tuple[str, int]:
+        """Address and port of this side. Raises StreamError."""
+        raise StreamError("invalidsocketcon")
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """Set an option of the socket. Raises StreamError, OSError."""
+        raise StreamError("incorrectuse")
+
+    def close(self) -> None:
+        """Close; the reader, if any, gets nil, "socketclosed"."""
+        raise StreamError("incorrectuse")
+
+    def pause(self, is_paused: bool) -> None:
+        """Hold back what arrives, or go on."""
+        self.paused = is_paused
+        if self.reading is not None and not is_paused:
+            self.reading.go_on()
+
+    def end_reading(self, word: str) -> None:
+        """Let a read that waits give nil and `word`."""
+        if self.reading is not None:
+            self.reading.resolve(fail(word))
+
+
+class StreamHandle(SocketHandle):
+    """A TCP or TLS connection.
+
+    Args:
+        stream: the connection.
+        tls: how it became TLS (`ClientTls`, `ServerTls`), None without TLS.
+        host: the name that was connected to, for the check of the certificate.
+        server: the `HttpServer` it came from, None when it did not.
+    """
+
+    __slots__ = ("host", "server", "stream", "tls")
+    stream: Stream
+
+    def __init__(
+        self, stream: Stream, tls: ClientTls | ServerTls | None = None, host: str = "", server: HttpServer | None = None
+    ) -> None:
+        super().__init__()
+        self.stream, self.tls, self.host, self.server = stream, tls, host, server
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`."""
+        data = self.stream.try_read()
+        if data:
+            return (data,)
+        return None if data is None else self.gone()
+
+    def gone(self) -> Values:
+        """What a read gives at the end of the stream."""
+        return fail("sslclosenotify" if self.stream.tls else "socketclosed")
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self.stream.readable(timeout_s)
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        return self.stream.push(data)
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self.stream.peername()
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self.stream.sockname()
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self.stream.setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self.stream.close()
+
+
+class ListenerHandle(SocketHandle):
+    """A port that is listened on: a read of it accepts.
+
+    Args:
+        acceptor: the port.
+        accepted: takes a transport, gives Lua's number for the new socket.
+    """
+
+    __slots__ = ("_accepted", "_acceptor")
+    state = "listening"
+
+    def __init__(self, acceptor: Acceptor, accepted: Callable[[Transport], int]) -> None:
+        super().__init__()
+        self._acceptor, self._accepted = acceptor, accepted
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`."""
+        transport = self._acceptor.try_accept()
+        return None if transport is None else (self._accepted(transport),)
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self._acceptor.acceptable(timeout_s)
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._acceptor.sockname()
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self._acceptor.close()
+
+
+class DatagramHandle(SocketHandle):
+    """A UDP socket."""
+
+    __slots__ = ("_datagram",)
+    state = "udp"
+
+    def __init__(self, datagram: Datagram) -> None:
+        super().__init__()
+        self._datagram = datagram
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`: the data, and the address, port and whether it is IPv6."""
+        received = self._datagram.try_receive()
+        if received is None:
+            return None
+        data, (host, port) = received
+        return data, host.encode(), port, ":" in host
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self._datagram.readable(timeout_s)
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        self._datagram.send(data)
+        return True
+
+    def sendto(self, data: bytes, host: str, port: int) -> bool:
+        """Send a datagram to a literal address. Raises StreamError; ArgumentError for a name."""
+        try:
+            _, address = resolve(host, port, self._datagram.is_ipv6, literal=True)[0]
+        except StreamError as error:
+            if error.word == "cannotconnect":
+                raise ArgumentError(f"sendto: {error.detail}") from None
+            raise ArgumentError(f"sendto: '{host}' is no IP address; ask ba.socket.toip first") from None
+        return self._datagram.send(data, address)
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._datagram.peername()
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._datagram.sockname()
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self._datagram.setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self._datagram.close()
+
+
+class PeerHandle(SocketHandle):
+    """A client of a broker, or the server's own client, which has no socket."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, session: Peer) -> None:
+        super().__init__()
+        self._socket = PeerSocket(session)
+
+    @property
+    def tls_layer(self) -> TlsTransport | None:
+        """See `SocketHandle`."""
+        return self._known().tls
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return _found(self._known().peername())
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return _found(self._known().sockname())
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self._known().setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """Disconnect the client."""
+        self._socket.close()
+
+    def _known(self) -> PeerSocket:
+        if self._socket.transport is None:
+            raise StreamError("invalidsocketcon")
+        return self._socket
+
+
+def _found(name: tuple[str, int] | None) -> tuple[str, int]:
+    if name is None:
+        raise StreamError("socketclosed")
+    return name
+
+
+# ---- sock:setoption (spec: bas-api §8.2)
+
+
+def set_option(handle: SocketHandle, name: bytes, *values: object) -> None:
+    """Set an option of the socket of a handle. Raises ArgumentError for an unknown one, OSError, StreamError."""
+    setter = _SETTERS.get(name)
+    if setter is None:
+        known = ", ".join(word.decode() for word in _SETTERS)
+        raise ArgumentError(f"setoption: unknown option '{name.decode('utf-8', 'replace')}'; there are {known}")
+    if not values or not isinstance(values[0], bool):
+        raise ArgumentError(f"setoption: '{name.decode()}' takes true or false")
+    setter(handle, *values)
+
+
+def _keepalive(handle: SocketHandle, is_on: bool, idle_s: int | None = None, interval_s: int | None = None) -> None:
+    handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(is_on))
+    if is_on and idle_s is not None:
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _seconds(idle_s))
+    if is_on and interval_s is not None:
+        handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _seconds(interval_s))
+
+
+def _seconds(value: int | bytes) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 32767:
+        raise ArgumentError(f"setoption: 'keepalive' takes seconds, 1 to 32767, not {value!r}")
+    return int(value)
+
+
+def _membership(handle: SocketHandle, is_on: bool, group: bytes = b"", interface: bytes | None = None) -> None:
+    try:
+        packed = b"".join(socket.inet_aton(str(name, "ascii")) for name in (group, interface or b"0.0.0.0"))
+    except (OSError, ValueError, TypeError):
+        raise ArgumentError("setoption: 'ip-membership' takes true or false and an IPv4 group address") from None
+    handle.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP if is_on else socket.IP_DROP_MEMBERSHIP, packed)
+
+
+def _flag(level: int, option: int) -> Callable[..., None]:
+    def set_flag(handle: SocketHandle, is_on: bool, *_: Any) -> None:
+        handle.setsockopt(level, option, int(is_on))
+
+    return set_flag
+
+
+_SETTERS: dict[bytes, Callable[..., None]] = {
+    b"keepalive": _keepalive,
+    b"tcp-nodelay": _flag(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    b"broadcast": _flag(socket.SOL_SOCKET, socket.SO_BROADCAST),
+    b"dontroute": _flag(socket.SOL_SOCKET, socket.SO_DONTROUTE),
+    b"ip-membership": _membership,
+}
