@@ -138,7 +138,7 @@ def test_only_one_subtopic(url):
         (("sub", "{url}", "secret"), 3, "the broker refused the subscription to 'secret'"),
         (("sub", "{url}", "t", "--count", "1", "--timeout", "0.1"), 4, "0 of 1 messages came within 0.1 seconds"),
         (("pub", "ftp://x/", "t", "x"), 2, "must look like http://host:port/path"),
-        (("pub", "{url}", "t", "x", "--uid", "short"), 2, "must have 6 to 255 bytes"),
+        (("pub", "{url}", "t", "x", "--uid", "short"), 2, "must be 6 to 255 bytes"),
         (("pub", "{url}", "t", "x", "--id"), 2, "'t' must be a number with --id"),
         (("pub", "{url}", "t", "x" * 65521), 1, "a message carries at most 65520"),
         (("bench", "http://127.0.0.1:1/"), 1, "connection refused"),

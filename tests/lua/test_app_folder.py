@@ -36,7 +36,7 @@ def noted(server: AppServer) -> list[Path | None]:
 def test_python_and_its_onunload(server: AppServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     probe: list[object] = []
     monkeypatch.setattr(app_folder, "probe", probe, raising=False)
-    application = server.app({".preload.py": PYTHON + "place.probe += [*seen, other]"}, "py")
+    application = server.app({".preload.py": PYTHON + "app_folder.probe += [*seen, other]"}, "py")
     assert application.error is None
     assert probe == [tmp_path / "py", tmp_path / "py", None]
     application.unload()
