@@ -35,7 +35,7 @@ from smqrt.cli.journal_places import (
 )
 from smqrt.cli.terminal import counted, json_line, payload_fields, progress, write_line
 from smqrt.errors import JournalError, SmqrtError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.printable import printable
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def export(
     """
     from smqrt.journal.export import export as run
 
-    file = uris.folder(to, "--to", "write a file here, and copy it there")
+    file = locations.local_folder(to, "--to", "write a file here, and copy it there")
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
     with progress("export", rows_between(first, last)) as advance:

@@ -9,7 +9,7 @@ import click
 
 from smqrt.cli.terminal import InterruptibleCommand, discard_output
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import uris
+from smqrt.journal import locations
 
 if TYPE_CHECKING:
     from smqrt.journal.reader import Journal, Offsets
@@ -43,7 +43,7 @@ def folder(path: Path) -> Path:
     Raises:
         JournalError: there is no journal.
     """
-    path = uris.journal(path)
+    path = locations.journal_folder(path)
     if (path / ".journal").is_dir():
         return path / ".journal"
     if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
@@ -59,7 +59,7 @@ def opened_journal(path: str, token: str | None = None, cafile: str | None = Non
     Raises:
         JournalError: there is none, or it doesn't answer.
     """
-    if uris.is_address(path):
+    if locations.is_address(path):
         from smqrt.journal.remote import open_journal
 
         return open_journal(path, token, cafile=cafile, retry_s=_RETRY_S)

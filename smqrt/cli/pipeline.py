@@ -24,7 +24,7 @@ from smqrt.cli.pipeline_progress import shown, watching
 from smqrt.cli.pipeline_table import table
 from smqrt.cli.terminal import Interruptible, json_line, write_line
 from smqrt.errors import JournalError, PipelineError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.journal.timestamps import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import LIVE, Status, read, read_all
@@ -367,7 +367,7 @@ def submit(
 
     if options["deploy_mode"] == "cluster" and not places.state_given:
         raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
-    if not uris.is_address(places.journal):
+    if not locations.is_address(places.journal):
         places = replace(places, journal=str(Path(places.journal).absolute()))
     queries, master = places.catalog().select(names), options.pop("master")
     _check_tables(queries, places, options["deploy_mode"])

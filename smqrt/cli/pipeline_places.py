@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from smqrt.journal import uris
+from smqrt.journal import locations
 
 if TYPE_CHECKING:
     from smqrt.pipeline.discover import Catalog
@@ -25,7 +25,7 @@ class _Folder(click.Path):
     """A folder of this machine, which a file URI may name too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(uris.state(value), param, ctx)
+        return super().convert(locations.state_folder(value), param, ctx)
 
 
 _FOLDER = _Folder(file_okay=False, path_type=Path)
@@ -131,8 +131,8 @@ def _given(command: Any) -> Any:
     ) -> Any:
         home = app.absolute()
         found = (state or home / ".pipelines").absolute()
-        if journal and not uris.is_address(journal):
-            journal = str(uris.journal(journal))
+        if journal and not locations.is_address(journal):
+            journal = str(locations.journal_folder(journal))
         cafile = cafile and str(Path(cafile).absolute())
         places = Places(home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile)
         return command(*args, places=places, **rest)

@@ -26,7 +26,7 @@ from smqrt.cli.journal_places import (
     until_option,
 )
 from smqrt.cli.terminal import polled_progress
-from smqrt.journal import uris
+from smqrt.journal import locations
 
 if TYPE_CHECKING:
     from smqrt.journal.reader import Journal, Offsets
@@ -76,7 +76,7 @@ def query(
     smqrt query "select topic, count(*) from messages group by topic" plant
     smqrt query "select ts, json->>'temp' as temp from messages" plant --topic 'site1/#' --from 2h --to temp.csv
     """
-    file = None if to is None else uris.folder(to, "--to", "write a file here, and copy it there")
+    file = None if to is None else locations.local_folder(to, "--to", "write a file here, and copy it there")
     kind = query_output.format_of(chosen, file)
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
@@ -97,7 +97,7 @@ def _spark(
 ) -> Any:
     from smqrt.pipeline.spark_views import Spark
 
-    place = path if uris.is_address(path) else str(folder(Path(path)).absolute())
+    place = path if locations.is_address(path) else str(folder(Path(path)).absolute())
     return partial(Spark, place, given, first, last, topics)
 
 

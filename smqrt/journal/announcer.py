@@ -1,14 +1,19 @@
-"""Which hub pipelines go to: `hub.json` of every open journal, there while the journal is served.
+"""Announcements of the hub that pipelines go to: `hub.json` of every open journal, there while the journal is served.
 
 Of several hubs that share a folder the first one announces itself, and another takes over when it is gone, knowing by
 then what pipelines have committed to the first: so a commit that comes again is recognized by either.
+The first one is who holds `hub.lock`. The files are readable by their owner only: who may read the journal's folder as
+its owner may commit to its hub.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -17,10 +22,13 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
-from smqrt.journal import hubfile
+from smqrt.journal.files import write_whole
+from smqrt.journal.tokens import journal_token
 
 log = logging.getLogger("smqrt.journal")
 
+HUB_FILE = "hub.json"
+_LOCK = "hub.lock"
 LOOK_S = 1.0
 
 
@@ -90,14 +98,14 @@ class Announcer:
         try:
             if self._holds(journal.path):
                 journal.learn()
-                hubfile.announce(journal.path, url)
+                announce(journal.path, url)
                 self._told[journal.path] = url
         except JournalError as error:
             self._say(journal.path, logging.ERROR, str(error))
 
     def _holds(self, path: Path) -> bool:
         """Whether no other process announces the folder; from now on none does."""
-        if path not in self._held and (fd := hubfile.hold(path)) is not None:
+        if path not in self._held and (fd := hold(path)) is not None:
             self._held[path] = fd
         if path not in self._held:
             self._say(path, logging.INFO, f"{path}: pipelines go to another hub of this folder, while that is there")
@@ -112,5 +120,59 @@ class Announcer:
     def _withdraw(self, path: Path) -> None:
         self._told.pop(path, None)
         self._said.pop(path, None)
-        hubfile.withdraw(path)
+        withdraw(path)
         os.close(self._held.pop(path))
+
+
+# ---- files
+
+
+def hold(journal: Path) -> int | None:
+    """Makes this process the one that announces a journal, until the descriptor is closed or the process ends.
+
+    Args:
+        journal: its folder.
+
+    Returns:
+        A file descriptor; None when another process is the one.
+
+    Raises:
+        JournalError: the folder can't be used.
+    """
+    path = journal / _LOCK
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(f"{path} can't be used: {error.strerror}; give this user the folder.") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def announce(journal: Path, url: str) -> None:
+    """Tells where a journal is served now.
+
+    Args:
+        journal: its folder.
+        url: its address on the hub, without a slash at the end.
+
+    Raises:
+        JournalError: as `journal_token`, or `hub.json` can't be written.
+    """
+    values = {"url": url, "token": journal_token(journal), "pid": os.getpid()}
+    path = journal / HUB_FILE
+    try:
+        write_whole(path, (json.dumps(values) + "\n").encode(), sync=False)  # the event loop waits for no disk
+    except OSError as error:
+        raise JournalError(f"{path} can't be written: {error.strerror}; pipelines need it to find the hub.") from None
+
+
+def withdraw(journal: Path) -> None:
+    """Takes back what this process announced; what another one announced since stays."""
+    path = journal / HUB_FILE
+    with suppress(OSError, ValueError, AttributeError):
+        if json.loads(path.read_text("utf-8")).get("pid") == os.getpid():
+            path.unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import deltalog, held, uris
+from smqrt.journal import deltalog, held, locations
 from smqrt.journal.deltalog import Updated, milliseconds
 from smqrt.journal.manifest import DataFile
 
@@ -57,7 +57,7 @@ def update(journal: Path, to: str, on_files: Callable[[int], object] = lambda co
         ArgumentError: it is no such URI.
     """
     deltalake = deltalog.imported()
-    to = to if uris.scheme(to) else str(Path(to).absolute())
+    to = to if locations.scheme(to) else str(Path(to).absolute())
     try:
         return _updated(deltalake, journal, to, on_files)
     except (deltalake.exceptions.DeltaError, OSError) as error:
@@ -65,7 +65,7 @@ def update(journal: Path, to: str, on_files: Callable[[int], object] = lambda co
 
 
 def _updated(deltalake: Any, journal: Path, to: str, on_files: Callable[[int], object]) -> Updated:
-    system, root = uris.filesystem(to)
+    system, root = locations.filesystem(to)
     table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
     known = _known(table, to)
     wanted = deltalog.files(journal)
@@ -74,13 +74,13 @@ def _updated(deltalake: Any, journal: Path, to: str, on_files: Callable[[int], o
     paths = dict(zip(fresh, held.hold(journal.absolute(), list(fresh.values())), strict=True))
     schema = _schema(deltalake, table, list(paths.values()), to)
     if table is None:
-        if not uris.is_elsewhere(to):
+        if not locations.is_elsewhere(to):
             system.create_dir(root, recursive=True)
         table = deltalog.create(deltalake, to, schema)
     names = list(fresh)
     for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
         for path in some:
-            _copy(paths[path], system, f"{root}/{path}", not uris.is_elsewhere(to))
+            _copy(paths[path], system, f"{root}/{path}", not locations.is_elsewhere(to))
         gone = [old for path in some for old in joined.get(path, ())]
         deltalog.commit(table, schema, {path: fresh[path] for path in some}, gone)
         on_files(len(some))

@@ -1,24 +1,24 @@
-"""Results of pipelines back into a hub: `commit` stores and publishes the rows of a micro-batch exactly once.
+"""Commits: results of pipelines back into a hub, which stores and publishes the rows of a micro-batch exactly once.
 
 The hub keeps (query, batch) with the rows, in one write. So a commit may be repeated: after a hub that went away, after
-a pipeline that was killed.
+a pipeline that was killed. The tasks of a stream stage their rows in parts; its driver commits the parts by name.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, progress, uris
-from smqrt.journal.link import MOVED, Address, Link, Unreachable, checked, trusted
+from smqrt.journal import committed, readers
+from smqrt.journal.locations import MOVED, HubAddress, Unreachable
+from smqrt.journal.remote import HubLink
 
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
@@ -32,76 +32,6 @@ _ROW_BYTES = 8
 
 OutRow = tuple[bytes, bytes | None, bytes]
 """Topic, subtopic or None, payload."""
-
-
-@dataclass(frozen=True)
-class HubAddress:
-    """Where a journal's hub is. `HubAddress.of` makes one.
-
-    Attributes:
-        folder: of the journal: its `hub.json` says where the hub is, each time anew.
-        given: or the address itself.
-    """
-
-    folder: Path | None = None
-    given: Address | None = None
-
-    @classmethod
-    def of(cls, place: Path | str, token: str | None = None, cafile: str | None = None) -> HubAddress:
-        """Returns the address of a journal's hub; the hub may be away.
-
-        Args:
-            place: the journal's folder, or its address on the hub.
-            token: for an address.
-            cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
-
-        Raises:
-            JournalError: the address is none, or has no token; the file has no certificate.
-            ArgumentError: it is a URI of another kind.
-        """
-        if not uris.is_address(place):
-            return cls(folder=uris.journal(place))
-        return cls(given=Address(checked(str(place)), with_token(str(place), token), trusted(cafile)))
-
-    def find(self) -> Address:
-        """Returns the address as it is now.
-
-        Raises:
-            JournalError: no hub serves the journal.
-        """
-        return self.given or _announced(self.folder or Path())
-
-    @property
-    def url(self) -> str:
-        """The journal's address on the hub. Raises as `find`."""
-        return self.find().url
-
-    @property
-    def token(self) -> str:
-        """What the hub wants to see. Raises as `find`."""
-        return self.find().token
-
-
-def with_token(url: str, token: str | None) -> str:
-    """Returns a token that there is.
-
-    Raises:
-        JournalError: there is none.
-    """
-    if not token or not token.isprintable() or not token.isascii():
-        raise JournalError(f"{url} needs a token: what the file `token` in the journal's folder holds.")
-    return token
-
-
-def _announced(folder: Path) -> Address:
-    path = folder / "hub.json"
-    try:
-        values = json.loads(path.read_bytes())
-        return Address(checked(values["url"]), str(values["token"]))
-    except FileNotFoundError:
-        raise JournalError(f"No hub serves {folder}; start it with `smqrt serve`.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JournalError(f"{path} can't be read ({error!r}); start the hub anew, which writes it.") from None
 
 
 def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> bool:
@@ -121,10 +51,132 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
         ArgumentError: a topic is empty or too long.
         JournalError: the hub refuses it, or is away for too long.
     """
-    return bool(told(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", retry_s))
+    return bool(ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", retry_s))
 
 
-def told(hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, retry_s: float) -> Any:
+def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
+    """Stores and publishes rows that belong to no micro-batch; they are not sent twice.
+
+    Raises:
+        ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
+    """
+    for part in split(rows):
+        _hub_link(hub, retry_s).post("publish", encode(part), again=False)
+
+
+def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float) -> list[str]:
+    """Gives rows to a hub, which publishes them when they are committed.
+
+    Args:
+        hub: where.
+        query, batch: the streaming query's id and the number of the micro-batch.
+        rows: at least one.
+        retry_s: how long to wait for a hub that is away, seconds.
+
+    Returns:
+        The names of the parts that they became.
+
+    Raises:
+        ArgumentError: a topic is empty or too long.
+        JournalError: the hub refuses them, or is away for too long.
+    """
+    names, attempt = [], secrets.token_hex(8)
+    for number, part in enumerate(split(rows)):
+        name = f"{attempt}.{number}"
+        ask_hub(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", retry_s)
+        names.append(name)
+    return names
+
+
+def commit_staged(
+    hub: HubAddress,
+    query: str,
+    batch: int,
+    parts: Sequence[str],
+    retry_s: float,
+    before: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Publishes what was staged for a micro-batch, once, however often and with whatever parts it is called.
+
+    Args:
+        hub, query, batch, retry_s: as for `stage`.
+        parts: their names, at least one.
+        before: is called before each part with its number.
+
+    Raises:
+        JournalError: as `stage`.
+    """
+    body = json.dumps(list(parts)).encode()
+    sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", retry_s)
+    for number, part in enumerate(sealed[1:], 1):
+        before(number)
+        _commit_part(hub, query, batch, f"{query}.{number}", part, retry_s)
+    for part in sealed[:1]:  # under the query's own name the last: a hub that has it has all of them
+        _commit_part(hub, query, batch, query, part, retry_s)
+
+
+def _commit_part(hub: HubAddress, query: str, batch: int, name: str, part: str, retry_s: float) -> None:
+    ask_hub(hub, "commit", {"query": name, "batch": batch, "of": query, "part": part}, b"", "stored", retry_s)
+
+
+def last_batch(hub: HubAddress, query: str) -> int:
+    """Returns the number of the last micro-batch of a query that was committed; -1 when there is none.
+
+    Args:
+        hub: where; with a folder, the hub itself needn't run.
+        query: the streaming query's id.
+
+    Raises:
+        JournalError: the hub is away, or what it has can't be read.
+    """
+    if hub.folder is not None:
+        try:
+            return committed.last_batches(hub.folder).get(query, -1)
+        except FileNotFoundError:
+            raise Unreachable(f"{hub.folder} {MOVED}") from None
+        except OSError as error:
+            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
+    answer = _hub_link(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
+    try:
+        return int(json.loads(answer)["batch"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise JournalError(f"{hub.url} can't say what was committed: {answer[:100]!r}; its server is older.") from None
+
+
+def report_progress(
+    hub: HubAddress,
+    query: str,
+    name: str,
+    offset: Mapping[str, int],
+    time_us: int | None = None,
+    retry_s: float = PROGRESS_RETRY_S,
+) -> None:
+    """Says how far a query has come: retention keeps what it has yet to read.
+
+    Args:
+        hub: where; with a folder, the hub itself needn't run.
+        query: its id.
+        name: what people call it.
+        offset: by node, the number of the next row it will read.
+        time_us: when, microseconds since 1970; now by default.
+        retry_s: how long to wait for a hub that is away, seconds.
+
+    Raises:
+        ArgumentError: the id can't name a file.
+        JournalError: it can't be kept.
+    """
+    time_us = time.time_ns() // 1000 if time_us is None else time_us
+    values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us}
+    if hub.folder is not None:
+        readers.save_report(hub.folder, readers.parse_report(json.dumps(values).encode()))
+    else:
+        _hub_link(hub, retry_s).post("progress", json.dumps(values).encode())
+
+
+# ---- requests
+
+
+def ask_hub(hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, retry_s: float) -> Any:
     """Returns what a hub says to a request that may be repeated.
 
     Args:
@@ -136,11 +188,25 @@ def told(hub: HubAddress, action: str, values: Mapping[str, object], body: bytes
     Raises:
         JournalError: the hub refuses it, is away for too long, or is none.
     """
-    answer = connection(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
+    answer = _hub_link(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
         return json.loads(answer)[name]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a {action}.") from None
+
+
+_threads = threading.local()
+
+
+def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
+    """Returns this thread's connection: queries of one process don't wait for each other."""
+    links: dict[HubAddress, HubLink] = _threads.__dict__.setdefault("links", {})
+    link = links.setdefault(hub, HubLink(hub.find, retry_s))
+    link.retry_s = retry_s
+    return link
+
+
+# ---- rows in parts
 
 
 def parts(query: str, rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
@@ -207,68 +273,7 @@ def size_bytes(row: OutRow) -> int:
     return len(row[0]) + len(row[1] or b"") + len(row[2]) + _ROW_BYTES
 
 
-def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
-    """Stores and publishes rows that belong to no micro-batch; they are not sent twice.
-
-    Raises:
-        ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
-    """
-    for part in split(rows):
-        connection(hub, retry_s).post("publish", encode(part), again=False)
-
-
-def last_batch(hub: HubAddress, query: str) -> int:
-    """Returns the number of the last micro-batch of a query that was committed; -1 when there is none.
-
-    Args:
-        hub: where; with a folder, the hub itself needn't run.
-        query: the streaming query's id.
-
-    Raises:
-        JournalError: the hub is away, or what it has can't be read.
-    """
-    if hub.folder is not None:
-        try:
-            return committed.last_batches(hub.folder).get(query, -1)
-        except FileNotFoundError:
-            raise Unreachable(f"{hub.folder} {MOVED}") from None
-        except OSError as error:
-            raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
-    answer = connection(hub, PROGRESS_RETRY_S).get("committed?" + urlencode({"query": query})).body
-    try:
-        return int(json.loads(answer)["batch"])
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise JournalError(f"{hub.url} can't say what was committed: {answer[:100]!r}; its server is older.") from None
-
-
-def report_progress(
-    hub: HubAddress,
-    query: str,
-    name: str,
-    offset: Mapping[str, int],
-    time_us: int | None = None,
-    retry_s: float = PROGRESS_RETRY_S,
-) -> None:
-    """Says how far a query has come: retention keeps what it has yet to read.
-
-    Args:
-        hub: where; with a folder, the hub itself needn't run.
-        query: its id.
-        name: what people call it.
-        offset: by node, the number of the next row it will read.
-        time_us: when, microseconds since 1970; now by default.
-        retry_s: how long to wait for a hub that is away, seconds.
-
-    Raises:
-        ArgumentError: the id can't name a file.
-        JournalError: it can't be kept.
-    """
-    time_us = time.time_ns() // 1000 if time_us is None else time_us
-    values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us}
-    if hub.folder is not None:
-        progress.save(hub.folder, progress.checked(json.dumps(values).encode()))
-    else:
-        connection(hub, retry_s).post("progress", json.dumps(values).encode())
+# ---- rows as bytes: u16 topic length, topic, u16 subtopic length, subtopic, u32 payload length, payload; big-endian
 
 
 def encode(rows: Iterable[OutRow]) -> bytes:
@@ -286,12 +291,74 @@ def encode(rows: Iterable[OutRow]) -> bytes:
     return b"".join(pieces)
 
 
-_threads = threading.local()
+class RowDecoder:
+    """Decodes records out of pieces of any size.
+
+    Args:
+        payload_bytes: the longest payload that is taken.
+
+    Attributes:
+        count: how many records were given so far.
+    """
+
+    def __init__(self, payload_bytes: int) -> None:
+        self._payload_bytes = payload_bytes
+        self._rest = b""
+        self.count = 0
+
+    def feed(self, piece: bytes) -> Iterator[OutRow]:
+        """Takes the next piece; yields the records that it completes, so that others may have their turn in between.
+
+        Raises:
+            ArgumentError: a record has no topic, or too long a payload.
+        """
+        data = self._rest + piece if self._rest else piece
+        at = 0
+        while (end := self._end(data, at)) is not None:
+            yield _record(data, at)
+            self.count += 1
+            at = end
+        self._rest = data[at:]
+
+    def finish(self) -> None:
+        """Says that the body has ended.
+
+        Raises:
+            ArgumentError: it did so inside a record.
+        """
+        if self._rest:
+            self._refuse("the body ends inside it; send whole records (topic, subtopic, payload, each with its length)")
+
+    def _end(self, data: bytes, at: int) -> int | None:
+        """Where the record at `at` ends; None when it is not all there."""
+        size = len(data)
+        if size - at < 2:
+            return None
+        topic_bytes = _U16.unpack_from(data, at)[0]
+        if not topic_bytes:
+            self._refuse("the topic is empty; every row is published to one")
+        at += 2 + topic_bytes
+        if size - at < 2:
+            return None
+        at += 2 + int(_U16.unpack_from(data, at)[0])
+        if size - at < 4:
+            return None
+        payload_bytes = _U32.unpack_from(data, at)[0]
+        if payload_bytes > self._payload_bytes:
+            self._refuse(
+                f"the payload has {payload_bytes} bytes; a message carries at most {self._payload_bytes}, split it"
+            )
+        end = at + 4 + int(payload_bytes)
+        return end if end <= size else None
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ArgumentError(f"record {self.count + 1}: {what}.")
 
 
-def connection(hub: HubAddress, retry_s: float) -> Link:
-    """Returns this thread's connection: queries of one process don't wait for each other."""
-    links: dict[HubAddress, Link] = _threads.__dict__.setdefault("links", {})
-    link = links.setdefault(hub, Link(hub.find, retry_s))
-    link.retry_s = retry_s
-    return link
+def _record(data: bytes, at: int) -> OutRow:
+    """The whole record at `at`."""
+    subtopic_at = at + 4 + int(_U16.unpack_from(data, at)[0])
+    payload_at = subtopic_at + 4 + int(_U16.unpack_from(data, subtopic_at - 2)[0])
+    topic = data[at + 2 : subtopic_at - 2]
+    payload_bytes = _U32.unpack_from(data, payload_at - 4)[0]
+    return topic, data[subtopic_at : payload_at - 4] or None, data[payload_at : payload_at + payload_bytes]

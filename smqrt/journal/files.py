@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import struct
 import time
 from collections.abc import Iterator
@@ -86,19 +87,36 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is whole or as before, whatever happens.
+def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
+    """Writes a file beside the one that is meant, and returns its path: to be linked or renamed when it is whole.
+
+    Args:
+        path: the file that is meant.
+        content: all of it.
+        sync: the disk has it when this returns.
 
     Raises:
-        OSError: the disk is full or broken.
+        OSError: the disk is full or broken; nothing is left behind.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         touch(beside)
         with beside.open("wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    return beside
+
+
+def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
+    """Writes a file that is whole or as before, whatever happens. Arguments and errors as for `write_beside`."""
+    beside = write_beside(path, content, sync)
+    try:
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal.files import crc32, touch
+from smqrt.journal.files import crc32, write_whole
 
 INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
@@ -199,7 +199,8 @@ def summary_of(path: _SegmentPath) -> Summary:
     if found is None:
         found = _made(path)
         with suppress(OSError):  # a reader may not write here
-            _write(Path(_beside(path, SUMMARY)), found)
+            values = _VALUES.pack(*found)
+            write_whole(Path(_beside(path, SUMMARY)), values + _CRC.pack(crc32(values)), sync=False)
     return found
 
 
@@ -251,10 +252,3 @@ def _index_bytes(path: _SegmentPath) -> int:
         return os.stat(_beside(path, INDEXED)).st_size // INDEX.size * INDEX.size
     except FileNotFoundError:
         return 0
-
-
-def _write(path: Path, found: Summary) -> None:
-    values, beside = _VALUES.pack(*found), path.with_name(f".{path.name}.{os.getpid()}")
-    touch(beside)
-    beside.write_bytes(values + _CRC.pack(crc32(values)))
-    os.replace(beside, path)

@@ -16,7 +16,7 @@ from smqrt.journal import index as indexes
 from smqrt.journal.files import crc32, there
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
-from smqrt.journal.link import MOVED, Unreachable
+from smqrt.journal.locations import MOVED, Unreachable
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Sealed, Snapshot, Times, segment_file
 from smqrt.journal.record import Row
@@ -295,7 +295,7 @@ class Journal:
         same = chunk.file in (other.file for other in others)
         if (same and not again) or sum(other.rows for other in others) < chunk.end - seq:
             raise JournalError(
-                f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are gone from {self._place(chunk.file)}: they "
+                f"Rows {seq} to {chunk.end - 1} of node {chunk.node} are gone from {self._location(chunk.file)}: they "
                 "have expired; keep more (journal.retain, journal.max_bytes), or read from `journal.begin()` on."
             )
         for other in others:
@@ -341,11 +341,11 @@ class Journal:
             raise self._damaged(file, entry.offset, "the batch's checksum is wrong")
 
     def _damaged(self, file: str, offset: int, what: str) -> JournalError:
-        return JournalError(f"{self._place(file)} is damaged at offset {offset}: {what}; {REMEDY}.")
+        return JournalError(f"{self._location(file)} is damaged at offset {offset}: {what}; {REMEDY}.")
 
     # ---- files
 
-    def _place(self, file: str) -> str:
+    def _location(self, file: str) -> str:
         return str(self.path / file)
 
     def _snapshot(self) -> Snapshot:

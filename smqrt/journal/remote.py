@@ -5,19 +5,22 @@ The hub lists what there is and gives pieces of its files; everything else is as
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
+import ssl
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, urlsplit
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, uris
-from smqrt.journal.commit import with_token
+from smqrt.journal import locations, manifest
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
-from smqrt.journal.link import Address, Link, Refused, checked, trusted
+from smqrt.journal.locations import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
 from smqrt.journal.manifest import DataFile, Page
 from smqrt.journal.planning import Chunk, Index, Offsets, Sealed, Snapshot, segment_file
 from smqrt.journal.reader import Journal
@@ -38,12 +41,12 @@ class _Listed(NamedTuple):
 
 
 def open_journal(
-    place: Path | str, token: str | None = None, *, cafile: str | None = None, retry_s: float = RETRY_S
+    location: Path | str, token: str | None = None, *, cafile: str | None = None, retry_s: float = RETRY_S
 ) -> Journal | RemoteJournal:
     """Opens a journal for reading.
 
     Args:
-        place: its folder, or its address on a hub.
+        location: its folder, or its address on a hub.
         token: what the file `token` in its folder holds; for an address.
         cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
         retry_s: how long to wait for a hub that is away, seconds.
@@ -52,9 +55,9 @@ def open_journal(
         JournalError: there is no such journal, or the token is missing.
         ArgumentError: it is a URI of another kind.
     """
-    if uris.is_address(place):
-        return RemoteJournal(str(place), token, cafile=cafile, retry_s=retry_s)
-    return Journal(uris.journal(place))
+    if locations.is_address(location):
+        return RemoteJournal(str(location), token, cafile=cafile, retry_s=retry_s)
+    return Journal(locations.journal_folder(location))
 
 
 class RemoteJournal(Journal):
@@ -80,10 +83,10 @@ class RemoteJournal(Journal):
         retry_s: float = RETRY_S,
         verify: bool = True,
     ) -> None:
-        address = Address(checked(url), with_token(url, token), trusted(cafile))
+        address = Endpoint(checked_url(url), with_token(url, token), trusted_certificates(cafile))
         self.url, self.verify = address.url, verify
         self._address = address
-        self._link = Link(lambda: address, retry_s)
+        self._link = HubLink(lambda: address, retry_s)
         self._brokers: dict[tuple[str, int], str] = {}
         self._listing: tuple[str, Snapshot] | None = None
         self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
@@ -118,7 +121,7 @@ class RemoteJournal(Journal):
 
     # ---- what the hub has
 
-    def _place(self, file: str) -> str:
+    def _location(self, file: str) -> str:
         return f"{self.url}/{file}"
 
     def _snapshot(self) -> Snapshot:
@@ -152,7 +155,7 @@ class RemoteJournal(Journal):
             try:
                 found = manifest.parse_page(page, body)
             except ValueError as error:
-                raise JournalError(f"{self._place(page.name)} is damaged: {error}; {REMEDY}.") from None
+                raise JournalError(f"{self._location(page.name)} is damaged: {error}; {REMEDY}.") from None
             while len(self._pages) >= _KEPT_PAGES:
                 self._pages.popitem(last=False)
             self._pages[page.name] = found
@@ -170,12 +173,12 @@ class RemoteJournal(Journal):
     def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
         file = segment_file(node, first)
         path = file.removesuffix(DATA) + INDEXED
-        index = Index(self._indexes.get(path, b""), self._place(path))
+        index = Index(self._indexes.get(path, b""), self._location(path))
         if until and index.end >= until:
             return index
         listed = self._segments.get((node, first))
         if until or newest or listed is None or index.size_bytes < listed.index_bytes:
-            index = Index(self._grown(path, self._indexes.get(path, b"")), self._place(path))
+            index = Index(self._grown(path, self._indexes.get(path, b"")), self._location(path))
         return index
 
     def _sealed(self, node: str, first: int) -> Sealed | None:
@@ -204,9 +207,9 @@ class RemoteJournal(Journal):
         end = offset + length - 1 if length else ""
         try:
             answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
-        except Refused as refused:
+        except HubRefused as refused:
             if refused.status == 404:
-                raise FileNotFoundError(2, "gone from the hub", self._place(file)) from None
+                raise FileNotFoundError(2, "gone from the hub", self._location(file)) from None
             if refused.status == 416:
                 return b""
             raise
@@ -252,5 +255,181 @@ def _sealed(listed: Mapping[str, Any]) -> Sealed | None:
     return Sealed(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
 
 
-def _opened(url: str, token: str, trusted: str | None, retry_s: float, verify: bool) -> RemoteJournal:
-    return RemoteJournal(url, token, cafile=trusted, retry_s=retry_s, verify=verify)
+def _opened(url: str, token: str, certificates: str | None, retry_s: float, verify: bool) -> RemoteJournal:
+    return RemoteJournal(url, token, cafile=certificates, retry_s=retry_s, verify=verify)
+
+
+TIMEOUT_S = 30.0
+ANSWER_BYTES = 256 << 20
+"""More than any piece of a journal that is asked for."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_AWAY = (429, 502, 503, 504)
+
+
+class HubAnswer(NamedTuple):
+    """What the hub said; names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HubRefused(JournalError):
+    """The hub said no.
+
+    Args:
+        status: of HTTP.
+        sentence: why.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class _Away(Exception):
+    """The hub can't be asked now; later perhaps."""
+
+
+class HubLink:
+    """A connection to where a journal is served. Threads may share it; they take turns.
+
+    Args:
+        find: gives the address; it's asked again after every failure, for a hub may come back elsewhere. It raises
+            `JournalError` when there is none.
+        retry_s: how long a request is repeated while the hub is away, seconds; 0: it's tried once.
+    """
+
+    def __init__(self, find: Callable[[], Endpoint], retry_s: float) -> None:
+        self.retry_s = retry_s
+        self._find = find
+        self._lock = threading.Lock()
+        self._open: tuple[Endpoint, http.client.HTTPConnection] | None = None
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> HubAnswer:
+        """Returns what the hub says to a GET of a path below the journal's address.
+
+        Raises:
+            Refused: it said no.
+            JournalError: the token is wrong, or the hub is away for too long.
+        """
+        return self._repeat("GET", path, None, headers or {})
+
+    def post(self, path: str, body: bytes, again: bool = True) -> HubAnswer:
+        """Returns what the hub says to a POST.
+
+        Args:
+            path: below the journal's address.
+            body: what is sent.
+            again: it may be sent twice. If not, it's repeated only while no connection can be made.
+
+        Raises:
+            Refused, JournalError: as `get`.
+        """
+        return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, again)
+
+    def close(self) -> None:
+        """Closes the connection; the next request makes another."""
+        opened, self._open = self._open, None
+        if opened:
+            opened[1].close()
+
+    def _repeat(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool = True
+    ) -> HubAnswer:
+        deadline, pause_s = time.monotonic() + self.retry_s, _FIRST_PAUSE_S
+        with self._lock:
+            while True:
+                try:
+                    return self._once(method, path, body, headers, again)
+                except _Away as away:
+                    self.close()
+                    if time.monotonic() + pause_s > deadline:
+                        raise self._given_up(away) from away.__cause__
+                except JournalError:
+                    self.close()
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _given_up(self, why: _Away) -> Unreachable:
+        patience = f"for {self.retry_s:g} s " if self.retry_s else ""
+        return Unreachable(f"The hub hasn't answered {patience}({why}); start it with `smqrt serve`, then try again.")
+
+    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool) -> HubAnswer:
+        kept = self._open is not None and again
+        if not kept:
+            self.close()
+        address, connection = self._open or self._connected()
+        try:
+            answer = _exchange(address, connection, method, path, body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if not again:
+                raise JournalError(
+                    f"The hub went away while it was told something ({error!r}); whether it took it is not known."
+                ) from error
+            if kept:  # it's no failure that the hub had closed a connection that was idle
+                return self._once(method, path, body, headers, again)
+            raise _Away(f"{address.url}: {error!r}") from error
+        return _judged(answer, f"{address.url}/{path}")
+
+    def _connected(self) -> tuple[Endpoint, http.client.HTTPConnection]:
+        try:
+            address = self._find()
+        except JournalError as error:
+            raise _Away(str(error).rstrip(".")) from error
+        connection = _connection(urlsplit(address.url), address.certificates)
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise JournalError(
+                f"{address.url}: its certificate can't be trusted ({error.verify_message}); name the file with the "
+                "certificate of its authority: --cafile, or cafile= in Python and as an option."
+            ) from None
+        except OSError as error:
+            raise _Away(f"{address.url}: {error}") from error
+        self._open = address, connection
+        return self._open
+
+
+def _exchange(
+    address: Endpoint,
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+) -> HubAnswer:
+    sent = {"Authorization": f"Bearer {address.token}", **headers}
+    connection.request(method, f"{urlsplit(address.url).path}/{path}", body, sent)
+    with connection.getresponse() as response:
+        names = {name.lower(): value for name, value in response.getheaders()}
+        body = response.read(ANSWER_BYTES + 1)
+        if len(body) > ANSWER_BYTES:
+            raise JournalError(f"{address.url}/{path}: the answer has more than {ANSWER_BYTES} bytes, as none has.")
+        if response.length:  # it ended early, which http.client says only of whole reads
+            raise http.client.IncompleteRead(body, response.length)
+        return HubAnswer(response.status, names, body)
+
+
+def _judged(answer: HubAnswer, url: str) -> HubAnswer:
+    sentence = answer.body[:500].decode("utf-8", "replace").strip()
+    if answer.status in _AWAY:
+        raise _Away(sentence or f"{url}: {answer.status}")
+    if answer.status == 403:  # the token is one, and lacks a right, which the hub names
+        raise JournalError(f"{url}: {sentence or 'the hub says 403.'}")
+    if answer.status == 401:
+        raise JournalError(f"{url}: wrong token: it must be what the file `token` in the journal's folder holds.")
+    if answer.status >= 400:
+        raise HubRefused(answer.status, sentence or f"{url}: the hub says {answer.status}.")
+    if answer.status >= 300 and answer.status != 304:
+        raise HubRefused(answer.status, f"{url} answers {answer.status}, as no journal of a hub does.")
+    return answer
+
+
+def _connection(parts: SplitResult, trusted: str | None) -> http.client.HTTPConnection:
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    context = ssl.create_default_context(cadata=trusted)
+    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=context)

@@ -37,17 +37,16 @@ from smqrt.http.private import NothingPrivate
 from smqrt.http.resources import IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
-from smqrt.journal import progress
-from smqrt.journal.commit import MOST_ROWS
+from smqrt.journal import readers
+from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder
 from smqrt.journal.durability import Unconfirmed
 from smqrt.journal.ends import Ends
-from smqrt.journal.incoming import Decoder, Record
-from smqrt.journal.link import MOVED
+from smqrt.journal.locations import MOVED
 from smqrt.journal.merge import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
 from smqrt.journal.standing import Listing
-from smqrt.journal.tokens import FILE as TOKENS
+from smqrt.journal.tokens import TOKENS_FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
 from smqrt.net.scheduling import Turn
 from smqrt.net.workers import in_thread
@@ -79,7 +78,7 @@ class OpenJournal(Protocol):
     def end(self) -> Mapping[str, int]:
         """Where the nodes end that are written here."""
 
-    def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
+    def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
         """Store and publish the rows of a micro-batch; False when that was done before."""
 
     def committed(self, query: str) -> int:
@@ -88,7 +87,7 @@ class OpenJournal(Protocol):
     def queries(self) -> Iterable[str]:
         """The names under which there are commits."""
 
-    def publish(self, rows: list[Record]) -> None:
+    def publish(self, rows: list[OutRow]) -> None:
         """Store and publish rows."""
 
     def stats(self) -> dict[str, Any]:
@@ -242,9 +241,9 @@ class JournalService(Directory):
 
     def _commit_part(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         name, batch, values = _batch(request)
-        staged, query = self._of(journal).staged, progress.checked_query(values.get("of"))
+        staged, query = self._of(journal).staged, readers.checked_query(values.get("of"))
         name, query = grant.own(name), grant.own(query)
-        rows: list[Record] = []
+        rows: list[OutRow] = []
         stored = journal.committed(name) < batch
         if stored:
             part = checked_part(values["part"])
@@ -268,7 +267,7 @@ class JournalService(Directory):
         _give(request, {"parts": [] if known else in_thread(self._of(journal).staged.seal, query, batch, parts)})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query = progress.checked_query(_values(request).get("query"))
+        query = readers.checked_query(_values(request).get("query"))
         _give(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -280,19 +279,19 @@ class JournalService(Directory):
         _give(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        report = progress.checked(request.body(_PROGRESS_BYTES))
-        in_thread(progress.save, journal.path, report | {"query": grant.own(report["query"])})
+        report = readers.parse_report(request.body(_PROGRESS_BYTES))
+        in_thread(readers.save_report, journal.path, report | {"query": grant.own(report["query"])})
         _give(request, {})
 
-    def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[Record]:
+    def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
         """Yields the rows of a body; its pieces are put into `kept`."""
         if (request.content_length or 0) > self._body_bytes:
             raise _too_large(self._body_bytes)
         return _decoded(_counted(request, self._body_bytes, kept), grant)
 
 
-def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[Record]:
-    decoder, turn = Decoder(MAX_PAYLOAD_BYTES), Turn()
+def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
+    decoder, turn = RowDecoder(MAX_PAYLOAD_BYTES), Turn()
     for piece in pieces:
         for row in decoder.feed(piece):
             if decoder.count == MOST_ROWS:
@@ -338,7 +337,7 @@ def _parts(body: bytes) -> list[str]:
     return [checked_part(name) for name in names]
 
 
-def _stored(request: Request, stored: bool, rows: list[Record]) -> None:
+def _stored(request: Request, stored: bool, rows: list[OutRow]) -> None:
     _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
 
 
@@ -365,7 +364,7 @@ def _published(folder: Path, name: str) -> IO[bytes]:
 def _queries(journal: OpenJournal) -> Iterator[str]:
     """Names of queries that have committed or reported; looks at the disk."""
     yield from journal.queries()
-    yield from progress.queries(journal.path)
+    yield from readers.reported_queries(journal.path)
 
 
 def _shown(request: Request) -> str:
@@ -402,7 +401,7 @@ def _allow(request: Request, methods: tuple[str, ...]) -> None:
 def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
     """The query and the number of the batch that a request is about, and all that it says."""
     values = _values(request)
-    query, batch = progress.checked_query(values.get("query")), values.get("batch", "")
+    query, batch = readers.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
         raise ArgumentError(f"batch: {batch!r} is no number; a commit says which batch of the query it is.")
     return query, int(batch), values

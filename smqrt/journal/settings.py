@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.journal.filters import Filter
 from smqrt.journal.typed import merged
 from smqrt.options import (
@@ -217,7 +217,7 @@ def _absolute(path: str | Path | None, folder: Path) -> Path:
     if path is None:
         return folder / FOLDER
     remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
-    return folder / uris.folder(path, f"{PREFIX}path:", remedy).expanduser()
+    return folder / locations.local_folder(path, f"{PREFIX}path:", remedy).expanduser()
 
 
 def _default_name(folder: Path) -> str:

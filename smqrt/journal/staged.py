@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import age_s, is_journal, make_folder, sync_folder, write_whole
+from smqrt.journal.files import age_s, is_journal, make_folder, sync_folder, write_beside, write_whole
 
 FOLDER = "staged"
 MOST_BYTES = 2 << 30
@@ -98,8 +98,7 @@ class Staged:
         for part in parts:
             if not (folder / part).exists():
                 raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.")
-        beside = folder / f"{parts[0]}.seal"
-        write_whole(beside, json.dumps(list(parts)).encode())
+        beside = write_beside(folder / _SEALED, json.dumps(list(parts)).encode())
         with suppress(FileExistsError):
             os.link(beside, folder / _SEALED)  # and not rename: of two that decide at once, the first one does
         beside.unlink()

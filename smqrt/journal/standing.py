@@ -16,7 +16,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import index, manifest
 from smqrt.journal.files import there
 from smqrt.journal.index import DATA, summary_of
-from smqrt.journal.link import MOVED
+from smqrt.journal.locations import MOVED
 from smqrt.journal.reader import Journal
 
 _SETTLED_S = 0.1

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import hubfile
+from smqrt.journal.files import write_beside
 from smqrt.journal.filters import Filter
 
-FILE = "tokens"
+TOKEN_FILE = "token"
+_TOKEN_BYTES = 32
+SHORTEST_TOKEN = 16  # characters of a token that somebody wrote by hand
+TOKENS_FILE = "tokens"
 LOOK_S = 1.0
 """So long a change of the file may go unnoticed."""
 MOST_BYTES = 64 << 10
@@ -32,6 +37,37 @@ MOST_QUERIES = 10_000
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
+
+
+def journal_token(journal: Path) -> str:
+    """Returns the token of a journal, which is made when there is none and stays the same from then on.
+
+    Args:
+        journal: its folder.
+
+    Raises:
+        JournalError: the file can't be read or made, or what it holds is no token.
+    """
+    path = journal / TOKEN_FILE
+    try:
+        if not path.exists():
+            _make_token(path)
+        path.chmod(0o600)
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JournalError(f"{path} can't be used: {error}; give this user the folder, or remove the file.") from None
+    if len(text) < SHORTEST_TOKEN or not text.isprintable() or " " in text:
+        raise JournalError(f"{path} holds no token ({SHORTEST_TOKEN} characters or more); remove it and one is made.")
+    return text
+
+
+def _make_token(path: Path) -> None:
+    ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
+    try:
+        with suppress(FileExistsError):
+            os.link(ready, path)  # and not rename: of two hubs that begin at once, both take the first one's
+    finally:
+        os.unlink(ready)
 
 
 @dataclass
@@ -102,10 +138,10 @@ class Tokens:
         if not self.is_due:
             return
         try:
-            self._all = self._all or _digest(hubfile.token(self._folder))
-            stamp = _stamp(self._folder / FILE)
+            self._all = self._all or _digest(journal_token(self._folder))
+            stamp = _stamp(self._folder / TOKENS_FILE)
             if stamp != self._stamp:
-                self._grants = _read(self._folder / FILE, self._names()) if stamp else {}
+                self._grants = _read(self._folder / TOKENS_FILE, self._names()) if stamp else {}
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
@@ -183,8 +219,8 @@ def _grant(words: list[str]) -> Grant:
     name, token, rights = words[0], "".join(words[1:2]), words[2:]
     if not _NAME.fullmatch(name):
         raise ArgumentError("it begins with a name of up to 32 letters, digits, '-' and '_'")
-    if len(token) < hubfile.SHORTEST:
-        raise ArgumentError(f"behind {name!r} comes a token of {hubfile.SHORTEST} characters or more")
+    if len(token) < SHORTEST_TOKEN:
+        raise ArgumentError(f"behind {name!r} comes a token of {SHORTEST_TOKEN} characters or more")
     reads = rights[:1] == ["read"]
     rest = rights[reads:]
     if len(rest) > MOST_TOPICS + 1:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import PipelineError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.pipeline import tables
 from smqrt.pipeline.api import Declaration
 
@@ -365,7 +365,7 @@ def written_ranges(query: Path) -> Ranges:
 
 
 def _is_there(name: str) -> bool:
-    if uris.is_elsewhere(name) or tables.is_whole(Path(name)):
+    if locations.is_elsewhere(name) or tables.is_whole(Path(name)):
         return True
     return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.journal.deltalog import imported, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import crash_points, lake_files
@@ -48,7 +48,7 @@ class DeltaTable:
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
         self.location, self._by = location, list(partition_by)
         self._deltalake = imported()
-        if not uris.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
+        if not locations.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
             raise PipelineError(
                 f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
                 "another path."

@@ -188,11 +188,11 @@ def _journal(place: Place) -> Check:
 
 
 def _hub(place: Place) -> Check:
-    from smqrt.journal.commit import HubAddress
+    from smqrt.journal.locations import HubAddress
     from smqrt.journal.remote import RemoteJournal
 
     address = HubAddress.of(place.journal, place.token, place.cafile).find()
-    RemoteJournal(address.url, address.token, cafile=address.trusted, retry_s=0).end()
+    RemoteJournal(address.url, address.token, cafile=address.certificates, retry_s=0).end()
     return Check("hub", True, f"{address.url} answers")
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal.link import Unreachable
+from smqrt.journal.locations import Unreachable
 from smqrt.pipeline.api import Declaration
 
 _ANOTHER_STATE = (
@@ -74,7 +74,7 @@ _HELPER_GONE = (
 )
 """Who asks a helper that dies, or its daemon that does, gets one of many errors."""
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
-_OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.link)\.(\w+): (.*)")
+_OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.locations)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
-from smqrt.journal import typed, uris
+from smqrt.journal import locations, typed
 from smqrt.journal.record import Flag
 from smqrt.pipeline import option_values, row_checks, session
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
@@ -272,7 +272,7 @@ class JournalSource:
 
     def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {
-            "url" if uris.is_address(self.place) else "path": self.place,
+            "url" if locations.is_address(self.place) else "path": self.place,
             "topics": json.dumps(source.options["topics"]),
             "includePipeline": str(source.options["include_pipeline"]).lower(),
             "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),

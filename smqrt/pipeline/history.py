@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import ddl, filters, held, typed, uris
+from smqrt.journal import ddl, filters, held, locations, typed
 from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import REMEDY
@@ -133,7 +133,7 @@ def _options(
     include_pipeline: bool,
     fail_on_data_loss: bool,
 ) -> dict[str, str]:
-    found = {"url" if uris.is_address(path) else "path": str(path)}
+    found = {"url" if locations.is_address(path) else "path": str(path)}
     for name, value in (("topics", topics), ("exclude", exclude)):
         found[name] = json.dumps([value] if isinstance(value, str) else list(value)) if value else ""
     found["includePipeline"] = str(include_pipeline).lower()
@@ -168,7 +168,7 @@ def frame(
         JournalError: rows are gone, or a file is damaged.
     """
     read = ReadOptions.parse(options)
-    if uris.is_address(read.journal):
+    if locations.is_address(read.journal):
         return sourced(spark, options, start, end, wanted)
     plan, paths = _planned(read, start, end, wanted)
     made = list(_native(spark, read, plan, paths, wanted))

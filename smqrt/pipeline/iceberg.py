@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import crash_points, lake_files
 from smqrt.pipeline.lake_files import Joined
@@ -135,7 +135,7 @@ class IcebergTable:
         schema = pyarrow.schema([field.with_nullable(True) for field in frame.limit(0).toArrow().schema])
         if self._table is None:
             self._catalog.create_namespace_if_not_exists(NAMESPACE)
-            where = self.location if uris.scheme(self.location) else f"file://{self.location}"
+            where = self.location if locations.scheme(self.location) else f"file://{self.location}"
             self._table = self._catalog.create_table(self._name, schema, location=where, properties=_DEFAULTS)
         if not self._table.snapshots() and not self._table.spec().fields:
             with self._table.update_spec() as spec:
@@ -182,7 +182,7 @@ def _kept(said: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 def is_table(location: Path | str) -> bool:
     """Whether a folder of this machine is an Iceberg table."""
-    return not uris.is_elsewhere(location) and any((Path(location) / "metadata").glob("*.metadata.json"))
+    return not locations.is_elsewhere(location) and any((Path(location) / "metadata").glob("*.metadata.json"))
 
 
 def files(location: str) -> list[str]:
@@ -232,7 +232,7 @@ def _catalog(location: str) -> Any:
 
     if configured := Config().get_catalog_config(CATALOG):  # pyiceberg itself has read it when it was imported
         return load_catalog(CATALOG, **{**_store(), **cast("dict[str, str]", configured)})
-    if uris.is_elsewhere(location):
+    if locations.is_elsewhere(location):
         raise PipelineError(
             f"An Iceberg table in {location} needs a catalog that others see: configure {CATALOG!r} for pyiceberg, for "
             "instance with the variable PYICEBERG_CATALOG__SMQRT__URI."
@@ -410,12 +410,12 @@ def _forget(table: Any, properties: Mapping[str, str], is_old: Callable[[Any], b
 def _removed(table: Any, before: datetime) -> Iterator[str]:
     from pyarrow import fs
 
-    system, root = uris.filesystem(table.location())
+    system, root = locations.filesystem(table.location())
     # Listed before anybody asks what is referred to: what is committed in between was not there, or is in the answer.
     folders = [fs.FileSelector(f"{root}/{name}", allow_not_found=True, recursive=True) for name in _FOLDERS]
     found = [one for folder in folders for one in system.get_file_info(folder) if one.is_file]
     old = {one.path for one in found if one.mtime < before.astimezone(UTC)}
-    for path in sorted(old - {uris.filesystem(uri)[1] for uri in set(_referred(table.refresh()))}):
+    for path in sorted(old - {locations.filesystem(uri)[1] for uri in set(_referred(table.refresh()))}):
         system.delete_file(path)
         yield path
 

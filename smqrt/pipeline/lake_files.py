@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from smqrt.journal import uris
+from smqrt.journal import locations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,7 +83,7 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
         names = [f"{_TWIN}{name}" for name in partition_by]
         frame = frame.withColumns(dict(zip(names, map(F.col, partition_by), strict=True))) if names else frame
         partition_by = names
-    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and uris.scheme(table)}
+    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
     write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
     rows = frame.mapInArrow(write, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
@@ -107,7 +107,7 @@ def stored(
     import pyarrow as pa
     from pyarrow import dataset
 
-    system, root = uris.filesystem(table)
+    system, root = locations.filesystem(table)
     by = dataset.partitioning(pa.schema([schema.field(name) for name in partition_by]), flavor="hive")
     found: list[LakeFile] = []
     dataset.write_dataset(
@@ -122,7 +122,7 @@ def stored(
         max_open_files=_OPEN_FILES,
         min_rows_per_group=group_rows,
         max_rows_per_group=group_rows or _MOST_GROUP_ROWS,
-        create_dir=not uris.is_elsewhere(table),  # in an object store that would leave files without a byte
+        create_dir=not locations.is_elsewhere(table),  # in an object store that would leave files without a byte
         file_visitor=lambda file: found.append(_described(file, root)),
     )
     return found

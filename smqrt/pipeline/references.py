@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.failures import first_line
 
@@ -46,7 +46,7 @@ def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFr
         PipelineError: there is no such file, a column is missing, or a value is of another type.
     """
     path = str(declaration.options["path"])
-    if uris.is_elsewhere(path):
+    if locations.is_elsewhere(path):
         return _remote(spark, path, declaration)
     return spark.createDataFrame(_read(declaration, folder))
 
@@ -61,7 +61,7 @@ class Watch:
     """
 
     def __init__(self, declarations: Iterable[Declaration], folder: Path, report: Callable[[str], None]) -> None:
-        here = [each for each in declarations if not uris.is_elsewhere(each.options["path"])]
+        here = [each for each in declarations if not locations.is_elsewhere(each.options["path"])]
         self._files = {each.name: _File(each, folder) for each in here}
         self._report = report
         self._next_s = time.monotonic() + LOOK_S
@@ -135,7 +135,7 @@ def _read(declaration: Declaration, folder: Path) -> Table:
 
 
 def _files(declaration: Declaration, folder: Path) -> list[Path]:
-    path = folder / uris.folder(declaration.options["path"], _begins(declaration), "Spark reads it")
+    path = folder / locations.local_folder(declaration.options["path"], _begins(declaration), "Spark reads it")
     files = sorted(each for each in path.iterdir() if each.suffix.lower() in KINDS) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise PipelineError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smqrt.errors import JournalError, SmqrtError
-from smqrt.journal import commit, uris
+from smqrt.journal import commit, locations
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, option_values, references, session, sinks
 from smqrt.pipeline.api import Declaration
@@ -76,7 +76,7 @@ class RunOptions:
     report: Callable[[str], None] = _to_stderr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", uris.state(self.state))
+        object.__setattr__(self, "state", locations.state_folder(self.state))
         checkpoint.check_moment(self.start, "--from")
         checkpoint.check_moment(self.until or "latest", "--to")
         session.check_master(self.master)
@@ -118,7 +118,7 @@ class Context:
     def mark(self, plan: Plan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
-            address = commit.HubAddress.of(*self._address)
+            address = locations.HubAddress.of(*self._address)
             for name in plan.marks.values():
                 commit.report_progress(address, name, name, offset, retry_s=retry_s)
         except JournalError as error:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
-from smqrt.journal.commit import HubAddress, OutRow
-from smqrt.journal.link import Unreachable
+from smqrt.journal.commit import OutRow
+from smqrt.journal.locations import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import checkpoint, crash_points
 from smqrt.pipeline.api import Declaration

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal import uris
+from smqrt.journal import locations
 from smqrt.journal.deltalog import imported, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.options import parse_duration
@@ -47,13 +47,13 @@ def location(declaration: Declaration, app: Path, root: str | None = None) -> st
     path = str(declaration.options["path"])
     if is_relative(declaration):
         path = f"{(root or str(app / FOLDER)).rstrip('/')}/{path}"
-    return path if uris.is_elsewhere(path) else str(_local(path).absolute())
+    return path if locations.is_elsewhere(path) else str(_local(path).absolute())
 
 
 def is_relative(declaration: Declaration) -> bool:
     """Whether the path of a table leaves open what it is relative to."""
     path = str(declaration.options["path"])
-    return not uris.scheme(path) and not path.startswith("/")
+    return not locations.scheme(path) and not path.startswith("/")
 
 
 def frame(spark: SparkSession, path: Path | str) -> DataFrame:
@@ -90,7 +90,7 @@ def make_parent(location: str) -> None:
     Raises:
         PipelineError: it can't be made or written.
     """
-    if uris.is_elsewhere(location):
+    if locations.is_elsewhere(location):
         return
     parent = Path(location).parent
     try:
@@ -159,14 +159,14 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
         spark: the session, which knows the file systems.
         location: folder or URI.
     """
-    if not uris.is_elsewhere(location):
+    if not locations.is_elsewhere(location):
         return (Path(location) / _LOG).is_dir()
     return bool(jvm.glob(spark, f"{location}/{_LOG}"))
 
 
 def last_batch(location: str) -> int:
     """Returns the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
-    if uris.is_elsewhere(location):
+    if locations.is_elsewhere(location):
         return -1
     log = Path(location) / _LOG
     names = [path.name.removesuffix(".compact") for path in log.iterdir()] if log.is_dir() else []
@@ -191,7 +191,7 @@ def files(path: Path | str) -> list[Path]:
 
 
 def _local(path: Path | str) -> Path:
-    return uris.folder(path, "The table", "smqrt.pipeline.tables.frame(spark, URI) reads it with Spark")
+    return locations.local_folder(path, "The table", "smqrt.pipeline.tables.frame(spark, URI) reads it with Spark")
 
 
 def _read(path: Path | str) -> list[Path]:
@@ -200,7 +200,7 @@ def _read(path: Path | str) -> list[Path]:
 
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:
     """The folders that have rows which count; those that only Spark sees count as they do here."""
-    if not uris.is_elsewhere(path):
+    if not locations.is_elsewhere(path):
         return [str(folder) for folder in _read(path) if any(_files(folder))]
     marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_WHOLE, _LOG))
     return sorted({mark.rpartition("/")[0] for pattern in marks for mark in jvm.glob(spark, pattern)})
@@ -280,7 +280,7 @@ def is_lake_table(location: Path | str) -> bool:
 
 def is_delta(location: Path | str) -> bool:
     """Whether a folder or URI is a Delta table."""
-    if not uris.is_elsewhere(location):
+    if not locations.is_elsewhere(location):
         return (Path(location) / "_delta_log").is_dir()
     return delta.is_table(str(location))
 

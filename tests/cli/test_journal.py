@@ -20,7 +20,7 @@ from gevent import subprocess as green
 
 from smqrt.cli.connect import connection_options
 from smqrt.cli.journal import journal
-from smqrt.journal import index, progress, segment
+from smqrt.journal import index, readers, segment
 from smqrt.journal.settings import names
 from smqrt.manual import pages as manual
 from tests.cli.commands import Command
@@ -128,7 +128,7 @@ def test_what_is_compacted_needs_pyarrow(app: Path) -> None:
 
 
 def test_stats(app: Path) -> None:
-    progress.save(app / ".journal", {"query": "q7", "name": "q", "offset": {"n1": 1000}, "time_us": 0})
+    readers.save_report(app / ".journal", {"query": "q7", "name": "q", "offset": {"n1": 1000}, "time_us": 0})
     lines = done("stats", app, "--top", "2").splitlines()
     assert [line.split()[:2] for line in lines[:7]] == [
         ["messages", "2,002"],

@@ -26,7 +26,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from smqrt.cli import cli
 from smqrt.cli.pipeline_progress import shown
 from smqrt.cli.pipeline_table import line, table
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.manual import pages as manual
 from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
@@ -176,7 +176,7 @@ def test_status_as_a_table(smqrt: Callable[..., Result], app: Path) -> None:
 def test_status_names_who_has_been_silent_for_long(smqrt: Callable[..., Result], app: Path) -> None:
     keep(app, STATUS)
     journal = Recorded(app / ".journal").add(30).seal().path
-    commit.report_progress(commit.HubAddress.of(journal), "means", "means", {"n1": 10})
+    commit.report_progress(locations.HubAddress.of(journal), "means", "means", {"n1": 10})
     assert "means has read nothing" not in smqrt("status").output
     os.utime(journal / "readers" / "means.json", (time.time() - 90_000,) * 2)
     told = smqrt("status").output.splitlines()[-1]

@@ -14,10 +14,10 @@ import pytest
 from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
 from smqrt.journal.manifest import DataFile
-from smqrt.journal.progress import MOST_NODES
+from smqrt.journal.readers import MOST_NODES
 from smqrt.journal.service import BODY_BYTES
 from smqrt.journal.staged import MOST_PARTS
-from smqrt.journal.tokens import FILE, MOST_TOPICS
+from smqrt.journal.tokens import MOST_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.waiting import wait_until
 
@@ -193,8 +193,8 @@ def test_a_token_for_some_topics(tmp_path: Path, besiege: Callable[..., Besieged
     (app / ".preload.py").write_text(APPLICATION)
     stranger = Stranger(besiege(app), app / ".journal")
     wildcards = [f"{'+/' * number}never{number}" for number in range(30, 30 + MOST_TOPICS - 1)]
-    (app / ".journal" / FILE).touch(0o600)
-    (app / ".journal" / FILE).write_text(f"few {token} write ok/# {' '.join(wildcards)}\n")
+    (app / ".journal" / TOKENS_FILE).touch(0o600)
+    (app / ".journal" / TOKENS_FILE).write_text(f"few {token} write ok/# {' '.join(wildcards)}\n")
     longest = encode([(b"a/" * 30_000, None, b"")])
     with stranger.server.attack("journal: a token for some topics, long names and many queries") as attack:
         for _ in range(20):

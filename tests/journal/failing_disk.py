@@ -16,7 +16,7 @@ import gevent
 import pytest
 
 from smqrt.client import SmqClient
-from smqrt.journal.commit import HubAddress
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 

@@ -16,10 +16,10 @@ from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
+from smqrt.journal import announcer, committed, manifest, readers, tokens, writer
 from smqrt.journal import commit as commits
-from smqrt.journal import committed, hubfile, manifest, readers, writer
-from smqrt.journal.commit import HubAddress, commit, publish, report_progress
-from smqrt.journal.incoming import Decoder
+from smqrt.journal.commit import RowDecoder, commit, publish, report_progress
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.service import JournalService
 from tests.device import bounded
@@ -56,7 +56,7 @@ class Running:
         rtl.insert(JournalService(writer.opened))
         self.bench.root.insert(rtl)
         self.url = f"http://127.0.0.1:{self.bench.listener.address[1]}/rtl/journal/main"
-        hubfile.announce(self.path, self.url)
+        announcer.announce(self.path, self.url)
 
     def rows(self) -> list[tuple[str | None, str | None, bytes, str | None]]:
         self.smq.journal.flush()
@@ -86,7 +86,7 @@ def test_rows_are_stored_once(running: Running) -> None:
 
 
 def test_rows_of_no_batch(running: Running) -> None:
-    address = HubAddress.of(running.url, hubfile.token(running.path))
+    address = HubAddress.of(running.url, tokens.journal_token(running.path))
     there(lambda: publish(address, ROWS))
     there(lambda: publish(address, ROWS))
     assert running.rows() == expected(None) * 2
@@ -104,7 +104,7 @@ def test_progress(running: Running, over: str) -> None:
 
 
 def test_the_hub_decodes_what_is_sent() -> None:
-    decoder = Decoder(1 << 20)
+    decoder = RowDecoder(1 << 20)
     assert list(decoder.feed(commits.encode(ROWS))) == ROWS
     decoder.finish()
 

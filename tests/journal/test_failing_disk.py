@@ -13,7 +13,8 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, staging
+from smqrt.journal import commit, locations
+from smqrt.journal.commit import commit_staged, stage
 from smqrt.journal.reader import Journal
 from tests.journal.failing_disk import FailingDisk, failing, shim
 from tests.waiting import wait_until
@@ -233,23 +234,26 @@ def test_what_pipelines_leave_in_the_journal(failing: Failing, error: int) -> No
     """Their reports and what they stage: one sentence that names the file and why, and nothing of it remains."""
     disk = failing()
     hub, rows = disk.address(), [(b"out", None, b"%08d" % 0)]
-    remote = commit.HubAddress.of(hub.url, hub.token)
+    remote = locations.HubAddress.of(hub.url, hub.token)
     commit.report_progress(remote, "q", "q", {"n1": 0})
-    parts = staging.stage(remote, "q", 0, rows, 0)
+    parts = stage(remote, "q", 0, rows, 0)
     disk.does("write", "sync", "change", error=error, part="/readers/")
     why = os.strerror(error)
     for _ in range(3):
         with pytest.raises(JournalError, match=f"readers/q.json can't be written: {why}"):
             commit.report_progress(remote, "q", "q", {"n1": 9}, retry_s=0)
     disk.does("write", "sync", "change", error=error, part="/staged/")
-    for ask in (lambda: staging.stage(remote, "q", 0, rows, 0), lambda: staging.commit(remote, "q", 0, parts, 0)):
+    for ask in (
+        lambda: stage(remote, "q", 0, rows, 0),
+        lambda: commit_staged(remote, "q", 0, parts, 0),
+    ):
         with pytest.raises(JournalError, match=f"staged/q/0 can't be written: {why}"):
             ask()
     disk.is_well()
     assert [path.name for path in (disk.journal / "readers").iterdir()] == ["q.json"]
     assert [path.name for path in (disk.journal / "staged/q/0").iterdir()] == parts
     commit.report_progress(remote, "q", "q", {"n1": 1})
-    staging.commit(remote, "q", 0, parts, 0)
+    commit_staged(remote, "q", 0, parts, 0)
     assert disk.numbers() == [0]
     assert "Traceback" not in disk.served.output
 

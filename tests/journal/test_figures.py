@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.journal import compact, progress
+from smqrt.journal import compact, readers
 from smqrt.journal.figures import figures
 from smqrt.journal.reader import Journal
 from tests.journal.made import NOON_US, readings, row, write
@@ -40,8 +40,8 @@ def test_figures(tmp_path: Path, compacted: bool) -> None:
 def test_how_far_behind_queries_are(tmp_path: Path) -> None:
     write(tmp_path, readings(100))
     write(tmp_path, readings(50), node="n2")
-    progress.save(tmp_path, {"query": "fast", "name": "fast", "offset": {"n1": 100, "n2": 50}, "time_us": 0})
-    progress.save(tmp_path, {"query": "slow", "name": "slow", "offset": {"n1": 30}, "time_us": 0})
+    readers.save_report(tmp_path, {"query": "fast", "name": "fast", "offset": {"n1": 100, "n2": 50}, "time_us": 0})
+    readers.save_report(tmp_path, {"query": "slow", "name": "slow", "offset": {"n1": 30}, "time_us": 0})
     assert figures(Journal(tmp_path)).readers == {"fast": 0, "slow": 120}
     assert figures(Journal(tmp_path)).stale_readers == {}
     for query in ("fast", "slow"):

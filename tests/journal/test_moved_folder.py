@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, manifest, readers, retention, standing, writer
-from smqrt.journal.link import Unreachable
+from smqrt.journal import commit, locations, manifest, readers, retention, standing, writer
+from smqrt.journal.locations import Unreachable
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
@@ -48,7 +48,7 @@ def test_it_does_not_look_empty_to_readers(path: Path, monkeypatch: pytest.Monke
 def test_it_is_not_one_without_commits(tmp_path: Path) -> None:
     """A micro-batch would be published again."""
     with pytest.raises(Unreachable, match=MOVED):
-        commit.last_batch(commit.HubAddress.of(tmp_path / "journal"), "q")
+        commit.last_batch(locations.HubAddress.of(tmp_path / "journal"), "q")
 
 
 def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, hubfile, link, manifest, merge, segment
-from smqrt.journal.commit import HubAddress, commit
+from smqrt.journal import compact, manifest, merge, remote, segment, tokens
+from smqrt.journal.commit import commit
 from smqrt.journal.filters import Filter
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import RemoteJournal, open_journal
 from smqrt.journal.service import JournalService
@@ -57,7 +58,7 @@ class Hub:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal"
         self.path.mkdir()
-        self.token = hubfile.token(self.path)
+        self.token = tokens.journal_token(self.path)
         self.bench = Bench()
         self.requests: list[str] = []
         rtl = ResourceReader("rtl", 127, io=DiskIo(folder))
@@ -297,7 +298,7 @@ def test_a_commit_that_nobody_takes(answer: bytes) -> None:
 
 @pytest.mark.parametrize("head", ["Content-Length: 9999999999", "Connection: close"])
 def test_an_answer_without_end(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ANSWER_BYTES", 1000)
+    monkeypatch.setattr(remote, "ANSWER_BYTES", 1000)
     answer = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + bytes(5000)
     with (
         ScriptedHttp([[answer]]) as server,

@@ -242,7 +242,7 @@ def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypat
     written.write(tmp_path, [[at] for at in range(1, 101)], step_us=SECOND_US)
     read: list[Path] = []
     of = summary_of
-    monkeypatch.setattr(index, "summary_of", lambda path: read.append(path) or of(path))
+    monkeypatch.setattr(retention, "summary_of", lambda path: read.append(path) or of(path))
     assert retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 500 * SECOND_US) == []
     assert [path.stem for path in read] == [f"{0:020d}"]
     found = retention.expired(tmp_path, replace(KEEP, retain_s=1000.0), START_US + 1010 * SECOND_US)

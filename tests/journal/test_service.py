@@ -19,10 +19,10 @@ from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import ends, hubfile, standing, writer
-from smqrt.journal.commit import MOST_ROWS, HubAddress, commit, last_batch, report_progress
-from smqrt.journal.incoming import Decoder, Record
+from smqrt.journal import announcer, ends, standing, tokens, writer
+from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
 from smqrt.journal.index import INDEX
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
 from smqrt.journal.service import JournalService
@@ -56,7 +56,7 @@ class Troubled:
     def committed(self, query: str) -> int:
         return -1
 
-    def commit(self, query: str, batch: int, rows: list[Record]) -> bool:
+    def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
         raise JournalError("the disk is full; make room.")
 
 
@@ -79,7 +79,7 @@ class Shelf:
         self.wal.mkdir()
         (self.wal / f"{SEGMENT}.arrows").write_bytes(os.urandom(3_000_000))
         (self.wal / f"{SEGMENT}.idx").write_bytes(INDEX.pack(0, 7, 0, 10, 1, 2, 3, 0, 0) + b"torn")
-        self.token = hubfile.token(self.writer.path)
+        self.token = tokens.journal_token(self.writer.path)
 
     def rows(self) -> list[tuple[str | None, str | None, bytes, str | None]]:
         """What the hub has written: topic, subtopic, payload, txn."""
@@ -146,7 +146,7 @@ def test_the_names_are_those_that_the_token_opens(shelf: Shelf, tmp_path: Path) 
     assert shelf.ask("").json() == {"journals": ["main"]}
     shelf.refused(401, "second/stats")
     assert "no journal 'third' here; with this token there are: main" in shelf.refused(404, "third/stats")
-    assert shelf.ask("", token=hubfile.token(second.path)).json() == {"journals": ["second"]}
+    assert shelf.ask("", token=tokens.journal_token(second.path)).json() == {"journals": ["second"]}
     second.close()
     shelf.refused(404, "second/stats")
 
@@ -157,7 +157,7 @@ def test_a_journal_that_is_opened_anew_may_have_another_token(shelf: Shelf) -> N
     (shelf.writer.path / "token").unlink()
     shelf.smq = hub.create(journal={"path": str(shelf.writer.path), "name": "main"})
     shelf.refused(401, "main/stats")
-    assert shelf.ask("main/stats", token=hubfile.token(shelf.writer.path)).status_code == 200
+    assert shelf.ask("main/stats", token=tokens.journal_token(shelf.writer.path)).status_code == 200
 
 
 def test_a_spoilt_token_opens_nothing_and_is_told_to_the_operator(shelf: Shelf, caplog: Any) -> None:
@@ -462,7 +462,7 @@ def test_records_come_in_pieces_of_any_size() -> None:
     rows = [(b"t%d" % n, b"s" * n or None, bytes(n * 7)) for n in range(40)]
     body = b"".join(record(topic, payload, subtopic or b"") for topic, subtopic, payload in rows)
     for size in (1, 2, 3, 7, 64, 1000, len(body)):
-        decoder, found = Decoder(1000), list[Record]()
+        decoder, found = RowDecoder(1000), list[OutRow]()
         for at in range(0, len(body), size):
             found += decoder.feed(body[at : at + size])
         decoder.finish()
@@ -473,11 +473,11 @@ def test_records_come_in_pieces_of_any_size() -> None:
 
 
 def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
-    token = hubfile.token(tmp_path)
+    token = tokens.journal_token(tmp_path)
     assert len(token) > 40
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     (tmp_path / "token").chmod(0o644)
-    assert hubfile.token(tmp_path) == token
+    assert tokens.journal_token(tmp_path) == token
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["token"]
 
@@ -486,20 +486,20 @@ def test_the_token_stays_and_is_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_spoilt_token_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(JournalError, match=r"token .*remove"):
-        hubfile.token(tmp_path)
+        tokens.journal_token(tmp_path)
 
 
 def test_a_journal_tells_where_its_hub_is(tmp_path: Path) -> None:
-    hubfile.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
+    announcer.announce(tmp_path, "http://127.0.0.1:1/rtl/journal/x")
     path = tmp_path / "hub.json"
-    url, token = "http://127.0.0.1:1/rtl/journal/x", hubfile.token(tmp_path)
+    url, token = "http://127.0.0.1:1/rtl/journal/x", tokens.journal_token(tmp_path)
     assert json.loads(path.read_text()) == {"url": url, "token": token, "pid": os.getpid()}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    hubfile.withdraw(tmp_path)
-    hubfile.withdraw(tmp_path)
+    announcer.withdraw(tmp_path)
+    announcer.withdraw(tmp_path)
     assert os.listdir(tmp_path) == ["token"]
     path.write_text('{"pid": 1}')
-    hubfile.withdraw(tmp_path)
+    announcer.withdraw(tmp_path)
     assert path.exists()
 
 

@@ -11,8 +11,9 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import staged, staging, tokens, writer
-from smqrt.journal.commit import HubAddress, encode, last_batch
+from smqrt.journal import staged, tokens, writer
+from smqrt.journal.commit import commit_staged, encode, last_batch, stage
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.staged import Staged
 from tests.http.http_bench import Bench
 from tests.journal.test_service import Shelf, record
@@ -37,15 +38,17 @@ def in_thread(function: Callable[..., object], *args: object) -> object:
     return gevent.get_hub().threadpool.apply(function, args)
 
 
-def stage(shelf: Shelf, *payloads: bytes, batch: int = 0) -> list[str]:
+def stage_payloads(shelf: Shelf, *payloads: bytes, batch: int = 0) -> list[str]:
     rows = [(b"t", None, payload) for payload in payloads]
-    found = in_thread(staging.stage, address(shelf), "q", batch, rows, 5.0)
+    found = in_thread(stage, address(shelf), "q", batch, rows, 5.0)
     assert isinstance(found, list)
     return found
 
 
-def commit(shelf: Shelf, parts: list[str], batch: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
-    in_thread(staging.commit, address(shelf), "q", batch, parts, 5.0, before)
+def commit_parts(
+    shelf: Shelf, parts: list[str], batch: int = 0, before: Callable[[int], None] = lambda number: None
+) -> None:
+    in_thread(commit_staged, address(shelf), "q", batch, parts, 5.0, before)
 
 
 def payloads(shelf: Shelf) -> list[bytes]:
@@ -57,14 +60,14 @@ def folder(shelf: Shelf) -> Path:
 
 
 def test_what_is_staged_is_published_when_it_is_committed(shelf: Shelf) -> None:
-    parts = [*stage(shelf, b"1", b"2"), *stage(shelf, b"3")]
+    parts = [*stage_payloads(shelf, b"1", b"2"), *stage_payloads(shelf, b"3")]
     assert payloads(shelf) == []
-    commit(shelf, parts)
+    commit_parts(shelf, parts)
     assert shelf.rows() == [("t", None, b"3", "q.1:0"), ("t", None, b"1", "q:0"), ("t", None, b"2", "q:0")]
     assert not any(folder(shelf).iterdir()), "what was committed needs no room"
-    commit(shelf, stage(shelf, b"1", b"2", b"3"))
+    commit_parts(shelf, stage_payloads(shelf, b"1", b"2", b"3"))
     assert len(payloads(shelf)) == 3, "the hub has this micro-batch"
-    commit(shelf, stage(shelf, b"4", batch=1), batch=1)
+    commit_parts(shelf, stage_payloads(shelf, b"4", batch=1), batch=1)
     assert payloads(shelf)[3:] == [b"4"]
     assert not any(folder(shelf).iterdir())
 
@@ -77,11 +80,11 @@ def test_a_repetition_in_other_parts_publishes_those_that_were_sealed(shelf: She
         if number == 2:
             raise Killed
 
-    parts = [name for payload in (b"1", b"2", b"3") for name in stage(shelf, payload)]
+    parts = [name for payload in (b"1", b"2", b"3") for name in stage_payloads(shelf, payload)]
     with pytest.raises(Killed):
-        commit(shelf, parts, before=kill)
+        commit_parts(shelf, parts, before=kill)
     assert payloads(shelf) == [b"2"]
-    commit(shelf, [*stage(shelf, b"3", b"2"), *stage(shelf, b"1")])
+    commit_parts(shelf, [*stage_payloads(shelf, b"3", b"2"), *stage_payloads(shelf, b"1")])
     assert sorted(payloads(shelf)) == [b"1", b"2", b"3"]
     assert last_batch(HubAddress.of(shelf.writer.path), "q") == 0
 
@@ -103,7 +106,7 @@ def test_names_that_are_none(shelf: Shelf, part: str) -> None:
 
 
 def test_no_token_stages_for_others(shelf: Shelf) -> None:
-    path = shelf.writer.path / tokens.FILE
+    path = shelf.writer.path / tokens.TOKENS_FILE
     path.write_text("site1 writer-of-some-topics write site1/#\n")
     path.chmod(0o600)
     where = f"main/stage?query=q&batch=0&part={PART}"
@@ -119,11 +122,11 @@ def test_no_token_stages_for_others(shelf: Shelf) -> None:
 def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "MOST_BYTES", 5 * staged.LEAST_BYTES)
     for _ in range(4):
-        stage(shelf, b"x")
+        stage_payloads(shelf, b"x")
     text = shelf.refused(503, f"main/stage?query=r&batch=0&part={PART}", "POST", data=record(b"t", bytes(40_000)))
     assert "of results that nobody has committed yet" in text
-    commit(shelf, stage(shelf, b"y", batch=1), batch=1)
-    assert len(stage(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
+    commit_parts(shelf, stage_payloads(shelf, b"y", batch=1), batch=1)
+    assert len(stage_payloads(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
 
 
 def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

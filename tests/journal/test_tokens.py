@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import hubfile, progress, tokens, writer
-from smqrt.journal.commit import HubAddress, commit, report_progress
+from smqrt.journal import readers, tokens, writer
+from smqrt.journal.commit import commit, report_progress
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.tokens import Grant, Tokens
 from tests.http.http_bench import Bench
 from tests.journal.test_service import Shelf, record
@@ -27,7 +28,7 @@ app          {BOTH}      read write
 
 
 def put(folder: Path, text: str, mode: int = 0o600) -> None:
-    path = folder / tokens.FILE
+    path = folder / tokens.TOKENS_FILE
     path.write_text(text)
     path.chmod(mode)
 
@@ -103,7 +104,7 @@ def test_tokens_are_changed_while_the_hub_runs(shelf: Shelf) -> None:
     put(shelf.writer.path, LINES.replace(READER, "a-new-token-for-all"))
     assert shelf.ask("main/stats", token="a-new-token-for-all").status_code == 200
     shelf.refused(401, "main/stats", token=READER)
-    (shelf.writer.path / tokens.FILE).unlink()
+    (shelf.writer.path / tokens.TOKENS_FILE).unlink()
     shelf.refused(401, "main/stats", token="a-new-token-for-all")
     assert shelf.ask("main/stats").status_code == 200
 
@@ -128,7 +129,7 @@ def test_who_comes_first_waits_for_the_files(shelf: Shelf, monkeypatch: pytest.M
 
 
 def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
-    (shelf.writer.path / hubfile.TOKEN).write_text("")
+    (shelf.writer.path / tokens.TOKEN_FILE).write_text("")
     for _ in range(3):
         shelf.refused(401, "main/stats", token="x")
     assert caplog.text.count("holds no token") == 1
@@ -151,7 +152,7 @@ def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
 )
 def test_a_wrong_file(tmp_path: Path, text: str, sentence: str) -> None:
     broken = found(tmp_path, text)
-    assert str(tmp_path / tokens.FILE) in broken.fault
+    assert str(tmp_path / tokens.TOKENS_FILE) in broken.fault
     assert sentence in broken.fault
     assert READER not in broken.fault
     assert broken.grant(READER) is None
@@ -183,7 +184,7 @@ def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: p
 
 
 def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MOST_QUERIES", 2)
+    monkeypatch.setattr(readers, "MOST_QUERIES", 2)
     for query, status in (("a", 200), ("b", 200), ("c", 400), ("a", 200)):
         answer = shelf.ask("main/progress", "POST", data=json.dumps({"query": query, "offset": {"n1": 0}}))
         assert answer.status_code == status
@@ -198,7 +199,7 @@ def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:
     assert first
     first.own("q")
     put(tmp_path, LINES.replace(READER, "another-token-of-it"))
-    os.utime(tmp_path / tokens.FILE, ns=(1, 1))
+    os.utime(tmp_path / tokens.TOKENS_FILE, ns=(1, 1))
     kept.look()
     again = kept.grant("another-token-of-it")
     assert again

@@ -13,9 +13,9 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.journal import commit, committed, hubfile, manifest, writer
-from smqrt.journal.announcer import Announcer
-from smqrt.journal.commit import HubAddress
+from smqrt.journal import commit, committed, manifest, writer
+from smqrt.journal.announcer import Announcer, hold
+from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 from tests.waiting import wait_until
@@ -209,6 +209,6 @@ def test_what_keeps_a_hub_from_being_announced_is_told_once(
     announcer.refresh()
     assert (tmp_path / "hub.json").exists()
     announcer.stop()
-    held = hubfile.hold(tmp_path)
+    held = hold(tmp_path)
     assert held is not None
     os.close(held)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, staging
-from smqrt.journal.commit import HubAddress
+from smqrt.journal import commit
+from smqrt.journal.commit import stage
+from smqrt.journal.locations import HubAddress
 from tests.journal.failing_disk import FailingDisk, failing, shim
 from tests.journal.test_failing_disk import Subscriber
 
@@ -79,7 +80,7 @@ def test_a_volume_that_is_unmounted(volume: Volume, failing: Callable[..., Faili
         with pytest.raises(JournalError, match=AWAY):
             commit.report_progress(folder_or_hub, "q", "q", {"n1": 9}, retry_s=0)
     with pytest.raises(JournalError, match=AWAY):
-        staging.stage(remote, "q", 1, rows, retry_s=0)
+        stage(remote, "q", 1, rows, retry_s=0)
     with pytest.raises(JournalError, match=AWAY):
         commit.commit(remote, "q", 1, rows, retry_s=0)
     disk.stats()

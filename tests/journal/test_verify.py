@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, compact, index, manifest, progress, segment
+from smqrt.journal import committed, compact, index, manifest, readers, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import Report, repair, verify
 from tests.journal import written
@@ -41,7 +41,7 @@ def faults(journal: Path) -> list[str]:
 
 def test_a_whole_journal(journal: Path) -> None:
     write(journal, readings(500, first=3000), batch=50)
-    progress.save(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
+    readers.save_report(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
     manifest.write_json(journal / "wal/n1" / committed.FILE, {"q": 3})
     assert verify(journal) == Report([], 2, 30, 1500, 2, 2000)
 

@@ -15,7 +15,7 @@ import gevent
 
 from smqrt.client import SmqClient
 from smqrt.errors import JournalError
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.journal.reader import Journal
 
 KEYS = 10
@@ -51,7 +51,7 @@ class Publisher(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.acknowledged: list[str] = []
         self.uncertain: list[str] = []
-        self._hub = commit.HubAddress.of(journal)
+        self._hub = locations.HubAddress.of(journal)
         self._count = max(1, round(rate * TICK_S))
         self._over = threading.Event()
 
@@ -164,7 +164,7 @@ class Collector(threading.Thread):
         self.fault: BaseException | None = None
 
     def run(self) -> None:
-        hub = commit.HubAddress.of(self._path)
+        hub = locations.HubAddress.of(self._path)
         try:
             while not self._over.wait(0.2):
                 with suppress(JournalError, OSError):  # its folder is away

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.pipeline import crash_points, status, tables
 from tests.pipeline import ledger
 from tests.pipeline.plain_stream import JAVA
@@ -168,7 +168,7 @@ class Trial:
         over_http = ledger.Publisher("http", self.journal, self._rate // 2)
         self._publishers = [over_http, ledger.Client("client", self.journal, self._rate // 2, address)]
         for name in (*QUERIES, PLAIN):  # as if all had run before the first message
-            commit.report_progress(commit.HubAddress.of(self.journal), name, name, {"n1": 0})
+            commit.report_progress(locations.HubAddress.of(self.journal), name, name, {"n1": 0})
         for thread in (*self._publishers, self._collector):
             thread.start()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status, tables
 from tests.journal.made import readings, write
@@ -62,7 +62,7 @@ class Terminal:
         (app / "pipelines").mkdir()
         self.write(PUBLISHED)
         rows = [(b"in", None, b'{"n": 1}')]
-        commit.publish(commit.HubAddress.of(journal), rows)
+        commit.publish(locations.HubAddress.of(journal), rows)
         self.process: subprocess.Popen[bytes] | None = None
 
     def write(self, queries: str) -> None:

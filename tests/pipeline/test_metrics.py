@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from smqrt.errors import PipelineError
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.pipeline import metrics
 from smqrt.pipeline.status import Board
 from tests.pipeline.recorded import Recorded
@@ -67,7 +67,7 @@ def test_how_late_and_how_fast(state: Path) -> None:
 
 def test_who_reads_the_journal_is_told_too(state: Path, tmp_path: Path) -> None:
     journal = Recorded(tmp_path / "journal").add(30).seal().path
-    commit.report_progress(commit.HubAddress.of(journal), "stopped", "stopped", {"n1": 10})
+    commit.report_progress(locations.HubAddress.of(journal), "stopped", "stopped", {"n1": 10})
     os.utime(journal / "readers" / "stopped.json", (time.time() - 90_000,) * 2)
     found = values(metrics.serve(state, (), 0, str(journal)))
     assert found["smqrt_journal_reader_lag_rows", "stopped"] == 20

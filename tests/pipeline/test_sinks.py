@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.journal.link import Unreachable
+from smqrt.journal.locations import Unreachable
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import checkpoint, failures, tables
 from smqrt.pipeline.api import Declaration
@@ -162,7 +162,7 @@ def test_files_that_count(tmp_path: Path) -> None:
             "ZeroDivisionError: division by zero",
         ),
         ('E: Traceback\n  File "x"\nsmqrt.errors.JournalError: /j is damaged.\n\n\tat java', "/j is damaged."),
-        ("Traceback\nsmqrt.journal.link.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
+        ("Traceback\nsmqrt.journal.locations.Unreachable: The hub hasn't answered.\n", "The hub hasn't answered."),
         ("first\nsecond", "RuntimeError: first"),
         ("Job aborted\njava.io.IOException: No space left on device\n\tat java", "the disk is full: make room"),
         ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk can only be read: mount"),

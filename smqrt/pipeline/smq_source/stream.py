@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import commit
+from smqrt.journal import commit, locations
 from smqrt.journal.remote import MOST_WAIT_S, RemoteJournal
 from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.smq_source.batch import edge
@@ -94,7 +94,7 @@ class ProgressReports:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self._hub = commit.HubAddress.of(options.journal, options.token, options.cafile)
+        self._hub = locations.HubAddress.of(options.journal, options.token, options.cafile)
         self._query = options.query or ""
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S

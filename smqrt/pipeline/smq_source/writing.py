@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import commit, staging
+from smqrt.journal import commit, locations
 from smqrt.journal.commit import OutRow
 from smqrt.pipeline import crash_points
 from smqrt.pipeline.smq_source.options import WriteOptions, without_traceback
@@ -100,8 +100,8 @@ def _few(rows: Iterator[OutRow]) -> Iterator[OutRow]:
         yield row
 
 
-def _target(options: WriteOptions) -> commit.HubAddress:
-    return commit.HubAddress.of(options.journal, options.token, options.cafile)
+def _target(options: WriteOptions) -> locations.HubAddress:
+    return locations.HubAddress.of(options.journal, options.token, options.cafile)
 
 
 def _property(name: str) -> str:
@@ -150,10 +150,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return Written(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
 
     def _stage(self, query: str, batch: int, rows: Iterable[OutRow]) -> list[str]:
-        return staging.stage(self._target, query, batch, rows, self.options.retry_s)
+        return commit.stage(self._target, query, batch, rows, self.options.retry_s)
 
     @property
-    def _target(self) -> commit.HubAddress:
+    def _target(self) -> locations.HubAddress:
         return _target(self.options)
 
     @without_traceback
@@ -175,7 +175,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         parts += self._stage(query, batch, rows) if rows else []
         kill = partial(crash_points.crash_at, "before_part", of_worker=True)
-        staging.commit(self._target, query, batch, parts, self.options.retry_s, kill)
+        commit.commit_staged(self._target, query, batch, parts, self.options.retry_s, kill)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing has been published: only a commit publishes."""
@@ -210,7 +210,7 @@ class BatchWriter(DataSourceArrowWriter):
             commit.publish(target, rows, retry_s=self.options.retry_s)
         return Written()
 
-    def _commit(self, app_id: str, target: commit.HubAddress, rows: Iterator[OutRow]) -> None:
+    def _commit(self, app_id: str, target: locations.HubAddress, rows: Iterator[OutRow]) -> None:
         """Publishes the rows in parts, which are the same ones when the write is repeated."""
         if (first := next(rows, None)) is None:
             return
