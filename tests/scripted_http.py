@@ -24,13 +24,14 @@ class ScriptedHttp:
     Attributes:
         heads: the heads of the requests; bodies: what came behind them, as far as Content-Length tells.
         connections: how many were made.
+        answered: how many answers were given to the last step.
     """
 
     def __init__(self, *answers: list[list[Step]], context: ssl.SSLContext | None = None) -> None:
         self.answers = list(answers)
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
-        self.connections = 0
+        self.connections = self.answered = 0
         options = {"ssl_context": context} if context else {}
         self._server = StreamServer(("127.0.0.1", 0), self._serve, **options)
         self._server.start()
@@ -61,8 +62,10 @@ class ScriptedHttp:
             for step in steps:
                 if step is CLOSE:
                     client.close()
+                    self.answered += 1
                     return
                 self._do(client, step)
+            self.answered += 1
         self._read(client)  # until the client closes
 
     def _do(self, client: Any, step: Any) -> None:

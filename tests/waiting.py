@@ -34,3 +34,13 @@ def wait_until(condition: Callable[[], T], what: object = "what the test needs",
         assert waited_s < patience_s, f"not within {patience_s:g} s: {what}"
         gevent.sleep(min(max(SOONEST_S, waited_s / 10), LATEST_S))
     return value
+
+
+def let_others_run(turns: int = 10) -> None:
+    """Turns the loop: what lies in the sockets of this process is read, and what becomes ready meanwhile runs.
+
+    For peers that share the process with the test, where something is to be there before the test goes on, or
+    nothing is to come. It takes no time.
+    """
+    for _ in range(turns):
+        gevent.sleep(1e-6)  # with 0 gevent comes back without a look at the sockets

@@ -253,7 +253,7 @@ def test_a_slow_callback_holds_the_reading_up_not_the_memory(url, make_client):
     for _ in range(3000):
         publisher.publish(bytes(100), "flood")
     assert publisher.flush(5)
-    gevent.sleep(0.05)
+    gevent.sleep(0.05)  # it could read everything meanwhile
     assert len(client._callbacks._jobs) < 1800, "the limit and what one receive brought"
     gate.set()
     wait_until(lambda: count[0] == 3000)
@@ -410,7 +410,8 @@ def test_request_without_an_answer(broker, url, make_client):
     with pytest.raises(NoAnswer, match="no answer from 1 in 0.05 s"):
         client.request(1, "x", 0.05)
     job = gevent.spawn(client.request, 1, "x", 5)
-    gevent.sleep(0.05)
+    gevent.sleep(0)
+    assert client.flush(5), "the broker has the question"
     broker.close()
     with pytest.raises(NoAnswer, match="connection is lost"):
         job.get(timeout=2)

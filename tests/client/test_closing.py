@@ -1,6 +1,5 @@
 """The end of a client: what was published arrives, or the application is told."""
 
-import gevent
 import pytest
 from gevent.event import Event
 from gevent.queue import Queue
@@ -104,8 +103,7 @@ def test_close_reconnects_for_what_waits(start_broker):
     client = SmqClient(broker.url, reconnect_delay=60)
     assert client.wait_connected(5)
     broker.close()
-    while client.connected:
-        gevent.sleep(0.005)
+    wait_until(lambda: not client.connected)
     client.publish("x", "t")
     start_broker(port=port).smq.subscribe("t", lambda data, *_: got.append(data))
     client.close()
@@ -234,6 +232,5 @@ def test_a_broker_that_ends_the_connection_while_it_drains(make_client):
         client = make_client(broker.url)
         client.publish("x", "t")
         client.close()
-        while len(broker.results) < 2:
-            gevent.sleep(0.005)
+        wait_until(lambda: len(broker.results) >= 2)
         assert broker.results[1] == smq.publish_frame(9, 4711, 0, b"x")[2:]

@@ -7,6 +7,7 @@ from gevent.queue import Queue
 
 from smqrt.client import SmqClient
 from tests.scripted_broker import ScriptedBroker
+from tests.waiting import wait_until
 
 
 def raising(error):
@@ -37,8 +38,7 @@ def serving(conversation):
 def test_nonsense_from_onclose_counts_as_nothing(make_client, onclose):
     with ScriptedBroker(lambda c: c.accept(), serving) as broker:
         client = make_client(broker.url, onclose=onclose)
-        while broker.connections < 2:
-            gevent.sleep(0.01)
+        wait_until(lambda: broker.connections >= 2)
         assert client.flush(5)
 
 
@@ -92,7 +92,7 @@ def test_a_timeout_that_a_callback_leaves_behind_hits_nobody_else(broker, make_c
     client.subscribe("good", onmsg=lambda *_: received.put(1))
     client.publish("x", "bad")
     assert client.flush(5)
-    gevent.sleep(0.05)
+    gevent.sleep(0.05)  # the time-out comes
     client.publish("x", "good")
     assert received.get(timeout=5)
 
@@ -111,8 +111,7 @@ def test_a_callback_that_waits_for_the_connection_does_not_keep_onclose_from_bri
 
         def onmsg(*_):
             client.publish("x", 5)
-            while client.connected:
-                gevent.sleep(0.005)
+            wait_until(lambda: not client.connected)
             waited.put((client.wait_connected(), client.flush()))
 
         client.onmsg = onmsg
@@ -130,7 +129,7 @@ def test_a_callback_may_wait_for_the_broker_behind_a_flood(broker, make_client):
     def onmsg(data, *_):
         if data == b"first":
             begun.set()
-            gevent.sleep(0.1)
+            gevent.sleep(0.1)  # the flood comes
             done.put(client.flush(5))
 
     client.subscribe("flood", onmsg=onmsg)

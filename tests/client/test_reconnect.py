@@ -12,6 +12,7 @@ from smqrt.wire import smq
 from tests.clock import undisturbed_s
 from tests.conftest import free_port
 from tests.scripted_broker import ScriptedBroker
+from tests.waiting import wait_until
 
 
 def collect(queue):
@@ -33,8 +34,7 @@ def test_after_a_restart_everything_works_again(start_broker, make_client, addre
     old_tid = client.topic2tid("t")
     port = broker.port
     broker.close()
-    gevent.sleep(0.02)
-    assert not client.connected
+    wait_until(lambda: not client.connected)
     assert client.publish("while away", "t", "s")
     broker = start_broker(port=port)
     etid, _, _ = back.get(timeout=5)
@@ -70,8 +70,7 @@ def test_onclose_decides(make_client):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         answers = iter([True, 0.01, False])
         client = make_client(broker.url, reconnect=False, onclose=lambda err, can_reconnect: next(answers))
-        while not client.closed:
-            gevent.sleep(0.01)
+        wait_until(lambda: client.closed)
         assert broker.connections == 3
         assert client.end.word == "socketclosed"
 
@@ -97,9 +96,8 @@ def test_a_disconnect_is_final_unless_the_server_restarts(make_client, address, 
     with ScriptedBroker(script, lambda c: (c.accept(), c.acks())) as broker:
         client = make_client(address(broker), onclose=collect(ends))
         assert ends.get(timeout=5) == (text.decode(), comes_back)
-        gevent.sleep(0.15)
-        assert client.connected is comes_back
-        assert client.closed is not comes_back
+        assert client.wait_connected(5) is comes_back
+        assert (client.closed, broker.connections) == (not comes_back, 1 + comes_back)
 
 
 def test_taking_over_by_uid(broker, make_client):
@@ -111,7 +109,8 @@ def test_taking_over_by_uid(broker, make_client):
     assert second.wait_connected(5)
     assert second.gettid() == etid
     assert ends.get(timeout=5) == ("reconnect", False)
-    gevent.sleep(0.1)
+    assert first.wait_connected(5) is False
+    assert second.flush(5)
     assert (first.closed, second.connected) == (True, True)
 
 
@@ -186,15 +185,21 @@ def test_a_silent_connection_is_pinged_and_then_given_up(make_client, address):
         conversation.accept()
         return conversation.receive(), conversation.wait_closed()
 
-    ends = Queue()
-    with ScriptedBroker(silent, lambda c: (c.accept(), c.acks())) as broker:
+    def answers(conversation):
+        conversation.accept()
+        while True:
+            heard.append(conversation.receive())
+            conversation.send(smq.PONG)
+
+    ends, heard = Queue(), []
+    with ScriptedBroker(silent, answers) as broker:
         client = make_client(address(broker), ping=0.1, pong=0.1, onclose=collect(ends))
         assert ends.get(timeout=5) == ("pong", True)
-        gevent.sleep(0.05)
+        wait_until(lambda: broker.results)
         assert broker.results[0][0] == smq.PING
-        gevent.sleep(0.4)
-        assert client.connected, "an answered ping keeps the connection"
-        assert broker.connections == 2
+        wait_until(lambda: len(heard) >= 4)
+        assert heard == [smq.PING] * len(heard)
+        assert (client.connected, broker.connections) == (True, 2), "an answered ping keeps the connection"
 
 
 def test_a_connection_with_traffic_is_not_pinged(make_client):
@@ -211,7 +216,7 @@ def test_a_connection_with_traffic_is_not_pinged(make_client):
 
     with ScriptedBroker(script) as broker:
         make_client(broker.url, ping=0.1, pong=0.1)
-        gevent.sleep(0.6)
+        wait_until(lambda: broker.results)
         assert broker.results[0] == b"nothing"
 
 
@@ -248,13 +253,14 @@ def test_a_broker_that_does_not_read_fills_the_queue_and_no_more(make_client):
 
 
 def test_disconnect_while_waiting_to_reconnect_and_while_connecting(make_client):
-    waiting = make_client(f"http://127.0.0.1:{free_port()}/", reconnect_delay=60)
-    gevent.sleep(0.05)
+    ends = Queue()
+    waiting = make_client(f"http://127.0.0.1:{free_port()}/", reconnect_delay=60, onclose=collect(ends))
+    assert ends.get(timeout=5) == ("cannotconnect", True)
     waiting.close(1)
     assert waiting.closed
     with ScriptedBroker(lambda c: c.wait_closed()) as broker:
         connecting = make_client(broker.url, timeout=60)
-        gevent.sleep(0.05)
+        wait_until(lambda: broker.connections)
         connecting.close(1)
         assert connecting.closed
 

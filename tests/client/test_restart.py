@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gevent
 import pytest
 from gevent.threadpool import ThreadPool
 
 from smqrt.client import SmqClient
+from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "browser" / "smqjs_app"
 
@@ -33,5 +33,5 @@ def test_clients_come_back_after_sigterm(serve, scheme):
         assert client.wait_connected(5)
         client.publish("back", "t")
         assert client.flush(5)
-        gevent.sleep(0.05)
+        wait_until(lambda: received)
     assert received == [b"back"]

@@ -9,10 +9,12 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import Event
 
 from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Detached, Request
 from smqrt.http.status import HttpError
+from tests.waiting import let_others_run, wait_until
 
 HOST = b"Host: test\r\n"
 
@@ -412,20 +414,15 @@ def test_a_client_that_goes_away_is_no_error(bench: Any, caplog: pytest.LogCaptu
     wire = bench.connect().send(get())
     wire.more()
     wire.close()
-    for _ in range(100):
-        gevent.sleep(0.01)
-        if ended:
-            break
+    wait_until(lambda: ended and not len(bench.server))
     assert ended == ["yes"]
-    gevent.sleep(0.01)
-    assert len(bench.server) == 0
     assert caplog.text == ""
 
 
 def test_a_slow_reader_gets_everything_and_delays_nobody(bench: Any) -> None:
     bench.handle(lambda request, relpath: request.response.end(bytes(20 << 20) if relpath else b"small"))
     slow = bench.connect().send(get("/big"))
-    gevent.sleep(0.05)
+    let_others_run()
     assert bench.connect().ask("/").body == b"small"
     assert len(slow.answer().body) == 20 << 20
     assert slow.ask("/").body == b"small"
@@ -438,11 +435,11 @@ def test_chunked_body(bench: Any) -> None:
     bench.handle(echo)
     wire = bench.connect()
     wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
-    gevent.sleep(0.01)
+    let_others_run()
     wire.send(b"0A\r\n01234")
-    gevent.sleep(0.01)
+    let_others_run()
     wire.send(b"56789\r")
-    gevent.sleep(0.01)
+    let_others_run()
     wire.send(b"\n0\r\n\r\n" + get("/b"))
     assert wire.answer().body == b"a|abc0123456789"
     assert wire.answer().body == b"b|"
@@ -489,7 +486,7 @@ def test_no_continue_when_the_body_has_begun(bench: Any) -> None:
     bench.handle(echo)
     wire = bench.connect()
     wire.send(b"POST /a HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\na")
-    gevent.sleep(0.01)
+    let_others_run()
     wire.send(b"bc")
     assert wire.answer().body == b"a|abc"
 
@@ -653,15 +650,18 @@ def test_detach_keeps_the_bytes_behind_the_head(bench: Any, method: bytes, behin
 
 
 def test_detach_of_a_handler_that_blocked(bench: Any) -> None:
+    has_ended = Event()
+
     def handler(request: Request, relpath: str) -> None:
         gevent.sleep(0.01)
         take_over(request, relpath)
         gevent.sleep(0.01)
+        has_ended.set()
 
     bench.handle(handler)
     wire = bench.connect().send(get("/", b"SimpleMQ: x\r\n") + b"abc")
     assert read_until(wire, b"]") == b"[abc]"
-    gevent.sleep(0.03)
+    assert has_ended.wait(5)
     wire.send(b"more")
     assert read_until(wire, b">") == b"<more>"
 
@@ -717,14 +717,17 @@ def test_an_error_behind_detach_leaves_the_connection_alone(bench: Any, caplog: 
 
 
 def test_drain_lets_the_busy_finish(bench: Any) -> None:
+    begun = Event()
+
     def handler(request: Request, relpath: str) -> None:
+        begun.set()
         gevent.sleep(0.05)
         request.response.write(b"finished")
 
     bench.handle(handler)
     idle, busy = bench.connect(), bench.connect()
     busy.send(get())
-    gevent.sleep(0.01)
+    assert begun.wait(5)
     assert len(bench.server) == 2
     assert bench.server.drain(2)
     answer = busy.answer()
@@ -733,9 +736,10 @@ def test_drain_lets_the_busy_finish(bench: Any) -> None:
 
 
 def test_drain_gives_up(bench: Any) -> None:
-    bench.handle(lambda request, relpath: gevent.sleep(5))
+    begun = Event()
+    bench.handle(lambda request, relpath: begun.set() or Event().wait())  # type: ignore[func-returns-value]
     bench.connect().send(get())
-    gevent.sleep(0.01)
+    assert begun.wait(5)
     assert not bench.server.drain(0.05)
 
 

@@ -17,6 +17,7 @@ from smqrt.http.resources import IoError, segments
 from smqrt.http.status import BadRequest
 from smqrt.http.tree import normalise
 from tests.http.http_bench import Bench
+from tests.waiting import let_others_run
 
 GOOD = (
     b"POST /a/b%20c?x=1 HTTP/1.1\r\nHost: test:80\r\nContent-Length: 3\r\nConnection: keep-alive\r\n"
@@ -163,7 +164,7 @@ def test_random_sessions_leave_the_server_well(pieces: list[bytes]) -> None:
             gevent.sleep(0)
         assert bench.connect().ask("/").body == b"seen"
         wild.close()
-        gevent.sleep(0.001)
+        let_others_run()
     finally:
         bench.close()
 

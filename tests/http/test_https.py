@@ -16,6 +16,7 @@ from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from tests.http.http_bench import Bench, Wire
+from tests.waiting import let_others_run, wait_until
 
 
 class SecureBench(Bench):
@@ -78,7 +79,7 @@ def test_a_pipeline_in_one_record_and_in_many(secure: SecureBench) -> None:
 def test_a_large_answer_to_a_slow_reader(secure: SecureBench) -> None:
     secure.handle(lambda request, relpath: request.response.end(bytes(5 << 20) if relpath else b"small"))
     slow = secure.connect().send(b"GET /big HTTP/1.1\r\nHost: test\r\n\r\n")
-    gevent.sleep(0.05)
+    let_others_run()
     assert secure.connect().ask("/").body == b"small"
     assert len(slow.answer().body) == 5 << 20
     assert slow.ask("/").body == b"small"
@@ -109,7 +110,7 @@ def test_nothing_behind_a_malformed_request_is_seen(secure: SecureBench) -> None
 
     secure.handle(handler)
     wire = secure.connect().send(b"GET /1 HTTP/1.1\r\nHost: test\r\n\r\n")
-    gevent.sleep(0.01)
+    wait_until(lambda: seen)
     wire.send(b"GET /2 HTTP/1.1\r\n\r\n").send(b"GET /3 HTTP/1.1\r\nHost: test\r\n\r\n")
     assert wire.answer().status == 200
     assert wire.answer().status == 400
@@ -122,7 +123,7 @@ def test_connection_close_ends_with_goodbye(secure: SecureBench) -> None:
     wire = secure.connect()
     assert wire.ask("/", headers="Connection: close\r\n").body == b"bye"
     assert wire.sock.recv(10) == b"", "a close without close_notify would raise"
-    gevent.sleep(0.02)
+    let_others_run()
 
 
 def test_detach_with_bytes_behind_the_head(secure: SecureBench) -> None:
@@ -134,7 +135,6 @@ def test_detach_with_bytes_behind_the_head(secure: SecureBench) -> None:
 
     secure.handle(handler)
     wire = secure.connect().send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\nabc")
-    gevent.sleep(0.02)
     assert wire.sock.recv(100) == b"first"
     assert wire.sock.recv(100) == b"[abc]"
 

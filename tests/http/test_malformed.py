@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import let_others_run
+
 GOOD = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"
 
@@ -227,12 +229,10 @@ def test_unknown_expectation_is_417(bench: Any) -> None:
     ids=["between chunks", "within a chunk", "before the first"],
 )
 def test_a_bad_chunk_that_comes_later(bench: Any, body: bytes) -> None:
-    import gevent
-
     seen = Seen()
     bench.handle(seen)
     wire = bench.connect().send(post(CHUNKED, body))
-    gevent.sleep(0.02)
+    let_others_run()
     wire.send(b"xyz\r\n" + SMUGGLED)
     assert wire.answer().status == 400
     assert wire.ended()
@@ -269,17 +269,15 @@ def test_good_ones_pass(bench: Any, head: bytes) -> None:
 
 def test_an_empty_line_before_each_request(bench: Any) -> None:
     """Old clients end a body with a line end that does not belong to it; it may come in pieces of its own."""
-    import gevent
-
     seen = Seen()
     bench.handle(seen)
     wire = bench.connect()
     for piece in (b"\r", b"\n", GOOD, b"\r\n" + GOOD + b"\r\n" + GOOD):
         wire.send(piece)
-        gevent.sleep(0.02)
+        let_others_run()
     assert [wire.answer().status for _ in range(3)] == [200] * 3
     assert seen.paths == ["/"] * 3
     wire.send(b"\r\n")
-    gevent.sleep(0.02)
+    let_others_run()
     wire.send(b"\r\n" + GOOD)
     assert wire.answer().status == 400

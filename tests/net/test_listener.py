@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gevent
 import pytest
 from gevent import socket
 
 from smqrt.errors import StartError
 from smqrt.net import listener as module
 from smqrt.net.listener import Listener
+from tests.waiting import let_others_run, wait_until
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def listen() -> Iterator[Callable[..., tuple[Listener, list[Any]]]]:
 def test_gives_plain_quick_sockets(listen: Any) -> None:
     listener, accepted = listen()
     client = socket.create_connection(listener.address)
-    gevent.sleep(0.01)
+    wait_until(lambda: accepted)
     (sock,) = accepted
     assert isinstance(sock, _socket.socket)
     assert not hasattr(sock, "_sock"), "gevent's own costs more with each call"
@@ -54,16 +54,14 @@ def test_gives_plain_quick_sockets(listen: Any) -> None:
 def test_hosts(listen: Any, host: str) -> None:
     listener, accepted = listen(host)
     client = socket.create_connection((listener.address[0], listener.address[1]))
-    gevent.sleep(0.01)
-    assert len(accepted) == 1
+    wait_until(lambda: len(accepted) == 1)
     client.close()
 
 
 def test_many_at_once(listen: Any) -> None:
     listener, accepted = listen()
     clients = [socket.create_connection(listener.address) for _ in range(3 * module.ACCEPTS_PER_EVENT)]
-    gevent.sleep(0.05)
-    assert len(accepted) == len(clients)
+    wait_until(lambda: len(accepted) == len(clients))
     for client in clients:
         client.close()
 
@@ -72,11 +70,10 @@ def test_stop_and_start(listen: Any) -> None:
     listener, accepted = listen()
     listener.stop()
     client = socket.create_connection(listener.address)
-    gevent.sleep(0.02)
+    let_others_run()
     assert accepted == []
     listener.start()
-    gevent.sleep(0.02)
-    assert len(accepted) == 1
+    wait_until(lambda: len(accepted) == 1)
     client.close()
 
 

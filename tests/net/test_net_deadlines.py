@@ -8,6 +8,7 @@ import gevent
 import pytest
 
 from smqrt.net.scheduling import NEVER, Deadlines
+from tests.waiting import wait_until
 
 
 class Item:
@@ -28,10 +29,11 @@ def test_expires_once_and_in_time() -> None:
     for item in (soon, late, never, gone):
         deadlines.watch(item)
     deadlines.forget(gone)
-    gevent.sleep(0.08)
+    wait_until(lambda: soon.calls)
+    gevent.sleep(0.05)  # once more, or another one, would come in that time
     assert [item.calls for item in (soon, late, never, gone)] == [1, 0, 0, 0]
     late.deadline_s = monotonic()
-    gevent.sleep(0.03)
+    wait_until(lambda: late.calls)
     assert late.calls == 1
     deadlines.close()
 
@@ -41,7 +43,7 @@ def test_an_error_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> 
     items = [Item(0.01, LookupError("x")) for _ in range(3)]
     for item in items:
         deadlines.watch(item)
-    gevent.sleep(0.05)
+    wait_until(lambda: all(item.calls for item in items))
     assert [item.calls for item in items] == [1, 1, 1]
     assert caplog.text.count("LookupError") == 3
     deadlines.close()

@@ -22,6 +22,7 @@ from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.net.tls import HandshakeQueue, TlsTransport
 from tests.clock import undisturbed_s
+from tests.waiting import let_others_run, wait_until
 
 DAY = datetime.timedelta(days=1)
 
@@ -71,12 +72,16 @@ class Ends:
     def read(self, size: int = 65536) -> bytes:
         """Read what comes next, waiting for it."""
         buffer = bytearray(size)
-        for _ in range(500):
-            try:
-                return bytes(buffer[: self.ours.recv_into(buffer)])
-            except BlockingIOError:
-                gevent.sleep(0.002)
-        raise AssertionError("nothing came")
+        size_bytes = wait_until(lambda: unless_it_waits(lambda: (self.ours.recv_into(buffer),)), "something comes")[0]
+        return bytes(buffer[:size_bytes])
+
+
+def unless_it_waits(step: Callable[[], Any]) -> Any:
+    """Returns what a call gives; None when it would wait for the other side."""
+    try:
+        return step()
+    except BlockingIOError:
+        return None
 
 
 @pytest.fixture(params=["TLSv1_2", "TLSv1_3"])
@@ -99,7 +104,7 @@ def connect(request: Any, pair: Any, authority: Authority) -> Iterator[Callable[
         client = client_context.wrap_socket(socket.create_connection(listener.address, timeout=3))
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         things.append(client)
-        gevent.sleep(0.02)
+        wait_until(lambda: accepted)
         return Ends(accepted.pop(), client)
 
     yield begin
@@ -124,7 +129,7 @@ def test_each_send_is_a_record(connect: Any) -> None:
     ends = connect()
     ends.ours.send(b"HTTP answer")
     ends.ours.send(b"Init")
-    gevent.sleep(0.02)
+    let_others_run()
     assert ends.client.recv(100) == b"HTTP answer"
     assert ends.client.recv(100) == b"Init"
 
@@ -143,7 +148,7 @@ def test_several_records_in_one_segment(connect: Any) -> None:
     ends = connect()
     for number in range(5):
         ends.client.sendall(b"%d" % number)
-    gevent.sleep(0.02)
+    let_others_run()
     data = ends.read()
     while ends.ours.has_pending:
         data += ends.read()
@@ -168,12 +173,7 @@ def test_a_peer_that_does_not_read(connect: Any) -> None:
             received.extend(ends.client.recv(1 << 20))
 
     reading = gevent.spawn(reader)
-    for _ in range(2000):
-        try:
-            ends.ours.flush()
-            break
-        except BlockingIOError:
-            gevent.sleep(0.001)
+    wait_until(lambda: unless_it_waits(lambda: ends.ours.flush() or True))  # type: ignore[func-returns-value]
     reading.join(3)
     assert not ends.ours.wants_write
     assert received == (block * (taken // len(block) + 1))[:taken]
@@ -238,14 +238,9 @@ def test_our_own_client_side(pair: Any) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     client = TlsTransport(raw._sock, context, server_side=False, server_hostname="test")
-    for _ in range(500):
-        try:
-            client.handshake()
-            break
-        except BlockingIOError:
-            gevent.sleep(0.002)
+    wait_until(lambda: unless_it_waits(lambda: client.handshake() or True))  # type: ignore[func-returns-value]
     client.send(b"hello")
-    gevent.sleep(0.02)
+    wait_until(lambda: accepted)
     assert Ends(accepted[0], None).read() == b"hello"
     listener.close()
 
@@ -303,8 +298,7 @@ def test_two_hundred_half_open_handshakes_cost_the_others_nothing(pair: Any) -> 
     begin_s = undisturbed_s()
     good = [context.wrap_socket(socket.create_connection(listener.address, timeout=3)) for _ in range(10)]
     assert undisturbed_s() - begin_s < 1
-    gevent.sleep(0.02)
-    assert len(accepted) == 10
+    wait_until(lambda: len(accepted) == 10)
     for client in half_open + good:
         client.close()
     listener.close()

@@ -12,6 +12,7 @@ from gevent.server import StreamServer
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.proxy import Proxy, open_through
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
+from tests.waiting import let_others_run
 
 KINDS = [SocksProxy, ConnectProxy]
 
@@ -159,5 +160,5 @@ def test_no_field_can_be_smuggled_in_by_the_host(serving: Callable[..., int], ho
 
     with pytest.raises(StreamError, match="cannotresolve"):
         open_through(Proxy("127.0.0.1", serving(note)), host, 80, 3)
-    gevent.sleep(0.01)
+    let_others_run()
     assert seen in ([], [b""])

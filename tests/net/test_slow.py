@@ -28,7 +28,7 @@ from tests.device import (
     leftovers,
     publish,
 )
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 SMALL_BUFFER_BYTES = 32768
 
@@ -231,10 +231,10 @@ def test_whoever_reads_again_stays(make_site: Callable[..., Site], soon: None) -
     lazy, publisher = stalled(site, b"lazy-1"), site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number, 8000)) for number in range(60))).expect_nothing()
-    gevent.sleep(0.1)
+    gevent.sleep(0.1)  # not yet so long that it were dropped
     lazy.sync()
     assert not leftovers(site.state).get("blocked")
-    gevent.sleep(0.5)
+    gevent.sleep(0.5)  # it would be dropped in that time
     lazy.expect_nothing()
 
 
@@ -350,6 +350,6 @@ def test_large_messages_over_tls_arrive_whole(site: Site, kind: str) -> None:
     lazy, publisher = stalled(site, b"lazy-1", kind), site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number, 50_000)) for number in range(12))).expect_nothing()
-    gevent.sleep(0.05)
+    let_others_run()
     assert numbers(lazy.sync()) == list(range(12))
     assert drops(site) == 0

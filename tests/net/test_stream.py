@@ -19,6 +19,7 @@ from smqrt.errors import StreamError
 from smqrt.net import farewell
 from smqrt.net.stream import Stream
 from tests.device import Authority
+from tests.waiting import let_others_run, wait_until
 
 
 def listening(host: str = "127.0.0.1", backlog: int = 5) -> Any:
@@ -55,7 +56,7 @@ def word_of(function: Callable[..., Any], *args: Any) -> str:
 def test_reads_what_arrives_and_the_end(ends: Ends) -> None:
     assert ends.stream.try_read() is None
     reader = gevent.spawn(ends.stream.read)
-    gevent.sleep(0.01)
+    gevent.sleep(0)  # it waits
     ends.peer.sendall(b"hello")
     assert reader.get(timeout=2) == b"hello"
     ends.peer.sendall(b"0123456789")
@@ -76,7 +77,7 @@ def test_read_times_out_and_goes_on(ends: Ends) -> None:
 def test_write_waits_for_a_slow_reader_and_loses_nothing(ends: Ends) -> None:
     data = bytes(range(256)) * 40000
     writer = gevent.spawn(ends.stream.write, data)
-    gevent.sleep(0.02)
+    let_others_run()
     assert not writer.ready()
     assert ends.stream.queued_bytes > ends.stream.queue_limit_bytes
     assert not ends.stream.try_write(b"no room")
@@ -96,10 +97,8 @@ def test_what_is_queued_is_sent_after_close(ends: Ends) -> None:
     while chunk := ends.peer.recv(65536):
         got += len(chunk)
     assert got == len(data)
-    gevent.sleep(0.01)
     ends.peer.close()
-    gevent.sleep(0.02)
-    assert not farewell._under_way
+    wait_until(lambda: not farewell._under_way)
 
 
 def test_a_write_behind_a_full_queue_waits_before_it_takes_more(ends: Ends) -> None:
@@ -125,10 +124,10 @@ def test_a_peer_can_not_draw_out_a_farewell(ends: Ends, monkeypatch: pytest.Monk
 
 def test_lingering_close_delivers_in_spite_of_unread_input(ends: Ends) -> None:
     ends.peer.sendall(b"never read")
-    gevent.sleep(0.01)
+    let_others_run()
     ends.stream.write(b"last words")
     ends.stream.close(linger=True)
-    gevent.sleep(0.01)
+    let_others_run()
     assert ends.peer.recv(100) == b"last words"
     assert ends.peer.recv(100) == b""
 
@@ -138,7 +137,7 @@ def test_close_wakes_who_waits(ends: Ends) -> None:
     ends.stream.on_close = lambda: told.append(True)
     reader = gevent.spawn(word_of, ends.stream.read)
     writer = gevent.spawn(word_of, ends.stream.write, b"z" * 20_000_000)
-    gevent.sleep(0.02)
+    let_others_run()
     assert ends.stream.close()
     assert reader.get(timeout=2) == "socketclosed"
     assert writer.get(timeout=2) == "socketclosed"
@@ -150,7 +149,7 @@ def test_close_wakes_who_waits(ends: Ends) -> None:
 
 def test_a_killed_reader_leaves_the_stream_usable(ends: Ends) -> None:
     reader = gevent.spawn(ends.stream.read)
-    gevent.sleep(0.01)
+    gevent.sleep(0)  # it waits
     assert ends.stream._input
     assert len(ends.stream._input) == 1
     reader.kill()
@@ -162,7 +161,6 @@ def test_a_killed_reader_leaves_the_stream_usable(ends: Ends) -> None:
 def test_reset_is_an_error(ends: Ends) -> None:
     ends.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     ends.peer.close()
-    gevent.sleep(0.01)
     assert word_of(ends.stream.read) == "socketreadfailed"
     assert word_of(ends.stream.write, b"x") == "socketwritefailed"
 
@@ -295,6 +293,6 @@ def test_many_streams_leave_nothing_behind(ends: Ends) -> None:
             assert word_of(stream.read, 10, 0.001) == "timeout"
             stream.close()
             peer.close()
-    gevent.sleep(0.01)
+    let_others_run()
     gc.collect()
     assert len(gc.get_objects()) - before < 200

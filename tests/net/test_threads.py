@@ -14,6 +14,7 @@ from smqrt import hub
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.net import datapath, inlet
 from tests.device import Site, bounded, publish
+from tests.waiting import let_others_run
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:
     device = site.device(b"uid-a1")
     tid = device.subscribe(b"news")
     reader = gevent.spawn(device.receive)
-    gevent.sleep(0.05)
+    let_others_run()
     thread.spawn(site.smq.publish_threadsafe, "x", tid)
     with bounded(5):
         assert reader.get() == publish(tid, 1, b"x")
@@ -74,9 +75,9 @@ def test_what_waits_is_bounded_and_the_thread_is_told(
     monkeypatch.setattr(inlet, "MAX_JOBS", 3)
     before = datapath.inlet.refusals.count
     assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
-    gevent.sleep(0.01)
+    let_others_run()
     assert site.smq.publish_threadsafe("x", "news")
-    gevent.sleep(0.01)
+    let_others_run()
     monkeypatch.setattr(inlet, "MAX_BYTES", 10)
     assert not site.smq.publish_threadsafe("x" * 11, "news")
     assert datapath.inlet.refusals.count == before + 3

@@ -61,7 +61,7 @@ def test_a_blocking_job_gives_the_hub_back() -> None:
         return list(seen)
 
     assert in_hub(body) == ["begin"]
-    gevent.sleep(0.03)
+    wait_until(lambda: len(seen) == 2)
     assert seen == ["begin", "end"]
 
 
@@ -91,9 +91,9 @@ def test_call_raises_at_once_or_rejects() -> None:
         raise LookupError("slow")
 
     pending = workers.call(fails_later)
-    gevent.sleep(0.03)
     errors: list[BaseException | None] = []
     pending.then(lambda value, error: errors.append(error))
+    wait_until(lambda: errors)
     assert str(errors[0]) == "slow"
 
 
@@ -149,9 +149,9 @@ def test_timeouts_of_gevent_work_inside() -> None:
         return "timed out"
 
     pending = workers.call(job)
-    gevent.sleep(0.05)
     values: list[Any] = []
     pending.then(lambda value, error: values.append(value))
+    wait_until(lambda: values)
     assert values == ["timed out"]
 
 
@@ -169,7 +169,7 @@ def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.ERROR, "smqrt"):
         in_hub(body)
-        gevent.sleep(0.06)
+        wait_until(lambda: seen)
     assert seen == ["unharmed"]
     assert [record.message.partition(" left ")[0] for record in caplog.records] == ["Timeout.start"]
 

@@ -34,7 +34,7 @@ from tests.device import (
     publish,
 )
 from tests.device import request as head
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 
 class Mounted:
@@ -224,7 +224,7 @@ def test_an_application_that_fails_after_it_connected(mount: Callable[..., Mount
 
     site.smq.connect = fails  # type: ignore[method-assign]
     device = site.device()
-    gevent.sleep(0.01)
+    let_others_run()
     device.send(bytes((wire.Type.PING,))).expect(wire.PONG)
     assert socket.create_connection(site.servers[False].address, 1)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-import gevent
 import pytest
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
 from smqrt.http.client.request import ClientRequest, url_of
 from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
+from tests.waiting import wait_until
 
 HELLO = answer(b"hello")
 LAST = answer(b"hello", "200 OK", "Connection: close")
@@ -47,7 +47,7 @@ def test_not_kept() -> None:
 def test_made_anew_when_the_server_ended_it(client: HttpConversation, first: list[object], method: str) -> None:
     with ScriptedHttp([first], [HELLO]) as scripted:  # type: ignore[list-item]
         assert get(client, scripted.url) == b"hello"
-        gevent.sleep(0.1)
+        wait_until(lambda: scripted.answered)
         assert get(client, scripted.url, method, 0) == b"hello"
         assert scripted.connections == 2
 
