@@ -89,7 +89,7 @@ class SmqConnector:
 
 _READ_BYTES = 16384
 """What is worked off at once; a broker can put 5,000 packets into it."""
-_FAREWELL_S = 2.0
+_DISCONNECT_S = 2.0
 """How long the broker may take to close after our Disconnect."""
 
 
@@ -111,9 +111,9 @@ class ClientConnection:
         self._wake.set()
         self._closed = False
         self._write_failed: StreamError | None = None
-        self._last_call: gevent.Greenlet[..., Any] | None = None
-        self._opening_until = time.monotonic() + options.timeout
-        self.opened = False
+        self._abort_timer: gevent.Greenlet[..., Any] | None = None
+        self._accepted_by_s = time.monotonic() + options.timeout
+        self.accepted = False
         self.protocol = ClientProtocol(url, options.headers.items(), self._wake.set)
 
     # ---- open
@@ -163,34 +163,34 @@ class ClientConnection:
             return end
         finally:
             writer.kill()
-            self._say_the_rest()
+            self._write_rest()
             self.abort()
-            if self._last_call is not None:
-                self._last_call.kill()
+            if self._abort_timer is not None:
+                self._abort_timer.kill()
 
     def _receive(self) -> bytes:
         pinged = False
         while True:
             try:
                 with self._as_connection_end():
-                    data = self._live().read(_READ_BYTES, self._patience_s(pinged))
+                    data = self._live().read(_READ_BYTES, self._read_timeout_s(pinged))
             except ConnectionEnd as end:
                 if end.word != "timeout":
                     raise
-                self._out_of_patience(end, pinged)
+                self._timed_out(end, pinged)
                 pinged = True
                 continue
             if not data or self._closed:
                 raise self._lost()
             return data
 
-    def _patience_s(self, pinged: bool) -> float:
-        if not self.opened:
-            return max(0.001, self._opening_until - time.monotonic())
+    def _read_timeout_s(self, pinged: bool) -> float:
+        if not self.accepted:
+            return max(0.001, self._accepted_by_s - time.monotonic())
         return self._options.pong if pinged else self._options.ping
 
-    def _out_of_patience(self, end: ConnectionEnd, pinged: bool) -> None:
-        if not self.opened:
+    def _timed_out(self, end: ConnectionEnd, pinged: bool) -> None:
+        if not self.accepted:
             raise end
         if pinged:
             raise ConnectionEnd("pong", f"{self._name}: no answer to a ping within {self._options.pong:g} s")
@@ -209,7 +209,7 @@ class ClientConnection:
             self._write_failed = error
             self.abort()
 
-    def _say_the_rest(self) -> None:
+    def _write_rest(self) -> None:
         """The answer to a WebSocket close, for one, is due after the last event."""
         with contextlib.suppress(StreamError):
             if not self._closed and (data := self.protocol.take()):
@@ -219,14 +219,14 @@ class ClientConnection:
 
     def abort_after(self, seconds: float) -> None:
         """End the connection at the latest then."""
-        if self._last_call is not None:
-            self._last_call.kill(block=False)
-        self._last_call = gevent.spawn_later(seconds, self.abort)
+        if self._abort_timer is not None:
+            self._abort_timer.kill(block=False)
+        self._abort_timer = gevent.spawn_later(seconds, self.abort)
 
-    def farewell(self, text: bytes) -> None:
+    def disconnect(self, text: bytes) -> None:
         """Send Disconnect behind everything queued and let the broker close."""
         self.protocol.send_packet(smq.disconnect(text))
-        self.abort_after(_FAREWELL_S)
+        self.abort_after(_DISCONNECT_S)
 
     def abort(self) -> None:
         """End the connection, or the attempt to make one, now."""

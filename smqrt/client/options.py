@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from smqrt.client.topics import Handler
 from smqrt.client.transport import check_header
@@ -18,7 +17,7 @@ from smqrt.wire.smq import MIN_UID_BYTES
 
 log = logging.getLogger("smqrt.client")
 
-Callback = Callable[..., Any] | None
+Callback = Callable[..., object] | None
 _MAX_UID_BYTES = 255
 
 
@@ -119,15 +118,15 @@ def to_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {"json": json.loads, "text": bytes.decode}
+_DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "text": bytes.decode}
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
     """The settings of one subscription; see `SmqClient.subscribe`."""
 
-    onmsg: Callable[[Any, int, int, int], Any] | None = option(None, _FUNCTION, "Gets messages.")
-    onack: Callable[..., Any] | None = option(None, _FUNCTION, "Gets the broker's answer.")
+    onmsg: Callback = option(None, _FUNCTION, "Gets messages.")
+    onack: Callback = option(None, _FUNCTION, "Gets the broker's answer.")
     datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
 
 

@@ -17,7 +17,7 @@ SELF = b"self"
 Topic = bytes | int
 """A name, `SELF`, or an id."""
 Subtopic = bytes | int | None
-Handler = Callable[[bytes, int, int, int], None]
+Handler = Callable[[bytes, int, int, int], object]
 """Receives `(data, ptid, tid, subtid)`."""
 Done = Callable[[int], None]
 """Receives the number the broker gave, 0 when it denied."""

@@ -46,7 +46,7 @@ def test_disconnect_before_the_connection_delivers_too(broker, address, received
     client = SmqClient(address(broker))
     client.publish("hello", "t")
     client.disconnect("bye")
-    client._over.wait(5)
+    client.wait_closed(5)
     assert received == [b"hello"]
     assert client.closed
 
@@ -127,7 +127,7 @@ def test_disconnect_ends_by_itself_when_its_time_is_over(caplog):
         assert client.wait_connected(5)
         client.publish("x", "t")
         client.disconnect()
-        client._over.wait(3)
+        client.wait_closed(3)
         assert client.closed
         assert "before the broker confirmed a message" in caplog.text
 
@@ -186,7 +186,7 @@ def test_a_callback_may_close_its_client(broker, address, received):
 
     client.subscribe("self", onmsg=onmsg)
     client.publish("go", "self")
-    client._over.wait(5)
+    client.wait_closed(5)
     assert received == [b"good bye"]
     assert undisturbed_s() - started_s < 1
 

@@ -78,7 +78,7 @@ def test_onclose_decides(make_client):
 def test_no_reconnect_when_told_so(make_client):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         client = make_client(broker.url, reconnect=False)
-        client._over.wait(5)
+        client.wait_closed(5)
         assert client.closed
         assert client.wait_connected(1) is False
         assert broker.connections == 1
