@@ -11,6 +11,7 @@ from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StartError
 from smqrt.journal.settings import JournalSettings
 from smqrt.mqtt.options import MqttOptions
+from smqrt.net.broker import HubOptions
 from smqrt.options import manual as manual_of
 from smqrt.settings import Settings, environment_name, flag, load_file, manual, table
 
@@ -50,7 +51,12 @@ def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "options"),
-    [("journal.md", JournalSettings), ("mqtt-python.md", MqttOptions), ("clients.md", SmqClientOptions)],
+    [
+        ("journal.md", JournalSettings),
+        ("mqtt-python.md", MqttOptions),
+        ("clients.md", SmqClientOptions),
+        ("hub-api.md", HubOptions),
+    ],
 )
 def test_the_manual_shows_the_options(page: str, options: type) -> None:
     assert manual_of(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")

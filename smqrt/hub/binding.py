@@ -4,7 +4,6 @@ makes a method of its row in the table.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import Parameter, signature
@@ -25,25 +24,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def positive(what: str, value: object) -> int:
-    """A whole number above 0."""
-    if isinstance(value, int) and is_number(value) and value > 0:
-        return int(value)
-    raise ArgumentError(f"{what}: a positive whole number is needed, not {value!r}")
-
-
 def number(what: str, value: object) -> int:
     """A whole number."""
     if isinstance(value, int) and is_number(value):
         return int(value)
     raise ArgumentError(f"{what}: a number is needed, not {type(value).__name__}")
-
-
-def path(what: str, value: object) -> str:
-    """The path of a file."""
-    if isinstance(value, str | bytes | os.PathLike) and value:
-        return os.fsdecode(value)
-    raise ArgumentError(f"{what}: the path of a file is needed, not {value!r}")
 
 
 def text(what: str, value: object) -> bytes:

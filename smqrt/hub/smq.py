@@ -39,14 +39,14 @@ from smqrt.journal import writer
 from smqrt.message import Message, Payload, Requests, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
-from smqrt.net.listener import KEEPALIVE_IDLE_S
-from smqrt.net.origins import Origins
 from smqrt.net.refusals import Refusals
+from smqrt.options import function, make
 from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
 
 Topic = str | bytes | int
+CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "log")
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
 
@@ -66,14 +66,14 @@ def create(
     ondrop: OnPublish | None = None,
     onmsg: OnMessage | None = None,
     log: Log | None = None,
-    keepidle: int = KEEPALIVE_IDLE_S,
+    keepidle: int | None = None,
     keepintv: int | None = None,
-    readtmo: int = 4000,
-    queuesize: int = 200,
+    readtmo: int | None = None,
+    queuesize: int | None = None,
     budget: int | None = None,
-    maxnames: int = 250_000,
-    clientnames: int = 10_000,
-    rndtid: bool = False,
+    maxnames: int | None = None,
+    clientnames: int | None = None,
+    rndtid: bool | None = None,
     persist: str | bytes | os.PathLike[str] | None = None,
     origins: str | Iterable[str] | None = None,
     journal: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -92,46 +92,17 @@ def create(
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
         log: `f(sock, text)`; `sock` may be None.
-        keepidle, keepintv: TCP keep-alive in seconds (230, a tenth).
-        readtmo: time for Connect in ms (4000).
-        queuesize: places of the server's publish queue (200).
-        budget: bytes that may wait for a client that does not read (1 MiB).
-        maxnames: topics in all, and sub-topics in all (250,000).
-        clientnames: names that one client may bring in, its subscriptions, what it observes, each (10,000).
-        rndtid: a random ETID for the server instead of 1.
-        persist: file that keeps topic names and their numbers over restarts.
-        origins: pages of other hosts that may connect, such as `["https://example.com"]`; `"*"` for all.
+        keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, rndtid, persist, origins: see
+            `smqrt.net.broker.HubOptions` (help: hub-api).
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
         ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used.
         JournalError: a journal that can't be used, or that another process writes to.
     """
-    callbacks: dict[str, Any] = {
-        "authenticate": authenticate,
-        "permittop": permittop,
-        "permitsubtop": permitsubtop,
-        "onconnect": onconnect,
-        "onclose": onclose,
-        "onpublish": onpublish,
-        "ondrop": ondrop,
-        "onmsg": onmsg,
-        "log": log,
-    }
-    given = {name: binding.function(name, function) for name, function in callbacks.items() if function is not None}
-    options = HubOptions(
-        keepidle_s=binding.positive("keepidle", keepidle),
-        keepintv_s=0 if keepintv is None else binding.positive("keepintv", keepintv),
-        readtmo_ms=binding.positive("readtmo", readtmo),
-        queuesize=binding.positive("queuesize", queuesize),
-        budget_bytes=None if budget is None else binding.positive("budget", budget),
-        maxnames=binding.positive("maxnames", maxnames),
-        clientnames=binding.positive("clientnames", clientnames),
-        rndtid=bool(rndtid),
-        persist=None if persist is None else binding.path("persist", persist),
-        origins=None if origins is None else Origins(origins),
-    )
-    return Smq(given, options, journal)
+    given = {name: value for name, value in locals().items() if value is not None and name != "journal"}
+    callbacks = {name: function().check(name, given.pop(name)) for name in CALLBACKS if name in given}
+    return Smq(callbacks, make(HubOptions, given), journal)
 
 
 class _Leaving:

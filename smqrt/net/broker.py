@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -13,26 +14,67 @@ from smqrt.broker.broker import Broker, Name, check_size
 from smqrt.broker.hooks import Hooks
 from smqrt.broker.topics import NameLimits, NameStore
 from smqrt.net import datapath, handover, wsgi
-from smqrt.net.handover import Admission, KeepAlive, Origin
+from smqrt.net.handover import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.namestore import SqliteNames
 from smqrt.net.origins import Origins
+from smqrt.options import NotThisError, Rule, option, path, switch, whole
+
+
+def _origins(value: object) -> Origins:
+    if not isinstance(value, str | Iterable):
+        raise NotThisError
+    return Origins(value)
+
+
+_ORIGINS = Rule("a text, or a list of texts", _origins)
 
 
 @dataclass(slots=True)
 class HubOptions:
-    """The options of `create` that are no callbacks (specification: smq.md §2.2)."""
+    """The options of `create` that are neither callbacks nor the journal (specification: smq.md §2.2)."""
 
-    keepidle_s: int = KEEPALIVE_IDLE_S
-    keepintv_s: int = 0
-    readtmo_ms: int = 4000
-    queuesize: int = 200
-    rndtid: bool = False
-    persist: str | None = None
-    budget_bytes: int | None = None
-    maxnames: int = 250_000
-    clientnames: int = 10_000
-    origins: Origins | None = None
+    keepidle_s: int = option(
+        KEEPALIVE_IDLE_S, KEEPALIVE_SECONDS, "TCP keep-alive of clients: seconds of silence before", name="keepidle"
+    )
+    keepintv_s: int = option(
+        0, KEEPALIVE_SECONDS, "and seconds between", name="keepintv", shown="a tenth of `keepidle`, at least 3"
+    )
+    readtmo_ms: int = option(
+        4000, whole(1, unit="ms"), "Milliseconds in which a client must send Connect", name="readtmo"
+    )
+    queuesize: int = option(
+        200,
+        whole(1),
+        "How many messages of the server may wait while `onpublish` blocks; further ones are dropped and counted",
+    )
+    budget_bytes: int | None = option(
+        None,
+        whole(1, unit="bytes"),
+        "What may wait for one client that does not read, in bytes, see [the data path](data-path.md)",
+        name="budget",
+        shown="1 MiB",
+    )
+    origins: Origins | None = option(
+        None,
+        _ORIGINS,
+        "Pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
+        "`https://*.example.com`, `null`; `*` for all. The setting `origins` opens all hubs",
+    )
+    maxnames: int = option(250_000, whole(1), "Topics in all, and sub-topics in all; see [limits](limits.md#brokers)")
+    clientnames: int = option(
+        10_000, whole(1), "Names that one client may bring in; its subscriptions; what it observes"
+    )
+    rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
+    persist: str | None = option(
+        None,
+        path(),
+        "A file that keeps topic and sub-topic names with their numbers over restarts (SQLite, for one hub only). A "
+        "client is told a number when the disk has it; names of one turn share a commit. While the disk is full or "
+        "fails, or takes longer than 10 s, clients that ask for new names are denied them, and the log says so once; "
+        "it is tried again by itself. What the server creates itself is saved soon after, at the latest by `close`",
+        shown="none",
+    )
 
 
 _brokers: WeakSet[GeventBroker] = WeakSet()

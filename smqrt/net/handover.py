@@ -17,12 +17,13 @@ from smqrt.net.connection_kinds import TlsRawConnection, TlsWsConnection, WsConn
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.origins import Origins, is_loopback
 from smqrt.net.workers import wait
+from smqrt.options import whole
 from smqrt.wire import smq, websocket
 
 MAX_UNFINISHED = 256
 """Handshakes of one address that may be under way."""
 MIN_KEEPALIVE_INTERVAL_S = 3
-MAX_KEEPALIVE_S = 32767
+KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
 """More is refused by Linux."""
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
@@ -62,10 +63,7 @@ class KeepAlive:
     def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("idle", "intv")) -> None:
         """Other times, for new connections; `names` are those of the arguments in errors. Raises as the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
-            if not 1 <= seconds <= MAX_KEEPALIVE_S:
-                raise ArgumentError(
-                    f"{name}: {seconds} is no time for TCP keep-alive; give 1 to {MAX_KEEPALIVE_S} seconds"
-                )
+            KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 

@@ -31,8 +31,8 @@ from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import PeerHandle
 from smqrt.lua.vm import Vm
 from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.net.origins import Origins
 from smqrt.net.refusals import ErrorLimit
+from smqrt.options import make, options_of
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.lua")
@@ -254,13 +254,10 @@ class HubHalf:
         """
         given = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
-        values = {name: value for name, value in given.items() if not name.startswith("f:")}
-        if "persist" in values:
-            values["persist"] = values["persist"].decode("utf-8", "surrogateescape")
-        if "origins" in values:
-            values["origins"] = Origins(values["origins"].decode("utf-8", "replace"))
-        journal = json.loads(values.pop("journal", b"[false]"))[0]
-        broker = LuaBroker(self._vm, self, refs, HubOptions(**values), journal, label.decode("utf-8", "replace"))
+        values = {name: _text(value) for name, value in given.items() if name in options_of(HubOptions)}
+        journal = json.loads(given.get("journal", b"[false]"))[0]
+        options = make(HubOptions, values, "bad argument #1.")
+        broker = LuaBroker(self._vm, self, refs, options, journal, label.decode("utf-8", "replace"))
         if not shared:
             app_folder.close_with_app(broker)
         number = next(self._numbers)
@@ -348,6 +345,10 @@ def _flat(counts: Mapping[str, int]) -> tuple[Any, ...]:
 def _packed(names: Iterator[tuple[int, bytes]]) -> bytes:
     """Id, length and name of each."""
     return b"".join(_ID_AND_LENGTH.pack(tid, len(name)) + name for tid, name in names)
+
+
+def _text(value: object) -> object:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 def _query(request: Any) -> list[tuple[str, str]]:

@@ -322,8 +322,7 @@ end
 
 -- ---- the module
 
-local numbers = {keepidle = "keepidle_s", keepintv = "keepintv_s", readtmo = "readtmo_ms", queuesize = "queuesize", budget = "budget_bytes",
-  maxnames = "maxnames", clientnames = "clientnames"}
+local values = {"keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "rndtid", "persist"}
 local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
 
 local function add(list, key, value)
@@ -331,9 +330,9 @@ local function add(list, key, value)
   list[#list + 1] = value
 end
 
-local known = {rndtid = true, journal = true, origins = true, persist = true, onmsg = true}
+local known = {journal = true, origins = true, onmsg = true}
 for _, key in ipairs(callbacks) do known[key] = true end
-for key in pairs(numbers) do known[key] = true end
+for _, key in ipairs(values) do known[key] = true end
 
 local function options(op, label)
   local list = {}
@@ -344,14 +343,9 @@ local function options(op, label)
     local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
     if f then add(list, "f:" .. key, ref(adapters[key](f, key .. label))) end
   end
-  for key, field in pairs(numbers) do
-    local value = arg.optional(arg.integer, op[key], nil, "1." .. key, "create")
-    if value then
-      if value < 1 then core.raise("bad argument #1." .. key .. " to 'create' (positive number expected, got " .. value .. ")") end
-      add(list, field, value)
-    end
+  for _, key in ipairs(values) do
+    if op[key] ~= nil then add(list, key, op[key]) end
   end
-  if op.rndtid then add(list, "rndtid", true) end
   if op.journal then
     local text, fault = ba.json.encode({op.journal})
     if not text then core.raise("bad argument #1.journal to 'create' (" .. tostring(fault) .. ")") end
@@ -361,7 +355,6 @@ local function options(op, label)
     local entries = type(op.origins) == "table" and table.concat(op.origins, ",") or op.origins
     add(list, "origins", arg.string(entries, "1.origins", "create"))
   end
-  if op.persist then add(list, "persist", arg.string(op.persist, "1.persist", "create")) end
   return list
 end
 
