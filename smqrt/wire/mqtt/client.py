@@ -6,7 +6,14 @@ from collections import deque
 from typing import Protocol
 
 from smqrt.errors import MqttError
-from smqrt.wire.mqtt.decode import check_flags, decode_connack, decode_subscribe_answer, publish_identifier
+from smqrt.wire.mqtt.decode import (
+    check_flags,
+    decode_connack,
+    decode_disconnect,
+    decode_ping,
+    decode_subscribe_answer,
+    publish_identifier,
+)
 from smqrt.wire.mqtt.endpoint import EndpointEvents, MqttEndpoint, State
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
@@ -91,7 +98,7 @@ class MqttClientEndpoint(MqttEndpoint):
             PacketType.PINGRESP: self._on_pingresp,
         }
         if version == 5:
-            self._handlers[PacketType.DISCONNECT] = self._disconnected
+            self._handlers[PacketType.DISCONNECT] = self._on_disconnect
 
     # ---- connections
 
@@ -145,6 +152,10 @@ class MqttClientEndpoint(MqttEndpoint):
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0) if self._use_aliases else 0
         self.session.resume(is_session_present)
 
+    def _on_disconnect(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        self._closed_by_peer(decode_disconnect(first, body, self._version))
+
     # ---- keep-alive
 
     def check_alive(self, now_s: float, is_reading: bool = True) -> None:
@@ -175,8 +186,7 @@ class MqttClientEndpoint(MqttEndpoint):
 
     def _on_pingresp(self, first: int, body: bytes) -> None:
         check_flags(first)
-        if body:
-            raise MqttError(Reason.MALFORMED_PACKET, "a PINGRESP packet with a body")
+        decode_ping(first, body, self._version)
         if self._pings:
             self._confirmed_0 = self._pings.popleft()
         self._events.on_room()

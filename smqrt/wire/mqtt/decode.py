@@ -332,7 +332,8 @@ def decode_subscribe_answer(first: int, body: bytes, version: int) -> SubscribeA
     return SubscribeAnswer(kind, number, body[at:], properties)
 
 
-def _decode_ping(first: int, body: bytes, _version: int) -> Ping:
+def decode_ping(first: int, body: bytes, _version: int) -> Ping:
+    """PINGREQ or PINGRESP; raises as `decode`."""
     kind = PacketType(first >> 4)
     if body:
         raise MqttError(Reason.MALFORMED_PACKET, f"a {kind.name} packet with a body")
@@ -372,11 +373,11 @@ _FROM_CLIENT: dict[int, _Decoder] = _BOTH | {
     PacketType.CONNECT: decode_connect,
     PacketType.SUBSCRIBE: decode_subscribe,
     PacketType.UNSUBSCRIBE: decode_unsubscribe,
-    PacketType.PINGREQ: _decode_ping,
+    PacketType.PINGREQ: decode_ping,
 }
 _FROM_SERVER: dict[int, _Decoder] = _BOTH | {
     PacketType.CONNACK: decode_connack,
     PacketType.SUBACK: decode_subscribe_answer,
     PacketType.UNSUBACK: decode_subscribe_answer,
-    PacketType.PINGRESP: _decode_ping,
+    PacketType.PINGRESP: decode_ping,
 }

@@ -16,7 +16,6 @@ from smqrt.wire.mqtt.decode import (
     PacketSplitter,
     check_flags,
     decode_acknowledgement,
-    decode_disconnect,
     decode_publish,
 )
 from smqrt.wire.mqtt.packets import (
@@ -184,9 +183,7 @@ class MqttEndpoint:
         self._out_bytes = 0
         self.state = State.CLOSED
 
-    def _disconnected(self, first: int, body: bytes) -> None:
-        check_flags(first)
-        packet = decode_disconnect(first, body, self._version)
+    def _closed_by_peer(self, packet: DisconnectPacket) -> None:
         self.state = State.CLOSED
         self._events.on_disconnect(packet.code, packet.properties)
 
@@ -275,7 +272,10 @@ class MqttEndpoint:
             return
         if not message.topic or "topicalias" in message.properties:
             message = message._replace(topic=self._resolved(message))
-        qos = first >> 1 & 3
+        self._receive(message)
+
+    def _receive(self, message: Publish) -> None:
+        qos = message.flags >> 1 & 3
         if not qos:
             self._events.on_message(message)
         elif qos == 1:

@@ -54,7 +54,7 @@ class Reason(IntEnum):
 
 
 FIRST_FAILURE = 0x80
-RETURN_CODES = {
+RETURN_CODES: dict[int, int] = {
     Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
     Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
     Reason.SERVER_UNAVAILABLE: 3,

@@ -1,0 +1,202 @@
+"""The server's side of an MQTT connection: CONNECT and its answer, subscriptions, keep-alive.
+
+The broker behind it decides: it answers `on_connect` by `accept` or `refuse`, `on_subscribe` by `answer`, now or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.decode import (
+    check_flags,
+    connect_version,
+    decode_connect,
+    decode_disconnect,
+    decode_ping,
+    decode_subscribe,
+    decode_unsubscribe,
+)
+from smqrt.wire.mqtt.endpoint import EndpointEvents, MqttEndpoint, State
+from smqrt.wire.mqtt.packets import (
+    MAX_PACKET_BYTES,
+    PINGRESP,
+    Connack,
+    Connect,
+    Publish,
+    Subscribe,
+    SubscribeAnswer,
+    Unsubscribe,
+    WillMessage,
+    encode,
+)
+from smqrt.wire.mqtt.properties import PacketType, Props, number_of
+from smqrt.wire.mqtt.reasons import RETURN_CODES, Reason
+from smqrt.wire.mqtt.session import MqttSession
+from smqrt.wire.mqtt.topics import is_topic_name
+
+KEEPALIVE_FACTOR = 1.5
+"""Silence for one and a half times the keep-alive ends a connection [MQTT-3.1.2-22]."""
+_CONNECT = 0x10
+_NONE: Props = MappingProxyType({})
+
+
+class ServerEvents(EndpointEvents, Protocol):
+    """What a server is told."""
+
+    def on_connect(self, packet: Connect) -> None:
+        """CONNECT came; to be answered by `accept` or `refuse`."""
+
+    def on_subscribe(self, packet: Subscribe) -> None:
+        """SUBSCRIBE came; to be answered by `answer`."""
+
+    def on_unsubscribe(self, packet: Unsubscribe) -> None:
+        """UNSUBSCRIBE came; to be answered by `answer`."""
+
+
+class MqttServerEndpoint(MqttEndpoint):
+    """A server, for one connection.
+
+    Args:
+        events: who is told.
+        limit_bytes: the largest packet that may come.
+
+    Attributes:
+        version: of the client; 0 before CONNECT.
+        will: what is to be published when the connection ends; None without one, and after a DISCONNECT that says so
+            [MQTT-3.1.2-8], [MQTT-3.1.2-10].
+    """
+
+    def __init__(self, events: ServerEvents, limit_bytes: int = MAX_PACKET_BYTES) -> None:
+        super().__init__(events, MqttSession(), 0, limit_bytes)
+        self._server_events = events
+        self.will: WillMessage | None = None
+        self._keepalive_s = 0
+        self._session_expiry_s = 0
+        self._max_qos, self._retain_available = 2, True
+        self.state = State.CONNECTING
+        self._splitter.only = _CONNECT  # [MQTT-3.1.0-1]
+        self._handlers |= {
+            PacketType.CONNECT: self._on_connect,
+            PacketType.SUBSCRIBE: self._on_subscribe,
+            PacketType.UNSUBSCRIBE: self._on_unsubscribe,
+            PacketType.PINGREQ: self._on_pingreq,
+            PacketType.DISCONNECT: self._on_disconnect,
+        }
+
+    @property
+    def version(self) -> int:
+        """5 or 4 (MQTT 3.1.1)."""
+        return self._version
+
+    # ---- CONNECT
+
+    def _on_connect(self, first: int, body: bytes) -> None:
+        if self._version:
+            raise MqttError(Reason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
+        check_flags(first)
+        self._version = connect_version(body)
+        packet = decode_connect(first, body)
+        if not packet.client_identifier and packet.version == 4 and not packet.clean_start:  # 3.1.1 [MQTT-3.1.3-8]
+            raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a client without identifier that resumes a session")
+        self._splitter.only = 0
+        self.will = packet.will
+        self._keepalive_s = packet.keepalive_s
+        properties = packet.properties
+        self._session_expiry_s = number_of(properties, "sessionexpiryinterval", 0)
+        self._window = number_of(properties, "receivemaximum", 0xFFFF)
+        self._peer_limit_bytes = number_of(properties, "maximumpacketsize", MAX_PACKET_BYTES)
+        self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0)
+        self._server_events.on_connect(packet)
+
+    def accept(self, session: MqttSession, is_session_present: bool, properties: Mapping[str, object] = _NONE) -> None:
+        """Let the client in; what its session has in flight may be sent again with `send_again`.
+
+        Args:
+            session: the one that is kept, or a new one.
+            properties: of CONNACK: what this server can't do, and its limits, which it keeps from now on.
+        """
+        self.session = session
+        self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
+        self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
+        self._keepalive_s = number_of(properties, "serverkeepalive", self._keepalive_s)
+        self._max_qos = number_of(properties, "maximumqos", 2)
+        self._retain_available = bool(number_of(properties, "retainavailable", 1))
+        self.state = State.OPEN
+        self._send(encode(Connack(is_session_present, 0, properties), self._version))
+        session.resume(is_session_present)
+
+    def refuse(self, code: int, properties: Props = _NONE) -> None:
+        """Refuse the client: CONNACK with the reason, as far as its version has one, and the end."""
+        return_code = RETURN_CODES.get(code) if self._version == 4 else code
+        if self.state is State.CONNECTING and self._version and return_code:
+            self._send(encode(Connack(False, return_code, properties), self._version))
+        self.state = State.CLOSED
+
+    def fail(self, error: MqttError) -> None:
+        """See `MqttEndpoint`; before CONNECT is accepted it is refused."""
+        if self.state is State.CONNECTING:
+            self.refuse(error.code)
+        super().fail(error)
+
+    def check_alive(self, now_s: float) -> None:
+        """See whether the client is still there.
+
+        Raises:
+            MqttError: KEEP_ALIVE_TIMEOUT; nothing was heard of it for too long.
+        """
+        if not self._keepalive_s or self.state is not State.OPEN:
+            return
+        if now_s - self._heard_s > self._keepalive_s * KEEPALIVE_FACTOR:
+            raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for longer than the keep-alive allows")
+
+    # ---- what a client may send
+
+    def next(self) -> bool:
+        """See `MqttEndpoint`. Until CONNECT is answered, what comes behind it waits."""
+        if self._version and self.state is State.CONNECTING:
+            return False
+        return super().next()
+
+    def _receive(self, message: Publish) -> None:
+        """Refuse what this server said that it can't do, and what only a server has to look at."""
+        if message.qos > self._max_qos:
+            raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server has not")  # [MQTT-3.2.2-11]
+        if message.retain and not self._retain_available and self._version == 5:
+            raise MqttError(Reason.RETAIN_NOT_SUPPORTED, "this server retains no messages")  # [MQTT-3.2.2-14]
+        properties = message.properties
+        if "subscriptionidentifier" in properties:
+            raise MqttError(Reason.PROTOCOL_ERROR, "a client that names a subscription")  # [MQTT-3.3.4-6]
+        topic = properties.get("responsetopic")
+        if topic is not None and not is_topic_name(str(topic)):
+            raise MqttError(Reason.PROTOCOL_ERROR, "a response topic with a wildcard")  # [MQTT-3.3.2-14]
+        super()._receive(message)
+
+    def _on_subscribe(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        self._server_events.on_subscribe(decode_subscribe(first, body, self._version))
+
+    def _on_unsubscribe(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        self._server_events.on_unsubscribe(decode_unsubscribe(first, body, self._version))
+
+    def answer(self, packet: Subscribe | Unsubscribe, codes: bytes, properties: Props = _NONE) -> None:
+        """Send SUBACK or UNSUBACK: a reason code for each topic filter, in their order [MQTT-3.8.4-6]."""
+        kind = PacketType.SUBACK if isinstance(packet, Subscribe) else PacketType.UNSUBACK
+        self._send(encode(SubscribeAnswer(kind, packet.packet_identifier, codes, properties), self._version))
+
+    def _on_pingreq(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        decode_ping(first, body, self._version)
+        self._send(PINGRESP)  # [MQTT-3.12.4-1]
+
+    def _on_disconnect(self, first: int, body: bytes) -> None:
+        check_flags(first)
+        packet = decode_disconnect(first, body, self._version)
+        if not self._session_expiry_s and number_of(packet.properties, "sessionexpiryinterval", 0):
+            raise MqttError(Reason.PROTOCOL_ERROR, "DISCONNECT keeps a session that CONNECT did not ask for")
+        if packet.code == Reason.SUCCESS:
+            self.will = None
+        self._closed_by_peer(packet)
