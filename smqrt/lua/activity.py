@@ -22,7 +22,7 @@ from gevent.hub import Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
-from smqrt.lua.bridge import LuaError, Op, error_text
+from smqrt.lua.bridge import LuaError, LuaValue, LuaValues, Op, error_text
 from smqrt.net import workers
 from smqrt.net.scheduling import Share, share
 
@@ -31,14 +31,15 @@ log = logging.getLogger("smqrt.lua")
 MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
 MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
 
-Values = tuple[Any, ...]
-Outcome = Deferred[Values]
+Outcome = Deferred[LuaValues]
+Sent = tuple[object, ...]
+"""What a coroutine is resumed with: a reference or the marker of a failure, or neither, and values."""
 
 
 class LuaThread(Protocol):
     """A coroutine as lupa gives it."""
 
-    def send(self, values: Values | None) -> object:
+    def send(self, values: Sent | None) -> object:
         """Resume it, and give what it yields."""
 
 
@@ -86,7 +87,7 @@ class _Later(Deferred[None]):
 
     __slots__ = ("op",)
 
-    def __init__(self, share: Share, op: Values) -> None:
+    def __init__(self, share: Share, op: LuaValues) -> None:
         super().__init__()
         self.op = op
         share.later(self.resolve)
@@ -137,7 +138,7 @@ class Activities:
         """The runs that are under way, the innermost first; callable from every thread."""
         return [(co, co.resumes) for co in self._call_stack[::-1]]
 
-    def call(self, ref: int, *args: Any) -> Values | Outcome:
+    def call(self, ref: int, *args: LuaValue | LuaThread) -> LuaValues | Outcome:
         """Run the Lua function `ref` without ever blocking the caller.
 
         args: None, bool, int, float or bytes. Callable from the Hub greenlet and from inside a Lua-to-Python call.
@@ -155,10 +156,9 @@ class Activities:
         self._go_on(co, answer, outcome)
         if not outcome.done:
             return outcome
-        values: Values = outcome.result()
-        return values
+        return outcome.result()
 
-    def start(self, ref: int, *args: Any) -> None:
+    def start(self, ref: int, *args: LuaValue) -> None:
         """Run the Lua function `ref` like `call`; an error is logged ("smqrt.lua") with the author's file, line and
         traceback."""
         try:
@@ -169,7 +169,7 @@ class Activities:
             if type(result) is Deferred:
                 result.then(_log_error)
 
-    def run(self, ref: int, *args: Any) -> Values:
+    def run(self, ref: int, *args: LuaValue) -> LuaValues:
         """Run the Lua function `ref` in the current greenlet, which may block, and return its values.
 
         Raises LuaError when the function failed, RuntimeError when Lua is on the C stack of the caller: use `call`
@@ -210,7 +210,7 @@ class Activities:
     def _close(self, co: Coroutine) -> None:
         self.call(self._close_ref, co.thread)
 
-    def _send(self, co: Coroutine, values: Values) -> Any:
+    def _send(self, co: Coroutine, values: Sent) -> Any:
         stack = self._call_stack
         if len(stack) >= MAX_DEPTH:
             self._idle.append(co)
@@ -224,7 +224,7 @@ class Activities:
         finally:
             stack.pop()
 
-    def _ended(self, co: Coroutine, answer: Values) -> Values:
+    def _ended(self, co: Coroutine, answer: LuaValues) -> LuaValues:
         if len(self._idle) < MAX_IDLE:
             self._idle.append(co)
         if answer[0]:
@@ -303,7 +303,7 @@ class Activities:
         else:
             self._go_on(co, answer, outcome)
 
-    def _drive(self, co: Coroutine, answer: Any) -> Values:
+    def _drive(self, co: Coroutine, answer: Any) -> LuaValues:
         """Run the ops that `co` yields in this greenlet until it ends."""
         return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
 
@@ -318,7 +318,7 @@ class Activities:
             else:
                 answer = self._send(co, self._performed(answer))
 
-    def _performed(self, answer: Any) -> Values:
+    def _performed(self, answer: Any) -> Sent:
         """Run a blocking op in this greenlet, behind the others whose turn it is."""
         driver = self._drivers[getcurrent()]
         driver.op_name, driver.since_s = answer[0].name, monotonic()
@@ -358,14 +358,14 @@ class Activities:
         """Go on with an activity whose `Deferred` is settled; gives what it yields next."""
         return answer.op if type(answer) is _Later else self._send(co, self._answer_of(answer))
 
-    def _answer_of(self, answer: Deferred[Any]) -> Values:
+    def _answer_of(self, answer: Deferred[Any]) -> Sent:
         try:
             result = answer.result()
         except Exception as error:
             return (self._failure, error_text(error, answer.resolve))
         return result if type(result) is tuple else (result,)
 
-    def _perform(self, op: Op, *args: Any) -> Values:
+    def _perform(self, op: Op, *args: LuaValue) -> Sent:
         try:
             result = op.fn(*args)
         except Exception as error:
@@ -387,6 +387,6 @@ def _text_of(error: Exception) -> bytes | str:
     return detail if isinstance(detail, bytes | str) else str(detail)
 
 
-def _log_error(_values: Values | None, error: BaseException | None) -> None:
+def _log_error(_values: LuaValues | None, error: BaseException | None) -> None:
     if error is not None and not isinstance(error, GreenletExit):
         log.error("%s", error)

@@ -1,4 +1,4 @@
-"""What passes between Lua and Python: errors, failures and the guard around every function that Lua may call.
+"""The crossing between Lua and Python: values, texts, errors, and the guard around every function that Lua may call.
 
 A Python exception must never travel through lupa's C frames. The guard catches it, and the Lua shim around the
 function raises it again as a Lua error at the line of the application that made the call (design: lua.md, rule 4).
@@ -12,13 +12,24 @@ from typing import Any
 
 from gevent import get_hub
 
+from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
-
-__all__ = ["ArgumentError", "Function", "LuaError", "Op", "encoded", "error_text", "fail", "guarded"]
 
 log = logging.getLogger("smqrt.lua")
 
-Function = Callable[..., Any]
+LuaValue = None | bool | int | float | bytes
+"""All that crosses, in both directions (design: lua.md, rule 3)."""
+
+LuaValues = tuple[LuaValue, ...]
+
+LuaResult = LuaValue | LuaValues | Deferred[Any]
+"""The answer of a function that Lua calls: a value, several, or what parks the activity until one of these comes."""
+
+LuaOptions = dict[str, Any]
+"""Options by name; the Lua half has checked what kind of value each of them is."""
+
+Function = Callable[..., LuaResult]
+"""A function that Lua calls. Its Lua half checks the arguments."""
 
 _TRACEBACK = "\nstack traceback:\n"
 
@@ -30,8 +41,8 @@ class LuaError(SmqrtError):
         text: the message with the author's file and line, and Lua's traceback below it.
     """
 
-    def __init__(self, text: bytes | str) -> None:
-        super().__init__(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+    def __init__(self, text: LuaValue | str) -> None:
+        super().__init__(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))
 
     @property
     def message(self) -> str:
@@ -61,24 +72,24 @@ class Op:
         self.name = name
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: LuaValue | str) -> LuaValue:
     """`value` as it may cross to Lua: text as UTF-8 bytes, everything else unchanged."""
     return value.encode() if isinstance(value, str) else value
 
 
-def fail(word: str, *more: Any) -> tuple[Any, ...]:
+def fail(word: str, *more: LuaValue | str) -> LuaValues:
     """Return what Lua sees as `nil, word, ...`: how the API reports what the world did (spec: bas-api, conventions
     and §15)."""
     return (None, *map(encoded, (word, *more)))
 
 
-def guarded(fn: Function, failure: Any) -> Function:
+def guarded(fn: Function, failure: object) -> Callable[..., object]:
     """Return `fn` so that it never raises: an exception becomes the return values `failure, message`.
 
     failure: the marker that the Lua shim recognises.
     """
 
-    def call(*args: Any) -> Any:
+    def call(*args: LuaValue) -> object:
         try:
             return fn(*args)
         except BaseException as error:
@@ -87,7 +98,7 @@ def guarded(fn: Function, failure: Any) -> Function:
     return call
 
 
-def error_text(error: BaseException, fn: Function) -> bytes:
+def error_text(error: BaseException, fn: Callable[..., object]) -> bytes:
     """The message of the Lua error that stands for `error`, raised by `fn`; what is nobody's expected error is
     logged."""
     if isinstance(error, ArgumentError | ClosedError | JournalError | LuaError):
@@ -103,6 +114,12 @@ def _hand_to_main_greenlet(error: BaseException) -> None:
     loop."""
     hub = get_hub()
     hub.loop.run_callback(hub.handle_error, None, type(error), error, error.__traceback__)
+
+
+def options_of(names_and_values: LuaValues) -> LuaOptions:
+    """Options that Lua passed as names and values in turn."""
+    pairs = zip(names_and_values[::2], names_and_values[1::2], strict=True)
+    return {from_latin1(name): value for name, value in pairs if isinstance(name, bytes)}
 
 
 def utf8(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What the API functions of Lua applications may use of the server around them."""
+"""The server around Lua: the parts of it that the functions of the API may use."""
 
 from __future__ import annotations
 

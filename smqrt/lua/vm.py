@@ -18,9 +18,10 @@ from typing import Any
 from weakref import WeakSet
 
 import lupa.lua54 as lupa
+from gevent import get_hub
 
-from smqrt.lua.activity import Activities
-from smqrt.lua.bridge import Function, LuaError, Op, encoded, guarded
+from smqrt.lua.activity import Activities, LuaThread
+from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, Op, encoded, guarded
 from smqrt.lua.clock import clock_ms, pause, sleep_ms
 from smqrt.net.refusals import ErrorLimit
 
@@ -139,10 +140,9 @@ class Vm:
 
         name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax error.
         """
-        ref: int = self.run(self._refs[b"compile"], encoded(source), name.encode())[0]
-        return ref
+        return _integer(self.run(self._refs[b"compile"], encoded(source), name.encode())[0])
 
-    def eval(self, source: str | bytes, name: str = "=eval", *args: Any) -> tuple[Any, ...]:
+    def eval(self, source: str | bytes, name: str = "=eval", *args: LuaValue) -> LuaValues:
         """Run Lua source text with the global environment in the current greenlet and return its values (for
         start-up and tests).
 
@@ -157,13 +157,45 @@ class Vm:
             for co, name, waited_s in self.activities.waiting()
         ]
 
-    def _where(self, co: Any) -> str:
-        place = self.call(self._refs[b"where"], co)
-        return place[0].decode("utf-8", "replace") if type(place) is tuple and place else "?"
+    def _where(self, co: LuaThread) -> str:
+        found = self.call(self._refs[b"where"], co)
+        line = found[0] if type(found) is tuple and found else None
+        return line.decode("utf-8", "replace") if isinstance(line, bytes) else "?"
 
     def memory_bytes(self) -> int:
         """What the Lua state holds at the moment, garbage included."""
-        return int(self.run(self._refs[b"memory"])[0])
+        return _integer(self.run(self._refs[b"memory"])[0])
+
+
+class LuaFunction:
+    """A Lua function that Python calls; its reference is given back when nobody needs it any more.
+
+    Args:
+        vm: the runtime.
+        ref: the reference, which belongs to this object from now on.
+        what: names the function in the log.
+    """
+
+    __slots__ = ("_vm", "_what", "ref")
+
+    def __init__(self, vm: Vm, ref: int, what: str = "a Lua function") -> None:
+        self._vm, self.ref, self._what = vm, ref, what
+
+    def __call__(self, *arguments: LuaValue | str) -> LuaValue:
+        """Run it in this greenlet, which may block: its first value; None after an error, which is logged."""
+        return self.run(self._what, *arguments)
+
+    def run(self, what: str, *arguments: LuaValue | str) -> LuaValue:
+        """The same, with another name in the log."""
+        try:
+            values = self._vm.run(self.ref, *map(encoded, arguments))
+        except LuaError as error:
+            log.error("%s failed: %s", what, error)
+            return None
+        return values[0] if values else None
+
+    def __del__(self) -> None:
+        get_hub().loop.run_callback(self._vm.free, self.ref)
 
 
 _live: WeakSet[Vm] = WeakSet()
@@ -183,6 +215,11 @@ def _load_core(runtime: Any) -> Any:
         assert source is not None, name
         runtime.compile(source, chunk_name(name))(core)
     return core
+
+
+def _integer(value: LuaValue) -> int:
+    assert isinstance(value, int | float)
+    return int(value)
 
 
 def _module_source(name: bytes) -> tuple[bytes, bytes] | None:

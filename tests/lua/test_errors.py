@@ -7,7 +7,8 @@ import logging
 import pytest
 from recorder import Recorder
 
-from smqrt.lua.bridge import ArgumentError, LuaError, fail
+from smqrt.errors import ArgumentError
+from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.vm import Vm
 
 

@@ -12,8 +12,9 @@ import pytest
 from recorder import Recorder
 
 from smqrt.broker.deferred import Deferred
+from smqrt.errors import ArgumentError
 from smqrt.lua.activity import Coroutine
-from smqrt.lua.bridge import ArgumentError, LuaError
+from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from tests.waiting import wait_until
 

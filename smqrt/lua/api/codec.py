@@ -16,7 +16,8 @@ from itertools import count
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from smqrt.lua.bridge import ArgumentError, Function
+from smqrt.errors import ArgumentError
+from smqrt.lua.bridge import Function
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 

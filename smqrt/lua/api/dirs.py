@@ -6,13 +6,14 @@ import itertools
 from functools import partial
 from typing import Any
 
+from smqrt.errors import ArgumentError
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.files import FilesHalf
 from smqrt.lua.api.pages import Compiler, Pages
-from smqrt.lua.bridge import ArgumentError, from_latin1, from_utf8, utf8
+from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -100,7 +101,7 @@ class DirsHalf:
             raise ArgumentError(f"header: {error}") from None
         self._reader(handle).headers[field] = text
 
-    def service(self, handle: int, exchange: int, relpath: bytes, as_forward: bool, written: bytes | None) -> Any:
+    def service(self, handle: int, exchange: int, relpath: bytes, as_forward: bool, written: bytes | None) -> LuaResult:
         """Let a directory answer the request of an exchange; `written`: what is in the caller's buffer."""
         return self._exchanges.inside(exchange, written, self._service, handle, relpath, as_forward)
 

@@ -7,17 +7,19 @@ handler of the same request. When the request is gone, Lua is told at the next o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Concatenate, ParamSpec, cast
 
+from smqrt.errors import ArgumentError
 from smqrt.http import errorpage
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory, DispatchError
-from smqrt.lua.bridge import ArgumentError, LuaError, fail
+from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, fail
 from smqrt.lua.vm import Vm
 
 Place = tuple[Directory, str]
+P = ParamSpec("P")
 
 _KEY = "lua"  # of the exchange in Request.env
 
@@ -96,7 +98,7 @@ class Exchanges:
         is_outermost = exchange.depth == 0
         result = self._enter(exchange, place, self._page, reader, pathname, is_outermost)
         if is_outermost:
-            self._answer(exchange, *result)
+            self._answer(exchange, result)
 
     def call(self, request: Request, directory: int, relpath: bytes, place: Place) -> bool:
         """Run the function of the directory with the handle `directory`; tell whether it handled the request."""
@@ -104,10 +106,17 @@ class Exchanges:
         is_outermost = exchange.depth == 0
         is_handled, *result = self._enter(exchange, place, self._call, directory, relpath, is_outermost)
         if is_handled and is_outermost:
-            self._answer(exchange, *result)
+            self._answer(exchange, result)
         return bool(is_handled)
 
-    def inside(self, handle: int, written: bytes | None, operation: Callable[..., Any], *args: Any) -> Any:
+    def inside(
+        self,
+        handle: int,
+        written: bytes | None,
+        operation: Callable[Concatenate[Exchange, P], LuaResult],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> LuaResult:
         """Run `operation(exchange, *args)`, which lets others answer, for the Lua handler that is running.
 
         written: what Lua had in its buffer.
@@ -118,7 +127,7 @@ class Exchanges:
         try:
             if written is not None:
                 exchange.request.response.write(written)
-            value = operation(exchange, *args)
+            value = operation(exchange, *args, **kwargs)
         except DispatchError as error:
             return fail(error.word)
         except HttpError as error:
@@ -142,7 +151,7 @@ class Exchanges:
             exchange = request.env[_KEY] = Exchange(self._next_handle(), request, self._abandoned)
         return exchange
 
-    def _enter(self, exchange: Exchange, place: Place, entry: int, *args: Any) -> tuple[Any, ...]:
+    def _enter(self, exchange: Exchange, place: Place, entry: int, *args: LuaValue) -> LuaValues:
         handle = exchange.handle
         self._live[handle] = exchange
         exchange.depth += 1
@@ -155,7 +164,8 @@ class Exchanges:
             if exchange.depth == 0:
                 del self._live[handle]
 
-    def _answer(self, exchange: Exchange, body: bytes | None, failure: bytes | None) -> None:
+    def _answer(self, exchange: Exchange, result: Sequence[LuaValue]) -> None:
+        body, failure = cast(tuple[bytes | None, bytes | None], result)
         request = exchange.request
         del request.env[_KEY]
         exchange.handle = 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Callable
-from typing import IO, Any
+from typing import IO
 
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
+from smqrt.errors import ArgumentError
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.lua.bridge import ArgumentError, fail, from_utf8, utf8
+from smqrt.lua.bridge import Function, LuaResult, LuaValue, fail, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -151,23 +151,23 @@ def install(vm: Vm, services: Services) -> FilesHalf:
     return half
 
 
-def _in_thread(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _in_thread(operation: Function) -> Function:
     """`operation` in a thread: a folder may have many thousand entries, and a disk may be slow or gone.
 
     It must not raise: the traceback of an error that crosses threads keeps the greenlet that waited for it, in a cycle.
     """
 
-    def call(*args: Any) -> Any:
+    def call(*args: LuaValue) -> LuaResult:
         with _looking:
             return get_hub().threadpool.apply(operation, args)
 
     return call
 
 
-def _with_words(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _with_words(operation: Function) -> Function:
     """`operation` with failures as Lua expects them: nil and an error word."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: LuaValue) -> LuaResult:
         try:
             return operation(*args)
         except IoError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import parse_qsl
 
 from smqrt.errors import StreamError
@@ -16,7 +15,18 @@ from smqrt.http.client.client import HttpClient, parse_cookies
 from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
 from smqrt.http.client.request import ClientRequest, encode, url_of
 from smqrt.lua.api.tls import describe
-from smqrt.lua.bridge import fail, from_latin1, from_utf8, latin1, utf8
+from smqrt.lua.bridge import (
+    Function,
+    LuaOptions,
+    LuaResult,
+    LuaValue,
+    fail,
+    from_latin1,
+    from_utf8,
+    latin1,
+    options_of,
+    utf8,
+)
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.contexts import ClientTls, Trust
@@ -40,9 +50,9 @@ class HttpHalf:
         self._tls: dict[int, ClientTls] = services.tls
         self._next = itertools.count(1).__next__
 
-    def create(self, follow: bool, *options: Any) -> int:
+    def create(self, follow: bool, *options: LuaValue) -> int:
         """Make a client. options: names and values in turn."""
-        given = {name.decode(): value for name, value in zip(options[::2], options[1::2], strict=True)}
+        given = options_of(options)
         chosen = HttpClientOptions(
             persistent=given.get("persistent", True),
             proxy=proxy_of(given),
@@ -143,7 +153,7 @@ class HttpHalf:
         """How long each wait may take from now on."""
         self._clients[number].options.timeout_s = timeout_ms / 1000
 
-    def trusted(self, number: int) -> Any:
+    def trusted(self, number: int) -> LuaResult:
         """True, or nil and what is wrong with the server."""
         trust = self._clients[number].trust()
         if trust is Trust.TRUSTED:
@@ -155,7 +165,7 @@ class HttpHalf:
         tls = self._clients[number].stream.tls
         return describe(tls.peer_certificate()) if tls else None
 
-    def cipher(self, number: int) -> Any:
+    def cipher(self, number: int) -> tuple[bytes, bytes] | None:
         """Name of the cipher and version of TLS, None without TLS."""
         tls = self._clients[number].stream.tls
         cipher = tls.cipher() if tls else None
@@ -196,7 +206,7 @@ def form(packed: bytes) -> bytes:
     return encode(pairs_of(packed)).encode()
 
 
-def proxy_of(given: dict[str, Any]) -> Proxy | None:
+def proxy_of(given: LuaOptions) -> Proxy | None:
     """The proxy that the options proxy, proxyport, socks, proxyuser and proxypass name; None without one."""
     if "proxy" not in given:
         return None
@@ -213,10 +223,10 @@ def _address(address: tuple[str, int]) -> tuple[bytes, int, bool]:
     return address[0].encode(), address[1], ":" in address[0]
 
 
-def _with_words(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_words(method: Function) -> Function:
     """`method` with failures as Lua expects them: nil, an error word and the details."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: LuaValue) -> LuaResult:
         try:
             return method(*args)
         except StreamError as error:

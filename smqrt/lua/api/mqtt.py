@@ -23,7 +23,7 @@ from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.mqtt import MqttClient, MqttCloseReason
 from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 from smqrt.net.stream import Stream
@@ -45,11 +45,12 @@ class LuaCall:
         ref: of the application's function, None for that of the client; given back when this is unused.
     """
 
-    __slots__ = ("_event_ref", "_kind", "_number", "_ref", "_vm")
+    __slots__ = ("_event_ref", "_function", "_kind", "_number", "_ref", "_vm")
 
     def __init__(self, vm: Vm, event_ref: int, number: int, kind: str, ref: int | None) -> None:
         self._vm, self._event_ref, self._number = vm, event_ref, number
         self._kind, self._ref = kind.encode(), ref
+        self._function = None if ref is None else LuaFunction(vm, ref)
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it in this greenlet; the first value it returns, NotImplemented after an error, which is logged."""
@@ -71,10 +72,6 @@ class LuaCall:
     def size_bytes(self, arguments: tuple[Any, ...]) -> int:
         """Of the message among the arguments."""
         return len(arguments[1]) if self._kind == b"pub" else 0
-
-    def __del__(self) -> None:
-        if self._ref is not None:
-            get_hub().loop.run_callback(self._vm.free, self._ref)
 
 
 class Inbox(Callbacks):

@@ -9,7 +9,7 @@ from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.tree import ResourceReader
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import LuaError, fail, utf8
+from smqrt.lua.bridge import LuaError, LuaResult, fail, utf8
 from smqrt.lua.vm import Vm
 
 PROLOGUE = b"local _ENV,pathname,io,page,app=...;"
@@ -150,7 +150,7 @@ class Pages:
         return page
 
 
-def parse(text: bytes, raw: bool) -> object:
+def parse(text: bytes, raw: bool) -> LuaResult:
     """The Lua source of a page's text, for `ba.parselsp`."""
     try:
         return to_lua(text, raw)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
 
+from smqrt.errors import ArgumentError
 from smqrt.http.forms import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.headers import http_date, parse_date
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.tls import describe
-from smqrt.lua.bridge import ArgumentError, from_latin1, latin1, utf8
+from smqrt.lua.bridge import LuaResult, from_latin1, latin1, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -57,7 +57,7 @@ class RequestHalf:
     def url(self, handle: int, tls: bool) -> bytes:
         return url_of(self._of(handle), self._services.https_port if tls else 0).encode()
 
-    def domain(self, handle: int) -> Any:
+    def domain(self, handle: int) -> LuaResult:
         request = self._of(handle)
         host = request.get("host")
         return address(*request.peer[:2]) if host is None else latin1(without_port(host))
@@ -177,7 +177,7 @@ def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:
             raise ArgumentError("multipart: the buffer size must be at least 1")
         forms[handle] = read_form(request.chunks(size_bytes), boundary, request.hold)
 
-    def next_event(handle: int) -> Any:
+    def next_event(handle: int) -> LuaResult:
         """The kind of the next event and its values: "field", "file", "data", "end", "error"; False when refused."""
         try:
             return _for_lua(next(forms[handle], None))

@@ -3,18 +3,18 @@ exchange's handle first."""
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote, urljoin
 
 from gevent.event import Event
 
+from smqrt.errors import ArgumentError
 from smqrt.http.headers import cookie_of, http_date, set_cookie_field
 from smqrt.http.message import Response
 from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.request import url_of
-from smqrt.lua.bridge import ArgumentError, from_latin1, from_utf8, latin1
+from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, latin1
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -123,15 +123,15 @@ class ResponseHalf:
             return False
         return True
 
-    def include(self, handle: int, path: bytes, written: bytes | None) -> Any:
+    def include(self, handle: int, path: bytes, written: bytes | None) -> LuaResult:
         """Add another resource to the response, behind what was written so far."""
         return self._exchanges.inside(handle, written, self._internal, path, "include")
 
-    def forward(self, handle: int, path: bytes) -> Any:
+    def forward(self, handle: int, path: bytes) -> LuaResult:
         """Let another resource answer in place of the page."""
         return self._exchanges.inside(handle, None, self._internal, path, "forward")
 
-    def redirect_inside(self, handle: int, path: bytes) -> Any:
+    def redirect_inside(self, handle: int, path: bytes) -> LuaResult:
         """As `forward`, searched like a new request."""
         return self._exchanges.inside(handle, None, self._internal, path, "redirect")
 

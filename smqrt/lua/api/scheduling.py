@@ -7,6 +7,7 @@ from typing import Any
 
 from gevent import get_hub, subprocess
 
+from smqrt.lua.bridge import LuaValues
 from smqrt.lua.clock import clock_ms, sleep_ms
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -46,7 +47,7 @@ class Timers:
         return handle in self._watchers
 
 
-def execute(command: bytes) -> tuple[object, ...]:
+def execute(command: bytes) -> LuaValues:
     """Run a shell command and return its output (stdout and stderr, at most 64 KiB) and exit code.
 
     Returns None, code, output when the command failed.

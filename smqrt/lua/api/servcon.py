@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from smqrt.errors import StartError
-from smqrt.lua.bridge import fail
+from smqrt.lua.bridge import LuaResult, fail
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.listener import Listener
@@ -20,7 +19,7 @@ class ServconHalf:
         self._listeners: dict[int, Listener] = {}
         self._next = itertools.count(1).__next__
 
-    def open(self, port: int, tls: int | None, intf: bytes | None, ipv6: bool) -> Any:
+    def open(self, port: int, tls: int | None, intf: bytes | None, ipv6: bool) -> LuaResult:
         """Serve another port: its number, or nil and why not.
 
         Args:

@@ -6,11 +6,12 @@ from time import time
 
 from gevent import get_hub
 
+from smqrt.errors import ArgumentError
 from smqrt.http.headers import cookie_of
 from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE, HttpSession, HttpSessions, cookie_field
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import ArgumentError, from_utf8, utf8
+from smqrt.lua.bridge import from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import workers

@@ -8,51 +8,24 @@ they may block; `create` and all methods return at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import gevent
-from gevent import get_hub
 from gevent.event import AsyncResult
 
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StreamError
 from smqrt.lua.api.httpc import proxy_of
-from smqrt.lua.bridge import LuaError, encoded
+from smqrt.lua.bridge import LuaValue, encoded, from_latin1, options_of
 from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.stream import Stream
 
 log = logging.getLogger("smqrt.lua")
 
+_HEADER = "header:"
 _PROXY = ("proxy", "proxyport", "socks", "proxyuser", "proxypass")
-
-
-class LuaFunction:
-    """A Lua function to call from the greenlet of a client; an error is logged. The reference is given back when
-    unused.
-
-    Args:
-        name: for the log; without one it is that of the event, the second argument of a call.
-    """
-
-    __slots__ = ("_name", "_ref", "_vm")
-
-    def __init__(self, vm: Vm, ref: int, name: str = "") -> None:
-        self._vm, self._ref, self._name = vm, ref, name
-
-    def __call__(self, *arguments: Any) -> Any:
-        """The first value that the function returns; None after an error, which is logged with the function's name."""
-        try:
-            values = self._vm.run(self._ref, *map(encoded, arguments))
-        except LuaError as error:
-            log.error("%s of an SMQ client failed: %s", self._name or f"on{arguments[1]}", error)
-            return None
-        return values[0] if values else None
-
-    def __del__(self) -> None:
-        get_hub().loop.run_callback(self._vm.free, self._ref)
 
 
 class UntrustedHint:
@@ -79,13 +52,17 @@ class ClientHalf:
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._clients: dict[int, SmqClient] = {}
         self._last = 0
-        self._event: Callable[..., Any] = lambda *_: None
+        self._on_event: LuaFunction | None = None
 
     def on_event(self, ref: int) -> None:
         """Set the Lua function that gets what concerns a client as a whole: `f(number, event, ...)`."""
-        self._event = LuaFunction(self._vm, ref)
+        self._on_event = LuaFunction(self._vm, ref)
 
-    def create(self, url: bytes | None, *options: Any) -> int:
+    def _event(self, number: int, event: str, *arguments: LuaValue | str) -> LuaValue:
+        assert self._on_event  # the Lua half sets it before it makes clients
+        return self._on_event.run(f"on{event} of an SMQ client", number, event, *arguments)
+
+    def create(self, url: bytes | None, *options: LuaValue) -> int:
         """Make a client that connects in the background.
 
         Args:
@@ -93,18 +70,14 @@ class ClientHalf:
             options: keys and values in turn; `header:NAME` is a header field, times are seconds, `shark` is the number
                 of a TLS client, and the proxy has the names of httpc.
         """
-        pairs = dict(zip(options[::2], options[1::2], strict=True))
-        chosen = {key.decode(): value for key, value in pairs.items() if not key.startswith(b"header:")}
-        headers = {
-            key.decode("latin-1")[7:]: value.decode("latin-1")
-            for key, value in pairs.items()
-            if key.startswith(b"header:")
-        }
+        chosen = options_of(options)
+        fields = [key for key in chosen if key.startswith(_HEADER)]
+        headers = {key.removeprefix(_HEADER): from_latin1(chosen.pop(key)) for key in fields}
         timeout_s = chosen.get("timeout", SmqClientOptions.timeout)
         proxy = proxy_of({key: chosen.pop(key) for key in _PROXY if key in chosen})
         tls = self._services.tls[chosen.pop("shark")] if "shark" in chosen else None
         self._last = number = self._last + 1
-        event, hint = self._events(number), UntrustedHint()
+        event, hint = partial(partial, self._event, number), UntrustedHint()
         client = SmqClient(
             url.decode("utf-8", "replace") if url is not None else lambda: self._open(number, timeout_s),
             chosen,
@@ -156,12 +129,6 @@ class ClientHalf:
             opening.set_exception(error)
         return True
 
-    def _events(self, number: int) -> Callable[[str], Callable[..., Any]]:
-        def event(name: str) -> Callable[..., Any]:
-            return lambda *arguments: self._event(number, name, *arguments)
-
-        return event
-
     def _on_close(self, number: int, word: str | None, can_reconnect: bool, hint: UntrustedHint) -> bool | float | None:
         """What Lua's onclose decides: seconds until the next attempt, True for the usual delays, False to stay away;
         None when it failed: an error must not lose the client.
@@ -170,6 +137,7 @@ class ClientHalf:
         hint.tell(end)
         by_broker = end is not None and end.by_broker
         answer = self._event(number, "close", None if by_broker else word, can_reconnect, word if by_broker else None)
+        assert not isinstance(answer, bytes)
         return answer if isinstance(answer, bool) or answer is None else answer / 1000
 
     def _forget(self, number: int) -> None:
@@ -182,7 +150,7 @@ class ClientHalf:
         return client if client is not None and client.connected and not client.closing else None
 
     def _function(self, ref: int | None, name: str) -> LuaFunction | None:
-        return None if ref is None else LuaFunction(self._vm, ref, name)
+        return None if ref is None else LuaFunction(self._vm, ref, f"{name} of an SMQ client")
 
     def number_topic(self, number: int, topic: bytes | int, onack_ref: int | None) -> bool:
         """`smq:create`: whether there is a connection."""
@@ -230,7 +198,7 @@ class ClientHalf:
 
     def observe(self, number: int, topic: bytes | int, ref: int) -> None:
         """`smq:observe`."""
-        onchange = LuaFunction(self._vm, ref, "the function of observe")
+        onchange = LuaFunction(self._vm, ref, "the function of observe of an SMQ client")
         if client := self._of(number):
             client.observe(topic, onchange)
 
@@ -249,7 +217,7 @@ class ClientHalf:
         client = self._of(number)
         return client.topic2tid(topic) if client else None
 
-    def tid2topic(self, number: int, tid: int) -> bytes | None:
+    def tid2topic(self, number: int, tid: int) -> LuaValue:
         """The name of a topic this client knows."""
         client = self._of(number)
         return encoded(client.tid2topic(tid)) if client else None
@@ -259,7 +227,7 @@ class ClientHalf:
         client = self._of(number)
         return client.subtopic2tid(subtopic) if client else None
 
-    def tid2subtopic(self, number: int, stid: int) -> bytes | None:
+    def tid2subtopic(self, number: int, stid: int) -> LuaValue:
         """The name of a sub-topic this client knows."""
         client = self._of(number)
         return encoded(client.tid2subtopic(stid)) if client else None

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import gevent
-from gevent import get_hub
 
 from smqrt import app_folder
 from smqrt.broker.deferred import Deferred
@@ -29,7 +28,7 @@ from smqrt.lua.api.sockets import SocketBinding
 from smqrt.lua.bridge import LuaError, from_utf8
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import PeerHandle
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.refusals import ErrorLimit
 from smqrt.options import make, options_of
@@ -39,21 +38,6 @@ log = logging.getLogger("smqrt.lua")
 
 _ID_AND_LENGTH = struct.Struct(">II")
 _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
-
-
-class Callback:
-    """A Lua function as a handler; the reference is given back when nobody needs it any more."""
-
-    __slots__ = ("_ref", "_vm", "_what")
-
-    def __init__(self, vm: Vm, ref: int, what: str) -> None:
-        self._vm, self._ref, self._what = vm, ref, what
-
-    def __call__(self, *arguments: Any) -> Any:
-        return ask(self._vm, self._ref, self._what, (), *arguments)
-
-    def __del__(self) -> None:
-        get_hub().loop.run_callback(self._vm.free, self._ref)
 
 
 def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
@@ -291,8 +275,11 @@ class HubHalf:
         """See `Broker.subscribe`."""
         return self.of(number).subscribe(topic, self._callback(number, ref, "onmsg"), subtopic)
 
-    def _callback(self, number: int, ref: int | None, name: str) -> Callback | None:
-        return Callback(self._vm, ref, name + self._brokers[number].label) if ref else None
+    def _callback(self, number: int, ref: int | None, name: str) -> Callable[..., Any] | None:
+        if not ref:
+            return None
+        vm, function, what = self._vm, LuaFunction(self._vm, ref), name + self._brokers[number].label
+        return lambda *arguments: ask(vm, function.ref, what, (), *arguments)
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""

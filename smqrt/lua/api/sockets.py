@@ -11,11 +11,11 @@ from functools import wraps
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.errors import StreamError
+from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
-from smqrt.lua.bridge import ArgumentError, fail
+from smqrt.lua.bridge import fail
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import (
     AGAIN,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.lua.bridge import fail
+from smqrt.lua.bridge import LuaResult, fail
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import certificates
@@ -38,14 +37,14 @@ class TlsHalf:
         self._stores[number] = CertStore()
         return number
 
-    def add_to_store(self, number: int, data: bytes) -> Any:
+    def add_to_store(self, number: int, data: bytes) -> LuaResult:
         """Trust the certificates in `data`: how many there are, or nil and the reason."""
         try:
             return self._stores[number].add(data)
         except ArgumentError as error:
             return fail("failed", str(error))
 
-    def new_identity(self, certificate: bytes, key: bytes, password: bytes | None) -> Any:
+    def new_identity(self, certificate: bytes, key: bytes, password: bytes | None) -> LuaResult:
         """A certificate with its key, or nil and the reason."""
         try:
             identity = Identity(certificate, key, password)
