@@ -1,4 +1,4 @@
-"""Every way in for others: the hooks of a broker, and what they see of a client."""
+"""Extension points of a broker: hooks, the recorder of a journal, and what both see of a client."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Outbox
+from smqrt.broker.topics import Topic
 from smqrt.errors import CloseReason
 
 
@@ -87,3 +88,53 @@ class Hooks:
     """`(run, tid, ptid, peer)` for messages that nobody received."""
     log: Callable[[Peer | None, str], object] | None = None
     """`(peer, text)` for what an operator may want to know; None when it is about nobody in particular."""
+
+
+class Recorder(Protocol):
+    """Keeps what is published: the broker's side of a journal.
+
+    Attributes:
+        full: it can take no more for now; publishers have to wait.
+    """
+
+    full: bool
+
+    def selects(self, topic: Topic | None) -> bool:
+        """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
+        ...
+
+    def record(self, run: bytes) -> None:
+        """Keep a run, in the order of the calls."""
+        ...
+
+    def record_large(self, run: bytes) -> None:
+        """As `record`, for runs of many kilobytes."""
+        ...
+
+    def record_unrouted(self, run: bytes) -> None:
+        """Keep a run that nobody receives."""
+        ...
+
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
+        """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
+        ...
+
+    def skipped(self, run: bytes) -> None:
+        """Count the messages of a run that was not selected."""
+        ...
+
+    def hold(self, publisher: Peer) -> bool:
+        """Let the outbox of `publisher` resume once there is room again; gives true."""
+        ...
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
+
+    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Peer) -> bool:
+        """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
+        ...
+
+    def left(self, client: Peer) -> None:
+        """A client is gone; what it published is still to be written with its name."""
+        ...

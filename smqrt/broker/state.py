@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from smqrt.broker.hooks import Client, Hooks, Peer
+from smqrt.broker.hooks import Client, Hooks, Peer, Recorder
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import NameLimits, NameStore, Refusal, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
@@ -31,56 +31,6 @@ class Stats:
     def drop(self, reason: Drop, messages: int) -> None:
         """Count `messages` that were not delivered for `reason`."""
         self.drops[reason] += messages
-
-
-class Recorder(Protocol):
-    """Keeps what is published: the broker's side of a journal.
-
-    Attributes:
-        full: it can take no more for now; publishers have to wait.
-    """
-
-    full: bool
-
-    def selects(self, topic: Topic | None) -> bool:
-        """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
-        ...
-
-    def record(self, run: bytes) -> None:
-        """Keep a run, in the order of the calls."""
-        ...
-
-    def record_large(self, run: bytes) -> None:
-        """As `record`, for runs of many kilobytes."""
-        ...
-
-    def record_unrouted(self, run: bytes) -> None:
-        """Keep a run that nobody receives."""
-        ...
-
-    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
-        """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
-        ...
-
-    def skipped(self, run: bytes) -> None:
-        """Count the messages of a run that was not selected."""
-        ...
-
-    def hold(self, publisher: Peer) -> bool:
-        """Let the outbox of `publisher` resume once there is room again; gives true."""
-        ...
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
-
-    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Peer) -> bool:
-        """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
-        ...
-
-    def left(self, client: Peer) -> None:
-        """A client is gone; what it published is still to be written with its name."""
-        ...
 
 
 class ServerPeer(Peer, Protocol):

@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
-from smqrt.broker.methods import METHODS, REQUIRED, Argument, Kind, Method
+from smqrt.broker.broker import METHODS, REQUIRED, Argument, Kind, Method
 from smqrt.errors import ArgumentError
 from smqrt.message import payload
 
@@ -107,7 +107,7 @@ def bound(declaration: F) -> F:
     method = METHODS[declaration.__name__]
     declared = [(one.name, one.default) for one in list(signature(declaration).parameters.values())[1:]]
     if declared != [(one.name, _default(one)) for one in method.arguments]:
-        raise TypeError(f"{declaration.__qualname__} differs from its row in smqrt.broker.methods")
+        raise TypeError(f"{declaration.__qualname__} differs from its row in smqrt.broker.broker")
     names: dict[str, Any] = dict(_CONVERTERS)
     exec(compile(_source(method), f"{__file__}: {method.name}", "exec"), names)  # as namedtuple and dataclass do
     made: F = wraps(declaration)(names[method.name])  # type: ignore[assignment]

@@ -58,7 +58,7 @@ class _Unsent:
 
 
 class HubRecorder:
-    """The `Recorder` of one hub (`smqrt.broker.state`).
+    """The `Recorder` of one hub (`smqrt.broker.hooks`).
 
     Args:
         broker: what is recorded.

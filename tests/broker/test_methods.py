@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smqrt import hub
-from smqrt.broker.methods import METHODS, REQUIRED, Kind
+from smqrt.broker.broker import METHODS, REQUIRED, Kind
 from smqrt.errors import ArgumentError
 from smqrt.hub.binding import bound
 from smqrt.net.broker import GeventBroker

@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl
 import gevent
 
 from smqrt import app_folder
+from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.hooks import Hooks, Peer
-from smqrt.broker.methods import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer

@@ -188,7 +188,7 @@ class.__gc = function(self)
   if handles[self] then py.release(handles[self]) end
 end
 
--- ---- the methods of the table in smqrt/broker/methods.py
+-- ---- the methods of the table in smqrt/broker/broker.py
 
 local function destination(value, index, fname)
   if type(value) == "number" then return arg.integer(value, index, fname) end
