@@ -1,7 +1,7 @@
 """A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (specification: smq.md §2).
 
-`METHODS` is the table from which the objects of Python (`smqrt.hub`) and Lua (`smq.hub`) derive: a binding converts each
-argument from its language's values by its kind, and the result back; what a value may be is checked here, once.
+`METHODS` is the table from which the objects of Python (`smqrt.hub`) and Lua (`smq.hub`) derive: a binding converts
+each argument from its language's values by its kind, and the result back; what a value may be is checked here, once.
 Callbacks are plain functions that never raise and may answer `Deferred`. `smqrt.net.broker` puts a broker behind
 sockets.
 """

@@ -25,6 +25,9 @@ log = logging.getLogger("smqrt.hub")
 
 CALLED_BY_CLOCK = 4
 """So many messages of a run are asked about before the clock is looked at: a function may take a millisecond."""
+Given = Any
+"""What a function may declare as the type it expects: a name is a str, or bytes when it is not UTF-8; a payload is
+bytes, or a value that JSON knows; `err` is a word, or 0."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -38,14 +41,14 @@ class Authenticate(Protocol):
 class PermitTop(Protocol):
     """May this client subscribe to a topic (`issub`), or publish to it by name?"""
 
-    def __call__(self, topic: Any, issub: bool, peer: Peer, /) -> object:
+    def __call__(self, topic: Given, issub: bool, peer: Peer, /) -> object:
         """Returns whether it may."""
 
 
 class PermitSubtop(Protocol):
     """May this client bring in a new sub-topic name?"""
 
-    def __call__(self, subtopic: Any, peer: Peer, /) -> object:
+    def __call__(self, subtopic: Given, peer: Peer, /) -> object:
         """Returns whether it may."""
 
 
@@ -59,14 +62,14 @@ class OnConnect(Protocol):
 class OnClose(Protocol):
     """A client is gone."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Any, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, /) -> object:
         """Returns nothing. `err` is a word, or 0."""
 
 
 class OnCloseWithReason(Protocol):
     """The same, told more finely why."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Any, reason: str, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, reason: str, /) -> object:
         """Returns nothing. `reason` is the value of a `CloseReason`."""
 
 
@@ -80,7 +83,7 @@ class OnPublish(Protocol):
 class OnMessage(Protocol):
     """A message to the server."""
 
-    def __call__(self, data: Any, ptid: int, tid: int, subtid: int, /) -> object:
+    def __call__(self, data: Given, ptid: int, tid: int, subtid: int, /) -> object:
         """Returns nothing."""
 
 
@@ -91,7 +94,7 @@ class Log(Protocol):
         """Returns nothing."""
 
 
-def takes_reason(onclose: Callable[..., Any] | None) -> bool:
+def takes_reason(onclose: Callable[..., object] | None) -> bool:
     """Whether the function takes a fifth argument: the original's has four."""
     try:
         return onclose is not None and bool(signature(onclose).bind(*range(5)))
@@ -119,7 +122,7 @@ class Guard:
         self._hub = hub
         self._limit = ErrorLimit()
 
-    def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, what: str, function: Callable[..., object], *arguments: object) -> object:
         """The answer of `function`, or `Deferred` of it when it blocks in the Hub greenlet."""
         try:
             answer = _call(function, *arguments)
@@ -135,11 +138,11 @@ class Guard:
         if (others := self._limit.others()) is not None:
             log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
-    def _log_later(self, what: str, value: Any, error: BaseException | None) -> None:
+    def _log_later(self, what: str, value: object, error: BaseException | None) -> None:
         if error:
             self.log_error(what, error)
 
-    def each(self, what: str, function: Callable[..., Any], run: bytes, peer: Peer) -> list[bytes]:
+    def each(self, what: str, function: OnPublish, run: bytes, peer: Peer) -> list[bytes]:
         """Call `function` for each message of `run`; gives the frames for which it answered yes. An error of its
         counts as no for that message only.
         """
@@ -155,12 +158,12 @@ class Guard:
                 self.log_error(what)
         return kept
 
-    def passing(self, function: Callable[..., Any], run: bytes, peer: Peer) -> bytes:
+    def passing(self, function: OnPublish, run: bytes, peer: Peer) -> bytes:
         """The frames of `run` that the `onpublish` function lets pass."""
         kept = self.each("onpublish", function, run, peer)
         return run if sum(map(len, kept)) == len(run) else b"".join(kept)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(function: Callable[..., object], *arguments: object) -> object:
     """Call what may block: in the Hub greenlet, which may not, in a worker."""
     return workers.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)

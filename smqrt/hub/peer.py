@@ -1,4 +1,4 @@
-"""What applications know of a client: its peer, and what `authenticate` and `onconnect` are told of its request."""
+"""Clients as applications see them: the peer with its socket, and what `authenticate` and `onconnect` are told."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 from urllib.parse import parse_qsl
 
+from smqrt.broker import hooks
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.hub.binding import is_number, text_of
@@ -23,7 +24,7 @@ class PeerSocket:
 
     __slots__ = ("_session",)
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: hooks.Peer) -> None:
         self._session = session
 
     def __repr__(self) -> str:
@@ -32,7 +33,7 @@ class PeerSocket:
     @property
     def etid(self) -> int:
         """The client's ETID, 0 before it is connected."""
-        return int(self._session.etid)
+        return self._session.etid
 
     def peername(self) -> tuple[str, int] | None:
         """Returns address and port of the other side; None when there is no connection any more."""
@@ -55,7 +56,7 @@ class PeerSocket:
         transport = self.transport
         return transport if isinstance(transport, TlsTransport) else None
 
-    def certificate(self) -> dict[str, Any] | None:
+    def certificate(self) -> dict[str, object] | None:
         """Returns what the client's certificate says; None when it showed none.
 
         Keys: subject and issuer (dicts of commonname, country, ...), commonname, subjectaltnames, tzfrom and tzto (ISO
@@ -125,7 +126,7 @@ class HeaderFields(dict[str, str]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and super().__contains__(name.lower())
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
         """The value of a field, `default` when there is none."""
         return super().get(name.lower(), default)
 
@@ -170,7 +171,7 @@ class Peer:
     uid: bytes
     info: str | bytes
     sock: PeerSocket
-    _session: Any = field(repr=False)
+    _session: hooks.Peer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
     phantom: bool = False
 
@@ -182,10 +183,10 @@ class Peer:
     @property
     def dropped(self) -> int:
         """How many messages it missed because it did not read."""
-        return int(self._session.outbox.dropped)
+        return self._session.outbox.dropped
 
 
-def peer_of(session: Any) -> Peer:
+def peer_of(session: hooks.Peer) -> Peer:
     """The peer of a session or of the server's own client: the same one every time."""
     peer = session.extra
     if not isinstance(peer, Peer):
@@ -194,7 +195,7 @@ def peer_of(session: Any) -> Peer:
     return peer
 
 
-def info_of(session: Session) -> Info:
+def info_of(session: hooks.Client) -> Info:
     """What is known of the request that opened a connection: the same object every time."""
     origin = session.origin
     if origin.info is None:

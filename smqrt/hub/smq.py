@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smqrt import app_folder
+from smqrt.broker import hooks
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Hooks
-from smqrt.broker.hooks import Peer as BrokerPeer
-from smqrt.broker.session import Session
+from smqrt.broker.hooks import Hooks, Verdict
+from smqrt.broker.server_client import Handler
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.errors import CloseReason, NoAnswer
 from smqrt.hub import binding
 from smqrt.hub.binding import Name, Text, bound, is_number, text_of
 from smqrt.hub.callbacks import (
     Authenticate,
+    Given,
     Guard,
     Log,
     OnClose,
@@ -34,7 +35,7 @@ from smqrt.hub.callbacks import (
     calling_line,
     takes_reason,
 )
-from smqrt.hub.peer import Peer, PeerSocket, Refused, info_of, peer_of
+from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.journal import writer
 from smqrt.message import Message, Payload, Requests, payload
 from smqrt.net.broker import GeventBroker, HubOptions
@@ -47,10 +48,12 @@ log = logging.getLogger("smqrt.hub")
 
 Topic = str | bytes | int
 CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "log")
+JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
+"""True, a folder or settings (help: journal)."""
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
 
-def isSMQ(request: Any) -> bool:
+def isSMQ(request: object) -> bool:
     """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (specification: smq.md §2.1)."""
     return is_smq(request)
 
@@ -76,7 +79,7 @@ def create(
     rndtid: bool | None = None,
     persist: str | bytes | os.PathLike[str] | None = None,
     origins: str | Iterable[str] | None = None,
-    journal: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    journal: JournalOption = None,
 ) -> Smq:
     """Create a broker.
 
@@ -123,7 +126,9 @@ class Smq:
         journal: what writes the journal (`smqrt.journal.writer.JournalWriter`), None without one.
     """
 
-    def __init__(self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: Any = None) -> None:
+    def __init__(
+        self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: JournalOption = None
+    ) -> None:
         self._callbacks = callbacks
         self._takes_reason = takes_reason(callbacks.get("onclose"))
         self._guard = Guard(f"the hub made at {calling_line()}")
@@ -155,16 +160,16 @@ class Smq:
         hooks.log = self._log
         return hooks
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: object) -> object:
         return self._guard.call(name, self._callbacks[name], *arguments)
 
-    def _log(self, session: BrokerPeer | None, text: str) -> None:
+    def _log(self, session: hooks.Peer | None, text: str) -> None:
         if "log" in self._callbacks:
             self._call("log", peer_of(session).sock if session else None, text)
         else:
             log.debug("%s", text)
 
-    def _authenticate(self, credentials: bytes, session: Session) -> Any:
+    def _authenticate(self, credentials: bytes, session: hooks.Client) -> Verdict | Deferred[Verdict]:
         answer = self._guard.call("authenticate", self._decide, credentials, info_of(session))
         if not isinstance(answer, Deferred):
             return _verdict(answer)
@@ -172,30 +177,30 @@ class Smq:
         answer.then(lambda value, error: verdict.resolve(_verdict(value)))
         return verdict
 
-    def _decide(self, credentials: bytes, info: Any) -> Any:
+    def _decide(self, credentials: bytes, info: Info) -> object:
         try:
             return self._callbacks["authenticate"](credentials, info)
         except Refused as refusal:
             return refusal.code, refusal.reason
 
-    def _onconnect(self, session: Session) -> None:
+    def _onconnect(self, session: hooks.Client) -> None:
         info, session.origin = info_of(session), None  # nobody needs the request's head any more
         self._call("onconnect", session.etid, info, peer_of(session))
 
-    def _onclose(self, session: Session, reason: CloseReason) -> None:
+    def _onclose(self, session: hooks.Client, reason: CloseReason) -> None:
         peer = peer_of(session)
         finer = (reason.value,) if self._takes_reason else ()
         self._call("onclose", session.etid, peer.sock, peer, reason.word or 0, *finer)
 
-    def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
+    def _onpublish(self, run: bytes, tid: int, ptid: int, session: hooks.Peer) -> object:
         return self._guard.call("onpublish", self._guard.passing, self._callbacks["onpublish"], run, peer_of(session))
 
-    def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
+    def _ondrop(self, run: bytes, tid: int, ptid: int, session: hooks.Peer) -> None:
         self._guard.call("ondrop", self._guard.each, "ondrop", self._callbacks["ondrop"], run, peer_of(session))
 
     # ---- connections
 
-    def connect(self, request: Any, arg: Any = None) -> bool:
+    def connect(self, request: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
 
         Args:
@@ -216,7 +221,7 @@ class Smq:
             peer = peer_of(session)
             yield peer.sock, peer
 
-    def sock2peer(self, sock: Any) -> Peer | None:
+    def sock2peer(self, sock: object) -> Peer | None:
         """The peer that has this socket."""
         peer = self.etid2peer(sock.etid) if isinstance(sock, PeerSocket) else None
         return peer if peer and peer.sock is sock else None
@@ -332,7 +337,7 @@ class Smq:
     def subscribe(
         self,
         topic: Topic,
-        onmsg: Callable[..., Any] | None = None,
+        onmsg: OnMessage | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
     ) -> int:
@@ -348,17 +353,18 @@ class Smq:
         handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
         return self._broker.subscribe(binding.destination("topic", topic), handler, sub)
 
-    def _handler(self, what: str, function: Callable[..., Any], json: bool = False) -> Callable[..., Any]:
+    def _handler(self, what: str, function: Callable[..., object], json: bool = False) -> Handler:
         no_json = Refusals()
 
-        def handle(data: bytes, ptid: int, tid: int, stid: int) -> Any:
-            value: Any = data
+        def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
+            value: object = data
             if json:
                 try:
                     value = jsonlib.loads(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
                     no_json.add(f"a message to {tid} is no JSON: it goes to the global onmsg")
-                    return self._broker.server.deliver_default(data, ptid, tid, stid)
+                    self._broker.server.deliver_default(data, ptid, tid, stid)
+                    return None
             return self._guard.call(what, function, value, ptid, tid, stid)
 
         return handle
@@ -419,15 +425,15 @@ class Smq:
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
 
-    def onmsg(self, function: Callable[..., Any] | None) -> None:
+    def onmsg(self, function: OnMessage | None) -> None:
         """Set the global handler `f(data, ptid, tid, subtid)`."""
         self._broker.onmsg(None if function is None else self._handler("onmsg", binding.function("onmsg", function)))
 
-    def observe(self, topic: Topic, function: Callable[[int, Any], Any]) -> bool | None:
+    def observe(self, topic: Topic, function: Callable[[int, Given], object]) -> bool | None:
         """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
         binding.function("function", function)
 
-        def changed(count: int, name: Any) -> Any:
+        def changed(count: int, name: bytes | int) -> object:
             return self._guard.call("observe", function, count, name if isinstance(name, int) else text_of(name))
 
         return self._broker.observe(binding.destination("topic", topic), changed)
@@ -441,7 +447,7 @@ class Smq:
         """`(free, used)` places of the publish queue."""
 
 
-def _verdict(answer: Any) -> tuple[int, bytes]:
+def _verdict(answer: Any) -> Verdict:
     code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
         if answer is not None:

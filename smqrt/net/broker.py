@@ -7,7 +7,6 @@ import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakSet
 
 from smqrt.broker.broker import Broker, Name, check_size
@@ -115,7 +114,7 @@ class GeventBroker(Broker):
         self.limit_chunks = handover.limit_chunks
         _brokers.add(self)
 
-    def connect(self, request: Any, arg: object = None) -> bool:
+    def connect(self, request: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
 
         A request that is not SMQ gets 404, one of a page of another host 403, any when this broker is closed 503.

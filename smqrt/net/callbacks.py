@@ -1,16 +1,18 @@
-"""Where an application's callbacks run: one greenlet, in order, away from the connection."""
+"""Callbacks of an application, run in one greenlet, in order, away from the connection."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 from gevent.event import AsyncResult, Event
 
 from smqrt.net.scheduling import Turn
+
+Answer = TypeVar("Answer")
 
 ROOM_JOBS = 1000
 """With more jobs waiting the connection is not read: a slow callback slows the broker down, not the memory up."""
@@ -31,7 +33,7 @@ class Callbacks:
         self._room.set()
         self._greenlet: gevent.Greenlet[..., Any] | None = None
 
-    def post(self, fn: Callable[..., Any], *args: Any) -> None:
+    def post(self, fn: Callable[..., object], *args: object) -> None:
         """Run `fn(*args)` after everything posted before; an exception is logged with its traceback."""
         self._jobs.append((fn, args))
         if len(self._jobs) == ROOM_JOBS:
@@ -41,13 +43,13 @@ class Callbacks:
         if self._greenlet is None:
             self._greenlet = gevent.spawn(self._run)
 
-    def ask(self, fn: Callable[..., Any], *args: Any) -> Any:
+    def ask(self, fn: Callable[..., Answer], *args: object) -> Answer | None:
         """Run `fn(*args)` in its turn and wait for its answer; None when it failed, which is logged."""
         return self.ask_later(fn, *args).get()
 
-    def ask_later(self, fn: Callable[..., Any], *args: Any) -> AsyncResult[Any]:
+    def ask_later(self, fn: Callable[..., Answer], *args: object) -> AsyncResult[Answer | None]:
         """Run `fn(*args)` in its turn; its answer, None when it failed, will be in what is returned now."""
-        answer: AsyncResult[Any] = AsyncResult()
+        answer: AsyncResult[Answer | None] = AsyncResult()
 
         def job() -> None:
             try:

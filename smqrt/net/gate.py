@@ -1,4 +1,4 @@
-"""How many connections may be open: in all, so that descriptors are left for files, and per address."""
+"""Limit of open connections: in all, so that descriptors are left for files, and per address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import _socket
 import contextlib
 import resource
 from functools import lru_cache
-from typing import Any
 
 from smqrt.net.origins import is_loopback
 from smqrt.net.refusals import Refusals
@@ -55,7 +54,7 @@ class Gate:
         self.refusals = Refusals()
         self._by_address: dict[str, int] = {}
 
-    def admit(self, family: int, kind: int, fd: int, address: tuple[Any, ...]) -> Admitted | None:
+    def admit(self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]]) -> Admitted | None:
         """The socket of a connection that was accepted; None when it was one too many, and is closed."""
         sock, host = Admitted(family, kind, 0, fd), address[0]
         sock.setblocking(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.hooks import Client
@@ -16,6 +16,7 @@ from smqrt.net.connection import RawConnection
 from smqrt.net.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.origins import Origins, is_loopback
+from smqrt.net.tls import TlsTransport
 from smqrt.net.workers import wait
 from smqrt.options import whole
 from smqrt.wire import smq, websocket
@@ -29,11 +30,62 @@ _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control:
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
 
-def is_smq(request: Any) -> bool:
+class ErrorResponse(Protocol):
+    """The answer to a request, as far as a bootstrap gives one."""
+
+    def error(self, status: int, detail: str, headers: dict[str, str] | None = None, /) -> object:
+        """Answer with an error."""
+        ...
+
+
+class DetachedConnection(Protocol):
+    """A connection that was taken away from the HTTP server.
+
+    Attributes:
+        transport: its socket or `TlsTransport`.
+        watcher: the loop's READ watcher for it, stopped.
+        data: what came behind the request.
+        secure: whether the transport is a `TlsTransport`.
+    """
+
+    transport: Any
+    watcher: Any
+    data: bytes
+    secure: bool
+
+
+class BootstrapRequest(Protocol):
+    """An HTTP request, as far as a bootstrap looks at it.
+
+    Attributes:
+        peer: the client's address.
+    """
+
+    method: str
+    peer: tuple[str, int]
+
+    @property
+    def response(self) -> ErrorResponse: ...
+
+    def get(self, name: str, /) -> str | None:
+        """The value of a header field, None when there is none."""
+        ...
+
+    def refuse_foreign(self, more: Origins | None, /) -> bool:
+        """Answer with 403 when it comes from a page of another host; tells whether it does."""
+        ...
+
+    def detach(self) -> DetachedConnection:
+        """Take the connection away from the server."""
+        ...
+
+
+def is_smq(request: object) -> bool:
     """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (specification: smq.md §2.1)."""
     if isinstance(request, dict):
         return "HTTP_SIMPLEMQ" in request or "HTTP_SEC_WEBSOCKET_KEY" in request
-    return request.get("SimpleMQ") is not None or request.get("Sec-WebSocket-Key") is not None
+    head = cast(BootstrapRequest, request)
+    return head.get("SimpleMQ") is not None or head.get("Sec-WebSocket-Key") is not None
 
 
 @dataclass(slots=True)
@@ -67,7 +119,7 @@ class KeepAlive:
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
-    def apply(self, sock: Any) -> None:
+    def apply(self, sock: socket.socket | TlsTransport) -> None:
         """Set it on a client's socket, unless it is what the listener gave it."""
         if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
             return
@@ -92,7 +144,7 @@ class Admission:
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
 
-def connect(broker: Broker, admission: Admission, request: Any, origin: Origin) -> None:
+def connect(broker: Broker, admission: Admission, request: object, origin: Origin) -> None:
     """Turn a request into a connection of `broker`; blocks until the handshake ended. One that may not be is answered
     with an error.
 
@@ -101,6 +153,7 @@ def connect(broker: Broker, admission: Admission, request: Any, origin: Origin) 
     """
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
+    request = cast(BootstrapRequest, request)
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
     if not raw and key is None:
@@ -115,13 +168,13 @@ def connect(broker: Broker, admission: Admission, request: Any, origin: Origin) 
         _begin(broker, admission, request, key, origin)
 
 
-def websocket_key(request: Any) -> str | None:
+def websocket_key(request: BootstrapRequest) -> str | None:
     """The key of a request that asks for a WebSocket; None when it does not, or asks wrongly."""
     key: str | None = request.get("Sec-WebSocket-Key")
     return key if key is not None and _valid_upgrade(request, key) else None
 
 
-def _valid_upgrade(request: Any, key: str) -> bool:
+def _valid_upgrade(request: BootstrapRequest, key: str) -> bool:
     tokens = {token.strip().lower() for token in (request.get("Connection") or "").split(",")}
     return (
         request.method == "GET"
@@ -132,7 +185,7 @@ def _valid_upgrade(request: Any, key: str) -> bool:
     )
 
 
-def _begin(broker: Broker, admission: Admission, request: Any, key: str | None, origin: Origin) -> None:
+def _begin(broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin) -> None:
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
     taken = request.detach()
     admission.keep_alive.apply(taken.transport)

@@ -1,4 +1,4 @@
-"""What other threads hand to the loop: the one way in from outside of its thread."""
+"""Calls that other threads hand to the loop: the one way in from outside of its thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Inlet:
         self._wake.ref = False
         self._wake.start(self._work)
 
-    def put(self, size_bytes: int, function: Callable[..., object], *arguments: Any) -> bool:
+    def put(self, size_bytes: int, function: Callable[..., object], *arguments: object) -> bool:
         """Have `function(*arguments)` called by the loop, soon; false when too much waits already. From any thread."""
         with self._lock:
             if len(self._jobs) >= MAX_JOBS or self._bytes + size_bytes > MAX_BYTES:
