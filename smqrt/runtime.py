@@ -41,9 +41,9 @@ from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
-from smqrt.net import broker, gate
+from smqrt.net import broker
 from smqrt.net.contexts import server_context
-from smqrt.net.listener import Listener
+from smqrt.net.listener import Listener, open_connections
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.refusals import limit_errors_of_greenlets
 from smqrt.net.scheduling import GarbageCollector
@@ -197,8 +197,8 @@ class Server:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         _prepare_process()
         self._collector.start()
-        gate.connections.limit = self.settings.max_connections
-        gate.connections.per_address = self.settings.connections_per_address
+        open_connections.limit = self.settings.max_connections
+        open_connections.per_address = self.settings.connections_per_address
         if self.settings.reload:
             watches = {one: reload.Watch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)

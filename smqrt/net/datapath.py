@@ -20,8 +20,8 @@ from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import SessionState
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
-from smqrt.net.inlet import Inlet
 from smqrt.net.scheduling import share
+from smqrt.net.workers import Inlet
 from smqrt.wire.kernels import encode_run
 
 if TYPE_CHECKING:

@@ -1,25 +1,121 @@
 """Listening sockets: a `Listener` passes connections on as they come, many per event; an `Acceptor` accepts when it is
-asked to, and leaves the others to the kernel. A lack of file descriptors ends neither: it rests for a moment.
+asked to, and leaves the others to the kernel. A lack of file descriptors ends neither: it rests for a moment. How many
+connections may be open is limited: in all, so that descriptors are left for files, and per address.
 """
 
 from __future__ import annotations
 
 import _socket
+import contextlib
 import errno
 import logging
+import resource
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from gevent import get_hub
 
 from smqrt.errors import StartError, StreamError
 from smqrt.net.addresses import resolve
-from smqrt.net.gate import connections
+from smqrt.net.origins import is_loopback
 from smqrt.net.readiness import READ, Ready, Signal, Wait
+from smqrt.net.refusals import Refusals
 from smqrt.net.tls import HandshakeQueue
+
+RESERVE = 128
+"""Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
+PER_ADDRESS = 2000
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+
+
+class Admitted(_socket.socket):
+    """An accepted connection, which is counted until it is closed."""
+
+    __slots__ = ("_address", "_limit")
+    _limit: ConnectionLimit | None
+
+    def counted(self, limit: ConnectionLimit, address: str) -> None:
+        """Be counted by `limit`."""
+        self._limit, self._address = limit, address
+
+    def close(self) -> None:
+        """Close, and count no more."""
+        limit = getattr(self, "_limit", None)
+        if limit is not None:
+            self._limit = None
+            limit.left(self._address)
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class ConnectionLimit:
+    """Counts the connections that strangers opened, and refuses those over a limit.
+
+    Attributes:
+        limit: connections in all; 0 for as many as there are descriptors, less `RESERVE`.
+        per_address: connections of one address; 0 for no limit. Addresses of this machine have none: behind a proxy on
+            it, everybody comes from there.
+        refusals: counts those that were refused.
+    """
+
+    def __init__(self, limit: int = 0, per_address: int = PER_ADDRESS) -> None:
+        self.limit, self.per_address = limit, per_address
+        self.open = 0
+        self.refusals = Refusals()
+        self._by_address: dict[str, int] = {}
+
+    def admit(self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]]) -> Admitted | None:
+        """The socket of a connection that was accepted; None when it was one too many, and is closed."""
+        sock, host = Admitted(family, kind, 0, fd), address[0]
+        sock.setblocking(False)
+        over = self._over(host)
+        if over:
+            self._refuse(sock, host, over)
+            return None
+        self.open += 1
+        self._by_address[host] = self._by_address.get(host, 0) + 1
+        sock.counted(self, host)
+        return sock
+
+    def left(self, host: str) -> None:
+        """One of its connections was closed."""
+        self.open -= 1
+        left = self._by_address.pop(host) - 1
+        if left:
+            self._by_address[host] = left
+
+    def _over(self, host: str) -> str:
+        if self.open >= (self.limit or _most()):
+            return f"{self.open} connections are open; the setting max_connections, or ulimit -n, allows no more"
+        if self.per_address and self._by_address.get(host, 0) >= self.per_address and not _is_own(host):
+            return f"{self.per_address} connections of {host} are open; see the setting connections_per_address"
+        return ""
+
+    def _refuse(self, sock: Admitted, host: str, why: str) -> None:
+        with contextlib.suppress(OSError):
+            sock.send(_BUSY)  # a client of TLS sees the end only
+        sock.close()
+        self.refusals.add(f"refused a connection of {host}: {why}")
+
+
+def _most() -> int:
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
+
+
+@lru_cache(1024)
+def _is_own(host: str) -> bool:
+    return is_loopback(host)
+
+
+open_connections = ConnectionLimit()
+"""The limit of this process: all its ports share the descriptors."""
+
 
 log = logging.getLogger("smqrt")
 
@@ -112,7 +208,7 @@ class Listener:
             self._pass_on(fd, address)
 
     def _pass_on(self, fd: int, address: tuple[Any, ...]) -> None:
-        client = connections.admit(self._family, self._type, fd, address)
+        client = open_connections.admit(self._family, self._type, fd, address)
         if client is None:
             return
         try:
@@ -215,7 +311,7 @@ class Acceptor:
             except OSError as error:
                 self._failed(error)
                 break
-            client = connections.admit(sock.family, sock.type, fd, address)
+            client = open_connections.admit(sock.family, sock.type, fd, address)
             if client is None:
                 continue
             client.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)

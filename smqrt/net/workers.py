@@ -1,4 +1,5 @@
-"""Pooled greenlets for code that may block in gevent's way, and threads for what waits for the disk.
+"""Pooled greenlets for code that may block in gevent's way; threads for what waits for the disk, and the inlet for
+calls that other threads hand to the loop.
 
 A worker is a raw greenlet whose parent is the hub. Started from the Hub greenlet (that is, from a watcher's callback)
 it runs at once, without a turn of the loop: handing over costs less than a microsecond, against some twenty for
@@ -9,15 +10,18 @@ it runs at once, without a turn of the loop: handing over costs less than a micr
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from sys import getrefcount
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
-from gevent import get_hub
+from gevent import get_hub, monkey
 from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
+from smqrt.net.refusals import Refusals
 
 log = logging.getLogger("smqrt")
 
@@ -180,3 +184,63 @@ def _caught(function: Callable[..., T], args: tuple[object, ...]) -> T | _Raised
         return function(*args)
     except Exception as error:
         return _Raised(error)
+
+
+MAX_INLET_CALLS, MAX_INLET_BYTES = 10_000, 16 << 20
+"""What may wait for the loop."""
+INLET_PORTION_S = 0.004
+
+_new_lock = monkey.get_original("_thread", "allocate_lock")  # gevent's own is for greenlets of one thread
+
+
+class Inlet:
+    """A bounded queue of calls that threads make and the loop works off, in order. Made in the loop's thread.
+
+    Attributes:
+        refusals: counts the calls that were one too many.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
+        self._bytes = 0
+        self.refusals = Refusals()
+        self._lock = _new_lock()
+        loop: Any = get_hub().loop
+        self._wake = loop.async_()
+        self._wake.ref = False
+        self._wake.start(self._work)
+
+    def put(self, size_bytes: int, function: Callable[..., object], *arguments: object) -> bool:
+        """Have `function(*arguments)` called by the loop, soon; false when too much waits already. From any thread."""
+        with self._lock:
+            if len(self._jobs) >= MAX_INLET_CALLS or self._bytes + size_bytes > MAX_INLET_BYTES:
+                self.refusals.add("threads hand in more than the loop takes: a message was refused")
+                return False
+            self._jobs.append((size_bytes, function, arguments))
+            self._bytes += size_bytes
+        self._wake.send()
+        return True
+
+    def drain(self) -> None:
+        """Make all calls that wait; in the loop's thread only."""
+        while self._next():
+            pass
+
+    def _work(self) -> None:
+        until_s = monotonic() + INLET_PORTION_S
+        while self._next():
+            if monotonic() >= until_s:
+                self._wake.send()  # the others have a turn
+                return
+
+    def _next(self) -> bool:
+        with self._lock:
+            if not self._jobs:
+                return False
+            size_bytes, function, arguments = self._jobs.popleft()
+            self._bytes -= size_bytes
+        try:
+            function(*arguments)
+        except Exception:
+            log.exception("error in what a thread handed in")
+        return True

@@ -8,7 +8,7 @@ import resource
 import pytest
 from gevent import socket
 
-from smqrt.net import gate
+from smqrt.net import listener
 from smqrt.net.listener import Acceptor
 from smqrt.net.refusals import Refusals
 from tests.device import KINDS, WS, Site
@@ -16,16 +16,18 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> gate.Gate:
-    """The process's gate with a limit of five more connections than are open."""
-    wait_until(lambda: gc.collect() is not None and gate.connections.open == 0, "older connections closed")
-    monkeypatch.setattr(gate.connections, "limit", 5)
-    monkeypatch.setattr(gate.connections, "refusals", Refusals())
-    return gate.connections
+def strict(monkeypatch: pytest.MonkeyPatch) -> listener.ConnectionLimit:
+    """The process's limit, set to five more connections than are open."""
+    wait_until(lambda: gc.collect() is not None and listener.open_connections.open == 0, "older connections closed")
+    monkeypatch.setattr(listener.open_connections, "limit", 5)
+    monkeypatch.setattr(listener.open_connections, "refusals", Refusals())
+    return listener.open_connections
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_many_connections_in_all(site: Site, strict: gate.Gate, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_so_many_connections_in_all(
+    site: Site, strict: listener.ConnectionLimit, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     clients = [site.device(b"uid-a%d" % number, kind) for number in range(5)]
     for _ in range(20):
         with socket.create_connection(site.address(), timeout=5) as extra:
@@ -41,7 +43,7 @@ def test_so_many_connections_in_all(site: Site, strict: gate.Gate, kind: str, ca
     site.device(b"uid-b1", kind)
 
 
-def test_every_way_to_end_is_counted(site: Site, strict: gate.Gate) -> None:
+def test_every_way_to_end_is_counted(site: Site, strict: listener.ConnectionLimit) -> None:
     for kind in KINDS:
         site.device(b"uid-a1", kind).disconnect()
         site.device(b"uid-a1", kind).reset()
@@ -53,17 +55,17 @@ def test_every_way_to_end_is_counted(site: Site, strict: gate.Gate) -> None:
 
 
 def test_so_many_connections_of_one_address(
-    site: Site, strict: gate.Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site, strict: listener.ConnectionLimit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(strict, "per_address", 2)
     [site.device(b"uid-a%d" % number) for number in range(3)]
-    monkeypatch.setattr(gate, "_is_own", lambda host: False)
+    monkeypatch.setattr(listener, "_is_own", lambda host: False)
     with socket.create_connection(site.address(), timeout=5) as extra:
         assert b" 503 " in extra.recv(1000)
     assert "connections of 127.0.0.1 are open; see the setting connections_per_address" in caplog.text
 
 
-def test_ports_of_applications_share_the_count(strict: gate.Gate) -> None:
+def test_ports_of_applications_share_the_count(strict: listener.ConnectionLimit) -> None:
     acceptor = Acceptor(0, "127.0.0.1")
     clients = [socket.create_connection(acceptor.sockname(), timeout=5) for _ in range(7)]
     taken = []
@@ -86,6 +88,6 @@ def test_ports_of_applications_share_the_count(strict: gate.Gate) -> None:
 
 def test_some_descriptors_stay_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    assert gate._most() == 1000 - gate.RESERVE
+    assert listener._most() == 1000 - listener.RESERVE
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    assert gate._most() == 16
+    assert listener._most() == 16
