@@ -15,6 +15,15 @@ REFUSALS = {
     ConnackCode.ACCESS_DENIED: "access denied",
 }
 """What each Connack code says in words (specification: smq.md §1.2)."""
+_SENTENCES = {
+    "sslnottrusted": "certificate not trusted",
+    "sslhandshake": "TLS handshake failed",
+    "cannotresolve": "host name not found",
+    "cannotconnect": "no connection",
+    "timeout": "no answer in time",
+    "proxyauth": "the proxy wants other credentials",
+}
+_FINAL = frozenset(("sslnottrusted", "proxyauth"))
 
 
 class ConnectionEnd(SmqrtError):
@@ -61,17 +70,6 @@ def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
 def protocol_error(error: ProtocolError) -> ConnectionEnd:
     """The end of a connection whose broker broke the protocol."""
     return ConnectionEnd("protocolerror", f"the broker broke the protocol: {error}")
-
-
-_SENTENCES = {
-    "sslnottrusted": "certificate not trusted",
-    "sslhandshake": "TLS handshake failed",
-    "cannotresolve": "host name not found",
-    "cannotconnect": "no connection",
-    "timeout": "no answer in time",
-    "proxyauth": "the proxy wants other credentials",
-}
-_FINAL = frozenset(("sslnottrusted", "proxyauth"))
 
 
 def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:

@@ -29,6 +29,10 @@ _REASONS = {
     Trust.CN: "nobody trusted vouches for the certificate",
     Trust.NONE: "the certificate is for another name, and nobody trusted vouches for it",
 }
+_READ_BYTES = 16384
+"""What is worked off at once; a broker can put 5,000 packets into it."""
+_DISCONNECT_S = 2.0
+"""How long the broker may take to close after our Disconnect."""
 
 
 def broker_url(text: str) -> Url:
@@ -85,12 +89,6 @@ class SmqConnector:
         if trust is not Trust.TRUSTED:
             stream.close()
             raise StreamError("sslnottrusted", _REASONS[trust])
-
-
-_READ_BYTES = 16384
-"""What is worked off at once; a broker can put 5,000 packets into it."""
-_DISCONNECT_S = 2.0
-"""How long the broker may take to close after our Disconnect."""
 
 
 class ClientConnection:

@@ -19,6 +19,10 @@ log = logging.getLogger("smqrt.client")
 
 Callback = Callable[..., object] | None
 _MAX_UID_BYTES = 255
+_FILE = optional(path())
+_FUNCTION = optional(function())
+_SECONDS = number(0, unit="seconds", above=True)
+_DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "text": bytes.decode}
 
 
 def _uid(value: object) -> str | bytes:
@@ -37,11 +41,6 @@ def _headers(value: object) -> dict[str, str]:
 
 def _random_uid() -> str:
     return secrets.token_hex(8)
-
-
-_FILE = optional(path())
-_FUNCTION = optional(function())
-_SECONDS = number(0, unit="seconds", above=True)
 
 
 @dataclass(kw_only=True)
@@ -116,9 +115,6 @@ class SmqClientOptions:
 def to_bytes(text: str | bytes) -> bytes:
     """`text` as bytes, UTF-8 when it is str."""
     return text.encode() if isinstance(text, str) else bytes(text)
-
-
-_DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "text": bytes.decode}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,15 @@ from smqrt.client.topics import SELF, Done, Handler, NameTable, Subscriptions, S
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 
+_REQUEST_OF_ACK: dict[int, Type] = {
+    Type.SUBACK: Type.SUBSCRIBE,
+    Type.CREATEACK: Type.CREATE,
+    Type.CREATESUBACK: Type.CREATESUB,
+}
+_NUMBERING = (Type.CREATE, Type.CREATESUB)
+_LOCAL = 0
+"""A request about one's own ETID: done as soon as there is one."""
+
 
 class PendingRequest(NamedTuple):
     """What is asked of the broker.
@@ -73,16 +82,6 @@ class PendingRequests:
             del self._numbers[kind, name]
         self.restoring -= request.restores
         return request
-
-
-_REQUEST_OF_ACK: dict[int, Type] = {
-    Type.SUBACK: Type.SUBSCRIBE,
-    Type.CREATEACK: Type.CREATE,
-    Type.CREATESUBACK: Type.CREATESUB,
-}
-_NUMBERING = (Type.CREATE, Type.CREATESUB)
-_LOCAL = 0
-"""A request about one's own ETID: done as soon as there is one."""
 
 
 class _Held(NamedTuple):

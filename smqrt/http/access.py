@@ -4,19 +4,35 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from smqrt.http.status import HttpError
 from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
 from smqrt.net.refusals import Refusals
 
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
 _MAX_KNOWN = 1024
 _SHOWN = 255  # characters; no name has more
+
+
+class CheckedRequest(Protocol):
+    """What the rules look at: see `smqrt.http.message.Request`."""
+
+    method: str
+    path: str
+    host: str
+    secure: bool
+
+    @property
+    def local(self) -> tuple[str, int]:
+        """Address and port the client connected to."""
+
+    def get(self, name: str) -> str | None:
+        """A header field, None without it."""
+
+    def has_any(self, names: frozenset[str]) -> bool:
+        """Whether a header field of these names is there."""
 
 
 class Access:
@@ -48,7 +64,7 @@ class Access:
         self._any_host = self._hosts.all or not (self._hosts or loopback)
         self._known: set[str] = set()  # Host headers that were found good
 
-    def check(self, request: Request) -> None:
+    def check(self, request: CheckedRequest) -> None:
         """Refuses a request for another host, and one that changes something for a page of another host.
 
         Raises:
@@ -59,7 +75,7 @@ class Access:
         if request.method not in _SAFE:
             self.check_origin(request)
 
-    def check_origin(self, request: Request, more: Origins | None = None) -> None:
+    def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
         """Refuses a request of a page of another host that is in no list; one without an Origin is not from a page.
 
         Args:
@@ -77,21 +93,21 @@ class Access:
             request, what, f"origins={origin}", "Pages of other origins may not do this; the setting is `origins`."
         )
 
-    def shows_errors(self, request: Request) -> bool:
+    def shows_errors(self, request: CheckedRequest) -> bool:
         """Tells whether the client may see what went wrong inside the server."""
         if self._debug is not None:
             return self._debug
         at_home = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
         return at_home and not request.has_any(_FORWARDED)
 
-    def _welcome(self, request: Request, origin: str, more: Origins | None) -> bool:
+    def _welcome(self, request: CheckedRequest, origin: str, more: Origins | None) -> bool:
         return (
             same_origin(origin, request.get("host") or "", request.secure)
             or self._origins.has(origin)
             or (more is not None and more.has(origin))
         )
 
-    def _check_host(self, request: Request) -> None:
+    def _check_host(self, request: CheckedRequest) -> None:
         host = request.get("host")
         name = host_name(host or "")
         if host is None or is_loopback(name) or self._hosts.has(name):
@@ -103,13 +119,13 @@ class Access:
                 request, what, f"hosts={name}", "This server does not answer to that name; the setting is `hosts`."
             )
 
-    def _refuse(self, request: Request, what: str, setting: str, sentence: str) -> NoReturn:
+    def _refuse(self, request: CheckedRequest, what: str, setting: str, sentence: str) -> NoReturn:
         asked = f"{request.method} {request.path[:_SHOWN]!r}"
         self.refusals.add(f"refused: {asked} {what}; to allow it, set {ascii(setting[:_SHOWN])[1:-1]}")
         raise HttpError(403, sentence)
 
 
-def _is_local(request: Request) -> bool:
+def _is_local(request: CheckedRequest) -> bool:
     """Whether it came to an address of loopback."""
     address = ip_address(request.local[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

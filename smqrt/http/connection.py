@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
-from smqrt.http import errorpage
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import check_beginning
 from smqrt.http.message import Request
@@ -40,6 +39,7 @@ _REQUESTS_AT_ONCE = 4  # then the others who wait have a turn
 _LINGER_S = 2.0  # how long a client may take to read our last words
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
 _view = memoryview(_buffer)
+_LATE = object()
 
 
 class HttpConnection:
@@ -233,7 +233,7 @@ class HttpConnection:
             self._answer_error(request, HttpError(500))
         else:
             response.ended = False
-            errorpage.report(request, "Python", traceback.format_exc())
+            request.report_failure("Python", traceback.format_exc())
             response.end()
 
     def _answer_error(self, request: Request, error: HttpError) -> None:
@@ -415,6 +415,3 @@ class HttpConnection:
             self._writable.stop()
             self._writable.close()
             self._writable = None
-
-
-_LATE = object()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat as mode_bits
+import time
+import zipfile
+import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import IO
+from weakref import WeakValueDictionary
 
 from smqrt.http.private import disguised
 from smqrt.http.resources import Io, IoError, Stat, segments
-from smqrt.http.zips import ZipIo
 
 _PATH_MAX = 4096  # of Linux
 _MODES = {"r": "rb", "w": "wb", "a": "ab", "r+": "r+b", "w+": "w+b", "a+": "a+b"}
+MAX_ENTRY_BYTES = 64 << 20
+MAX_RATIO = 200  # text packs at 5 to 20; beyond lie bombs
+_SMALL = 1 << 20  # below this size a high ratio does no harm
+_ENCRYPTED = 1
 
 
 class DiskIo(Io):
@@ -175,3 +183,190 @@ def _stats(entries: list[os.DirEntry[str]]) -> Iterator[Stat]:
             yield _stat_of(entry.name, entry.stat())
         except OSError:
             continue
+
+
+class ZipIo(Io):
+    """A ZIP archive.
+
+    Args:
+        path: the file; read again when it has changed.
+
+    Raises:
+        IoError: "notfound", or "ziperror" when it is no archive, is damaged or has an entry that could leave the root.
+    """
+
+    kind = "zip"
+
+    def __init__(self, path: str | Path, prefix: str = "") -> None:
+        self._path = str(path)
+        self._prefix = prefix
+        self._archive = _Archive(self._path)
+        if prefix and not self._archive.get(prefix).isdir:
+            raise IoError("notfound", f"{path}: {prefix} is no directory")
+
+    def open(self, name: str, mode: str = "r") -> IO[bytes]:
+        """See `Io.open`."""
+        if mode.replace("b", "") != "r":
+            raise IoError("noaccess", f"{name}: a ZIP archive is read only")
+        return self._archive.open(self._full(name))
+
+    def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:
+        """See `Io.read_published`; unpacks no more than is asked for."""
+        stat = self.published(name)
+        return stat, self._archive.read(self._full(name), limit_bytes)
+
+    def stat(self, name: str) -> Stat:
+        """See `Io.stat`."""
+        return self._fresh().get(self._full(name))
+
+    def files(self, path: str = "") -> Iterator[Stat]:
+        """See `Io.files`."""
+        return iter(self._fresh().list(self._full(path)))
+
+    def sub(self, path: str) -> Io:
+        """See `Io.sub`."""
+        below = ZipIo(self._path, self._full(path))
+        below.private = self.private
+        return below
+
+    def realpath(self, name: str = "") -> str:
+        """See `Io.realpath`: the path of the archive with the name behind it."""
+        return "/".join(filter(None, (self._path, self._full(name))))
+
+    def _full(self, name: str) -> str:
+        inside = "/".join(segments(name))
+        return f"{self._prefix}/{inside}".strip("/") if inside else self._prefix
+
+    def _fresh(self) -> _Archive:
+        if self._archive.outdated():
+            try:
+                self._archive = _Archive(self._path)
+            except IoError:
+                pass  # being replaced right now: the old content stays until the new one is whole
+        return self._archive
+
+
+class _Content:
+    """An entry, unpacked; all who read it at the same time share one."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class _Reader(io.BytesIO):
+    def __init__(self, content: _Content) -> None:
+        super().__init__(content.data)  # shares the bytes
+        self.content = content
+
+
+class _Archive:
+    """One state of the file on disk, with its directory as a dict."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._mark = self._file_mark()
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise IoError("ziperror", f"{path} is no readable ZIP archive: {error}") from None
+        self._infos: dict[str, zipfile.ZipInfo] = {}
+        self._contents: WeakValueDictionary[str, _Content] = WeakValueDictionary()
+        self._stats: dict[str, Stat] = {"": Stat("", 0, 0, True)}
+        self._children: dict[str, list[Stat]] = {"": []}
+        for info in self._zip.infolist():
+            self._add(info)
+
+    def outdated(self) -> bool:
+        try:
+            return self._file_mark() != self._mark
+        except IoError:
+            return False
+
+    def get(self, name: str) -> Stat:
+        stat = self._stats.get(name)
+        if stat is None:
+            raise IoError("notfound", f"{self._path}: {name}")
+        return stat
+
+    def list(self, name: str) -> list[Stat]:
+        children = self._children.get(name)
+        if children is None:
+            raise IoError("notfound", f"{self._path}: {name} is no directory")
+        return list(children)
+
+    def open(self, name: str) -> _Reader:
+        content = self._contents.get(name)
+        if content is None:
+            content = self._contents[name] = _Content(self.read(name, MAX_ENTRY_BYTES + 1))
+        return _Reader(content)
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        if self.get(name).isdir:
+            raise IoError("noaccess", f"{self._path}: {name} is a directory")
+        try:
+            with self._zip.open(self._infos[name]) as file:
+                data = file.read(min(limit_bytes, MAX_ENTRY_BYTES + 1))
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+            raise IoError("ziperror", f"{self._path}: {name}: {error}") from None
+        if len(data) > MAX_ENTRY_BYTES:
+            raise IoError("ziperror", f"{self._path}: {name} is larger than it says")
+        return data
+
+    def _file_mark(self) -> Hashable:
+        try:
+            info = os.stat(self._path)
+        except OSError as error:
+            raise IoError.of(error, self._path) from None
+        return info.st_mtime_ns, info.st_size, info.st_ino
+
+    def _add(self, info: zipfile.ZipInfo) -> None:
+        name = info.filename.rstrip("/")
+        if name in ("", "."):
+            return
+        self._check(info, name)
+        if info.is_dir():
+            self._enter(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
+        elif mode_bits.S_ISLNK(info.external_attr >> 16):
+            return  # a link's text is no content
+        else:
+            self._infos[name] = info
+            version = (info.CRC, info.file_size, info.header_offset, self._mark)
+            self._enter(name, Stat(name.rpartition("/")[2], info.file_size, _mtime(info), False, version))
+
+    def _check(self, info: zipfile.ZipInfo, name: str) -> None:
+        where = f"{self._path}: entry {info.orig_filename!r}"
+        parts = name.split("/")
+        if "\0" in info.orig_filename or "\\" in name or any(part in ("", ".", "..") for part in parts):
+            raise IoError("ziperror", f"{where} has a name that leads elsewhere")
+        if info.flag_bits & _ENCRYPTED:
+            raise IoError("ziperror", f"{where} is encrypted")
+        too_dense = info.file_size > _SMALL and info.file_size > MAX_RATIO * max(info.compress_size, 1)
+        if info.file_size > MAX_ENTRY_BYTES or too_dense:
+            raise IoError(
+                "ziperror",
+                f"{where} is too large unpacked: at most {MAX_ENTRY_BYTES} bytes and {MAX_RATIO} times its packed size",
+            )
+
+    def _enter(self, name: str, stat: Stat) -> None:
+        if name in self._stats:
+            if self._stats[name].isdir and stat.isdir:
+                return  # made already, for something inside it
+            raise IoError("ziperror", f"{self._path}: entry {name!r} is there twice")
+        parent = name.rpartition("/")[0]
+        if parent not in self._stats:
+            self._enter(parent, Stat(parent.rpartition("/")[2], 0, stat.mtime, True))
+        elif not self._stats[parent].isdir:
+            raise IoError("ziperror", f"{self._path}: {parent!r} is both a file and a directory")
+        self._stats[name] = stat
+        self._children[parent].append(stat)
+        if stat.isdir:
+            self._children.setdefault(name, [])
+
+
+def _mtime(info: zipfile.ZipInfo) -> int:
+    try:
+        return int(time.mktime((*info.date_time, 0, 0, -1)))
+    except (OverflowError, ValueError):
+        return 0

@@ -28,6 +28,8 @@ _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
 _HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
 _SINGLE = ("host", *_FRAMING, *_HANDSHAKE)  # a second one changes what the message means
 _MAX_PORT = 65535
+_MAX_RECENT = 256
+_MAX_RECENT_BYTES = 1024  # of one head
 
 
 class Head:
@@ -178,8 +180,6 @@ class Head:
 
 
 _recent: dict[bytes, Head] = {}
-_MAX_RECENT = 256
-_MAX_RECENT_BYTES = 1024  # of one head
 
 
 def parse(data: bytes) -> Head:

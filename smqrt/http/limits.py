@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from smqrt.http.status import HttpError
 from smqrt.net.refusals import Refusals
 
+_NO_ROOM = "The server holds as many bodies of requests in memory as it may; try again in a second."
+
 
 @dataclass(frozen=True)
 class HttpLimits:
@@ -68,6 +70,3 @@ class BodyMemory:
     def give_back(self, count: int) -> None:
         """Gives `count` bytes back."""
         self.held_bytes -= count
-
-
-_NO_ROOM = "The server holds as many bodies of requests in memory as it may; try again in a second."

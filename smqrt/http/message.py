@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import Any, Protocol
 
-from smqrt.http.body import Body
+from smqrt.http.access import Access
+from smqrt.http.body import Body, Source
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
+from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.status import HttpError, error_page, reason
+from smqrt.net.origins import Origins
 from smqrt.net.scheduling import Turn
+from smqrt.net.tls import Transport
 
-if TYPE_CHECKING:
-    from smqrt.http.access import Access
-    from smqrt.http.connection import HttpConnection
-    from smqrt.net.origins import Origins
+log = logging.getLogger("smqrt")
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
 _URLENCODED = "application/x-www-form-urlencoded"
 _OK = b"HTTP/1.1 200 OK\r\n"
+
+
+class Watcher(Protocol):
+    """A watcher of the loop."""
+
+    def start(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called whenever the socket is ready."""
+
+    def stop(self) -> None:
+        """Call it no more."""
+
+    def close(self) -> None:
+        """Give it back; it can't be started any more."""
+
+
+class RequestServer(Protocol):
+    """What a request needs of its server, which is `smqrt.http.server.HttpServer`."""
+
+    access: Access
+    limits: HttpLimits
+    bodies: BodyMemory
+
+    def accepted(self, transport: Transport, peer: tuple[Any, ...], secure: bool = False, data: bytes = b"") -> None:
+        """Take a connection back."""
+
+
+class RequestConnection(Source, Protocol):
+    """What a request and its response need of their connection, which is `smqrt.http.connection.HttpConnection`."""
+
+    peer: tuple[str, int]
+    secure: bool
+    transport: Transport
+
+    @property
+    def server(self) -> RequestServer:
+        """Where it belongs."""
+
+    def may_stay(self, is_over: bool) -> bool:
+        """Whether the connection can take another request behind this one; `is_over`: the response is complete."""
+
+    def send(self, data: bytes) -> None:
+        """Send all of `data`; may block the greenlet. Raises ClientGoneError."""
+
+    def release(self) -> tuple[Transport, Watcher, bytes]:
+        """Give transport, stopped READ watcher and unused bytes away."""
 
 
 @dataclass(slots=True)
@@ -36,12 +86,12 @@ class Detached:
         server: the `HttpServer` that takes it back with `accepted`.
     """
 
-    transport: Any
-    watcher: Any
+    transport: Transport
+    watcher: Watcher
     data: bytes
     secure: bool
     request: Request
-    server: Any
+    server: RequestServer
 
 
 class Request(Head):
@@ -69,13 +119,13 @@ class Request(Head):
         "transport",
     )
 
-    def __init__(self, head: bytes, connection: HttpConnection) -> None:
+    def __init__(self, head: bytes, connection: RequestConnection) -> None:
         self.adopt(parse(head))
         self._connection = connection
         self._body: Body | None = None
         self.peer: tuple[str, int] = connection.peer
         self.secure: bool = connection.secure
-        self.transport: Any = connection.transport
+        self.transport: Transport = connection.transport
         self.env: dict[str, Any] = {}
         self.includes = 0
         self.forwards = 0
@@ -140,6 +190,25 @@ class Request(Head):
             self.response.error(error.status, error.detail)
             return True
         return False
+
+    def report_failure(self, language: str, failure: str) -> None:
+        """Log a failure of a page or a directory function under a number, and put it into the response, which is open;
+        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4; design:
+        reliability §5).
+
+        Nothing sent yet: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Already
+        under way: a block of HTML behind what was sent.
+
+        Args:
+            language: of the code that failed, "Lua" or "Python".
+            failure: the message with file and line, and the traceback below it.
+        """
+        number = secrets.token_hex(4)
+        log.error("error %s in %s: %s", number, self.path, failure)
+        if not self.access.shows_errors(self):
+            failure = f"number {number} in the server's log"
+        by_script = (self.get("X-Requested-With") or "").lower() == "xmlhttprequest"
+        self.response.show_failure(language, failure, by_script)
 
     def detach(self) -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.
@@ -218,7 +287,7 @@ class Response:
         "status",
     )
 
-    def __init__(self, connection: HttpConnection, method: str, version: str) -> None:
+    def __init__(self, connection: RequestConnection, method: str, version: str) -> None:
         self._connection = connection
         self._is_head = method == "HEAD"  # and not the request itself: a cycle would keep both until a collection
         self._version = version
@@ -317,6 +386,21 @@ class Response:
         self.headers.set("Content-Type", "text/html; charset=utf-8")
         self.headers.set("Cache-Control", "no-store")
         self.end(error_page(status, detail))
+
+    def show_failure(self, language: str, failure: str, as_json: bool) -> None:
+        """Put a failure into the response, see `Request.report_failure`."""
+        if self.committed:
+            self.write(f"\n<pre>{language} error: {escape(failure)}</pre>\n".encode())
+            return
+        self.reset()
+        if as_json:
+            self.headers.set("Content-Type", "application/json")
+            self.write(json.dumps({"error": language.lower(), "emsg": failure}).encode())
+            return
+        self.status = 500
+        self.headers.set("Content-Type", "text/plain; charset=utf-8")
+        self.headers.set("Cache-Control", "no-store")
+        self.write(f"{language} error: {failure}\n".encode("utf-8", "backslashreplace"))
 
     def redirect(self, location: str, status: int = 302) -> None:
         """End the response with a redirection to `location`. Raises as `error`."""

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 
 from smqrt import app_folder
 from smqrt.errors import SmqrtError
-from smqrt.http.disk import DiskIo
+from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.files import StaticFile
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
-from smqrt.http.zips import ZipIo
 from smqrt.lua.api import dirs, exchange, files, pages, request, response, sessions, system
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services

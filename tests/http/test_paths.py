@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 import pytest
 
-from smqrt.http.disk import DiskIo
+from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.private import Private
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import ResourceReader
-from smqrt.http.zips import ZipIo
 
 SECRET = "SECRET"
 FILES = {

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.http.disk import DiskIo
+from smqrt.http.disk import MAX_RATIO, DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError
-from smqrt.http.zips import MAX_RATIO, ZipIo
 
 FILES = {"a.txt": b"one", "sub/b.txt": b"two two", "sub/deep/c.bin": bytes(5000), ".preload": b"hidden is not for us"}
 

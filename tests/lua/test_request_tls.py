@@ -11,7 +11,7 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
-from smqrt.http.client.request import ClientRequest, url_of
+from smqrt.http.client.exchange import ClientRequest, url_of
 from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener

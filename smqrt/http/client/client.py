@@ -1,4 +1,6 @@
-"""A client that goes where servers send it, keeps their cookies and proves its password to those that ask."""
+"""The HTTP client that follows redirects, keeps cookies (RFC 6265: each goes back to the host that set it) and answers
+challenges (Digest, RFC 7616: a password is proved without being sent).
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,23 @@ from email.utils import parsedate_to_datetime
 from urllib.request import parse_http_list, parse_keqv_list
 
 from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
-from smqrt.http.client.request import ClientRequest, joined
+from smqrt.http.client.exchange import ClientRequest, joined
 from smqrt.wire.url import Url
 
 MAX_REDIRECTS = 9
 MAX_CHALLENGES = 100  # of as many servers; they ask again when they were forgotten
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DRAIN_BYTES = 65536  # a longer body of a redirect is not waited for
+MAX_COOKIES = 300
+MAX_COOKIES_OF_HOST = 50
+MAX_COOKIE_BYTES = 4096  # name and value, and the path (RFC 6265 §6.1)
+_FOREVER_S = 10**9
+_HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 
 
 class HttpClient(HttpConversation):
-    """A `Conversation` that follows up to nine redirects, and answers one challenge (Digest), as far as it need not
-    send a body again. What it learned is used for the requests that follow.
+    """A conversation that follows up to nine redirects, and answers one challenge (Digest), as far as it need not send
+    a body again. What it learned is used for the requests that follow.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
@@ -34,7 +41,7 @@ class HttpClient(HttpConversation):
         self._proved = False
 
     def ask(self, request: ClientRequest) -> None:
-        """See `Conversation.ask`."""
+        """See `HttpConversation.ask`."""
         self._redirects = 0
         self._proved = False
         self._ask(request)
@@ -54,7 +61,7 @@ class HttpClient(HttpConversation):
         return challenge.answer(request.method, request.url.target, user, password or "")
 
     def status(self) -> int:
-        """See `Conversation.status`; the one behind the last redirect."""
+        """See `HttpConversation.status`; the one behind the last redirect."""
         while True:
             answered = self._response.status is not None
             status = super().status()
@@ -100,12 +107,6 @@ class HttpClient(HttpConversation):
         if len(self._challenges) >= MAX_CHALLENGES:
             self._challenges.clear()
         self._challenges[self._asked.url.origin] = challenge
-
-
-MAX_COOKIES = 300
-MAX_COOKIES_OF_HOST = 50
-MAX_COOKIE_BYTES = 4096  # name and value, and the path (RFC 6265 §6.1)
-_FOREVER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,6 @@ def _fits(cookie: Cookie, url: Url) -> bool:
         return False
     path = url.target.partition("?")[0]
     return path == cookie.path or path.startswith(cookie.path.rstrip("/") + "/")
-
-
-_HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ from time import monotonic
 
 import smqrt
 from smqrt.errors import StreamError
-from smqrt.http.client.request import ClientRequest, check_host
-from smqrt.http.client.response import ClientResponse
+from smqrt.http.client.exchange import ClientRequest, ClientResponse, check_host
 from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.proxy import Proxy, open_through
 from smqrt.net.scheduling import share

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, cast
 
 from smqrt.errors import ArgumentError
-from smqrt.http import errorpage
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory, DispatchError
@@ -142,7 +141,7 @@ class Exchanges:
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is not None and exchange.depth:
             raise error
-        errorpage.report(request, "Lua", str(error))
+        request.report_failure("Lua", str(error))
 
     def _exchange(self, request: Request) -> Exchange:
         exchange: Exchange | None = request.env.get(_KEY)
@@ -182,7 +181,7 @@ class Exchanges:
         elif body is not None and (failure is None or response.committed):
             response.write(body)
         if failure is not None:
-            errorpage.report(request, "Lua", failure.decode("utf-8", "replace"))
+            request.report_failure("Lua", failure.decode("utf-8", "replace"))
 
     def _forget_abandoned(self) -> None:
         while self._abandoned:

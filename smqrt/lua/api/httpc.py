@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from smqrt.errors import StreamError
 from smqrt.http.client.client import HttpClient, parse_cookies
 from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
-from smqrt.http.client.request import ClientRequest, encode, url_of
+from smqrt.http.client.exchange import ClientRequest, encode, url_of
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import (
     Function,

@@ -15,6 +15,7 @@ from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import LuaResult, from_latin1, latin1, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net.tls import TlsTransport
 
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK"
 METHODS = frozenset(_METHODS.split())
@@ -81,14 +82,14 @@ class RequestHalf:
 
     def cipher(self, handle: int) -> tuple[bytes, bytes] | None:
         """The name of the cipher and the version of TLS, None without TLS."""
-        request = self._of(handle)
-        cipher = request.transport.cipher() if request.secure else None
+        transport = self._of(handle).transport
+        cipher = transport.cipher() if isinstance(transport, TlsTransport) else None
         return None if cipher is None else (cipher[0].encode(), cipher[1].encode())
 
     def certificate(self, handle: int) -> bytes | None:
         """The client's certificate as JSON text, None when it sent none."""
-        request = self._of(handle)
-        return describe(request.transport.peer_certificate()) if request.secure else None
+        transport = self._of(handle).transport
+        return describe(transport.peer_certificate()) if isinstance(transport, TlsTransport) else None
 
     def allow(self, handle: int, listed: bytes, defaults: bool) -> bool:
         """Whether the request's method is among `listed`; when not, the response says which are."""

@@ -12,7 +12,7 @@ from gevent import get_hub
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.hooks import Peer
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.http.server import HttpServer
+from smqrt.http.message import RequestServer
 from smqrt.hub.peer import PeerSocket
 from smqrt.lua.bridge import fail
 from smqrt.net.addresses import resolve
@@ -173,7 +173,11 @@ class StreamHandle(SocketHandle):
     stream: Stream
 
     def __init__(
-        self, stream: Stream, tls: ClientTls | ServerTls | None = None, host: str = "", server: HttpServer | None = None
+        self,
+        stream: Stream,
+        tls: ClientTls | ServerTls | None = None,
+        host: str = "",
+        server: RequestServer | None = None,
     ) -> None:
         super().__init__()
         self.stream, self.tls, self.host, self.server = stream, tls, host, server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smqrt.errors import ArgumentError, ProtocolError
-from smqrt.http.server import HttpServer
+from smqrt.http.message import RequestServer
 from smqrt.lua.bridge import fail
 from smqrt.lua.sockets.handles import AGAIN, StreamHandle, Values
 from smqrt.net.contexts import ClientTls, ServerTls
@@ -29,7 +29,7 @@ class WebSocketHandle(StreamHandle):
         is_client: bool,
         tls: ClientTls | ServerTls | None = None,
         host: str = "",
-        server: HttpServer | None = None,
+        server: RequestServer | None = None,
     ) -> None:
         super().__init__(stream, tls, host, server)
         self.codec = WebSocketCodec(is_client)

@@ -9,7 +9,7 @@ import pytest
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
-from smqrt.http.client.request import ClientRequest, url_of
+from smqrt.http.client.exchange import ClientRequest, url_of
 from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
 from tests.waiting import wait_until
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from smqrt.http.client.client import MAX_COOKIE_BYTES, MAX_COOKIES, MAX_COOKIES_OF_HOST, CookieJar, parse_cookies
-from smqrt.http.client.request import url_of
+from smqrt.http.client.exchange import url_of
 
 HERE = url_of("https://a.example/x/y")
 

@@ -8,7 +8,7 @@ import pytest
 
 from smqrt.http.client.client import Challenge, HttpClient, find_challenge
 from smqrt.http.client.conversation import HttpClientOptions
-from smqrt.http.client.request import ClientRequest, url_of
+from smqrt.http.client.exchange import ClientRequest, url_of
 from tests.scripted_http import ScriptedHttp, answer
 
 NONCE = "7ypf/xlj9XXwfDPEoM4URrv/xwf94BcCAzFZH4GiTo0v"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.errors import StreamError
-from smqrt.http.client.request import joined, url_of
+from smqrt.http.client.exchange import joined, url_of
 
 
 @pytest.mark.parametrize(

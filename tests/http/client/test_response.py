@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import StreamError
-from smqrt.http.client.response import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM, ClientResponse
+from smqrt.http.client.exchange import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM, ClientResponse
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
