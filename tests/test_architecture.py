@@ -13,7 +13,7 @@ ORDER = (
     "errors, options, settings + app_folder + printable + manual, wire, broker, net, message + wsgi, "
     "http + client + mqtt + gunicorn, journal, hub, pyapps, lua, reload + supervise, runtime, pipeline, cli"
 )
-IN_THE_HUB = ("durability", "writer", "recorder", "service", "ends", "announcer")
+IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""
 LAYERS = [layer.replace(" + ", " ") for layer in ORDER.split(", ")]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

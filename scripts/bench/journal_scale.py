@@ -25,10 +25,10 @@ from journal_scale_data import STEP_US, TOO_YOUNG, TOPICS, Shape, generate
 
 from smqrt.journal import compact, retention
 from smqrt.journal.duckdb_views import DuckDB
+from smqrt.journal.listing import JournalListing
 from smqrt.journal.reader import Journal
 from smqrt.journal.recovery import recover
 from smqrt.journal.settings import JournalSettings
-from smqrt.journal.standing import Listing
 
 SHAPES = tuple(Shape(*counts) for counts in ((100, 3), (100, 300), (1_000, 300), (10_000, 300), (50_000, 300)))
 RANGE_ROWS = 100_000
@@ -61,7 +61,7 @@ def measures(journal: Path, shape: Shape) -> Iterator[tuple[str, Callable[[], ob
     yield "SQL: a topic in 100,000 rows", lambda: _asked(reader, some)
     yield "retention", lambda: retention.expired(journal, settings, time.time_ns() // 1000)
     yield "start of a hub", lambda: recover(journal / "wal" / "empty")
-    yield "listing for remote readers", lambda: Listing(journal).text()
+    yield "listing for remote readers", lambda: JournalListing(journal).text()
     merging = replace(TOO_YOUNG, merge_bytes=128 << 20)
     yield "merging an hour of 12 files", lambda: compact.compact(journal, merging)  # the second time there is none
 

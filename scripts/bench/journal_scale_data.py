@@ -81,7 +81,7 @@ def generate(journal: Path, shape: Shape) -> None:
         first = shape.behind + at * BATCHES * BATCH_ROWS
         _segment(journal / "wal" / "n1", first, shape.segments_us + at * STEP_US)
     newest = shape.behind + (shape.segments - 1) * BATCHES * BATCH_ROWS
-    committed.save(journal / "wal" / "n1", {"q": 1}, newest)  # as a hub does with each new segment
+    committed.save_snapshot(journal / "wal" / "n1", {"q": 1}, newest)  # as a hub does with each new segment
     compact.compact(journal, TOO_YOUNG)  # the first run looks for what a killed one has left
 
 

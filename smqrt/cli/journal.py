@@ -221,11 +221,11 @@ def compact(
     smqrt journal compact plant --watch 60s --after 10m
     """
     from smqrt.journal.compact import Options
-    from smqrt.journal.typed import merged
+    from smqrt.journal.payload_schema import merge_schemas
     from smqrt.options import parse_duration, parse_size
 
     pairs = dict(map(_schema_pair, schemas))
-    merged(pairs)
+    merge_schemas(pairs)
     seconds = parse_duration(watch) if watch else None
     durations = (parse_duration(after), parse_duration(grace))
     options = Options(*durations, everything, pairs, merge_bytes=parse_size(merge))
@@ -256,9 +256,9 @@ def _compact(run: Callable[[], Done], options: Options, seconds: float | None) -
 def _compact_once(place: Path, options: Options, variant: bool, delta: bool) -> Done:
     done = _compacted(place, options, variant)
     if delta:
-        from smqrt.journal import deltalog
+        from smqrt.journal import delta_table
 
-        deltalog.update(place)
+        delta_table.update_table(place)
     return done
 
 
@@ -306,9 +306,9 @@ def delta(path: Path, to: str | None) -> None:
     Its name for others is the folder that is printed. Do it after each compaction, or let compact --delta do it. A copy
     keeps what the journal has removed.
     """
-    from smqrt.journal import archive, deltalog
+    from smqrt.journal import delta_table
 
-    done = archive.update(folder(path), to) if to else deltalog.update(folder(path))
+    done = delta_table.update_copy(folder(path), to) if to else delta_table.update_table(folder(path))
     click.echo(f"{done.table}: {many(done.files, 'file')}, {done.added:,} added, {done.removed:,} removed")
 
 
@@ -364,12 +364,12 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     smqrt journal schema plant 'site1/#'
     """
     from smqrt.journal.inspect import latest
-    from smqrt.journal.schema import inferred
+    from smqrt.journal.payload_schema import infer_schema
 
     if len(words) > 2:
         raise click.UsageError(f"one topic, please, in quotes if it has a wildcard; there are {len(words)} words")
     opened = opened_journal(words[0] if len(words) == 2 else ".", token, cafile)
-    found = inferred(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
+    found = infer_schema(recorded.row.payload for recorded in latest(opened, opened.end(), rows, [words[-1]]))
     if not found.rows:
         raise JournalError(f"there are no messages to {words[-1]!r}; `smqrt journal stats` shows the topics")
     if found.ddl is None:

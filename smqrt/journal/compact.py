@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, held, index, manifest, merge, recovery, segment
+from smqrt.journal import committed, index, manifest, parquet_files, recovery, retention, segment
 from smqrt.journal.files import FILE_MODE, age_s, crc32
 from smqrt.journal.index import remove_summary
+from smqrt.journal.json_column import TypedColumn
 from smqrt.journal.manifest import DataFile, Manifest
-from smqrt.journal.parquet import HourFile, Shred, Unnamed, hour_of
+from smqrt.journal.parquet_files import HourFile, Shred, Unnamed, hour_of
 from smqrt.journal.settings import CompactSettings, JournalSettings
-from smqrt.journal.typed import TypedColumn
 
 Step = Callable[[str], None]
 """Called after each step that a crash could follow, with its name."""
@@ -131,7 +131,7 @@ def compact(
 def rows_to_compact(journal: Path, options: Options = Options()) -> int:
     """Returns how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
-    for folder in (journal / "wal").glob("*"):
+    for folder in index.node_folders(journal):
         last = max((one.end for one in sealed(folder, options)), default=0)
         first = min(map(index.first_seq, index.paths(folder)), default=0)
         rows += max(0, last - max(first, through.get(folder.name, 0)))
@@ -168,7 +168,7 @@ class _Run:
         self._faults: list[JournalError] = []
 
     def whole(self) -> Done:
-        for folder in sorted(path for path in (self._journal / "wal").glob("*") if path.is_dir()):
+        for folder in index.node_folders(self._journal):
             lock = segment.lock(folder) if self._options.everything else -1
             try:
                 self._node(folder)
@@ -178,8 +178,8 @@ class _Run:
             self._remove(folder)
         for node in sorted(manifest.load(self._journal).nodes) if self._options.merge_bytes else ():
             self._merge(node)
-        merge.remove_retired(self._journal, self._options.grace_s)
-        held.release(self._journal, time.time())
+        parquet_files.remove_retired(self._journal, self._options.grace_s)
+        retention.release_links(self._journal, time.time())
         if self._faults:
             raise self._faults[0]
         return self._done
@@ -246,12 +246,12 @@ class _Run:
         self._is_held_up = False
         now_us, state = time.time_ns() // 1000, manifest.load(self._journal)
         files = list(state.files(node, state.settled.get(node, 0)))
-        for group in merge.groups(files, now_us, self._options.merge_bytes, self._fit):
+        for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._fit):
             try:
                 self._merge_group(group)
             except JournalError as fault:  # a damaged file does not keep the others small
                 self._faults.append(fault)
-        below = merge.settled(files, now_us)
+        below = parquet_files.settled_below(files, now_us)
         if not (self._is_held_up or self._faults) and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
                 changes.settled[node] = below
@@ -259,13 +259,13 @@ class _Run:
     def _fit(self, one: DataFile, other: DataFile) -> bool:
         """Whether two files have the same columns, and those that Spark has to make can be made."""
         paths = [self._journal / file.path for file in (one, other)]
-        if not self._options.shred and any(map(merge.has_variant, paths)):
+        if not self._options.shred and any(map(parquet_files.has_variant, paths)):
             self._is_held_up = True  # until a run that has Spark
             return False
-        return bool(merge.plain_schema(paths[0]).equals(merge.plain_schema(paths[1])))
+        return bool(parquet_files.plain_schema(paths[0]).equals(parquet_files.plain_schema(paths[1])))
 
     def _merge_group(self, group: Sequence[DataFile]) -> None:
-        made = merge.merged(self._journal, group, self._options.shred)
+        made = parquet_files.merge_files(self._journal, group, self._options.shred)
         self._step("merged")
         self._name([made])
         with manifest.edit(self._journal) as changes:
@@ -273,7 +273,7 @@ class _Run:
             changes.add([made.file])
         self._step("merge switched")
         for file in group:
-            merge.retire(self._journal, [self._journal / file.path])
+            parquet_files.retire_files(self._journal, [self._journal / file.path])
             self._step("retired")
         self._done.merged += len(group)
 
@@ -311,7 +311,7 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
     named = {journal / file.path for file in state.all_files()}
     found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
     left = [path for path in found if path not in named]
-    merge.retire(journal, (path for path in left if path.suffix == _COMPLETE))
+    parquet_files.retire_files(journal, (path for path in left if path.suffix == _COMPLETE))
     for path in left:
         path.unlink(missing_ok=True)
     return left
@@ -402,8 +402,8 @@ def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
 
 def _commits_are_known(path: Path) -> bool:
     """Whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
-    known = committed.snapshot(path.parent)
-    return all(known.get(query, -1) >= batch for query, batch in committed.of_segment(path).items())
+    known = committed.load_snapshot(path.parent)
+    return all(known.get(query, -1) >= batch for query, batch in committed.batches_of_segment(path).items())
 
 
 def _damaged(path: Path, what: str) -> JournalError:

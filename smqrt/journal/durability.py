@@ -161,7 +161,7 @@ class Durability:
             segment, txns = self._sealed[0]
             self._check()
             self._lost.extend((segment, entry) for entry in segment.sync(kept_bytes=0))
-            committed.save(segment.path.parent, txns, segment.next_seq)
+            committed.save_snapshot(segment.path.parent, txns, segment.next_seq)
             summary_of(segment.path)
             self._sealed.popleft()
             segment.close()

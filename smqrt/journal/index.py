@@ -101,6 +101,15 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(DATA) and name.removesuffix(DATA).isdecimal())
 
 
+def node_folders(journal: Path) -> list[Path]:
+    """Returns the folders `wal/<node>` of a journal, by name; none where it has no rows yet."""
+    try:
+        with os.scandir(journal / "wal") as found:
+            return sorted(Path(one.path) for one in found if one.is_dir())
+    except FileNotFoundError:
+        return []
+
+
 def parse_index(data: bytes | memoryview) -> list[Entry]:
     """Returns the whole records of an index; half a record at the end is one that is being written."""
     whole = len(data) // INDEX.size * INDEX.size

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, merge, planning, tables
+from smqrt.journal import arrow, index, manifest, parquet_files, planning, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.files import crc32, there
 from smqrt.journal.filters import Filter
@@ -74,6 +74,9 @@ class Journal:
         Args:
             known: nodes that are left out.
         """
+        return self._again(lambda: self._ends_on_disk(known))
+
+    def _ends_on_disk(self, known: Collection[str]) -> dict[str, int]:
         snapshot = self._snapshot()
         return {node: self._end(snapshot, node) for node in snapshot.nodes() if node not in known}
 
@@ -356,11 +359,7 @@ class Journal:
             raise Unreachable(f"{self.path} {MOVED}") from None
 
     def _listed_here(self) -> Snapshot:
-        try:
-            nodes = sorted(entry.name for entry in os.scandir(self.path / "wal") if entry.is_dir())
-        except FileNotFoundError:
-            nodes = []
-        wal = {node: indexes.firsts(self.path / "wal" / node) for node in nodes}
+        wal = {folder.name: indexes.firsts(folder) for folder in indexes.node_folders(self.path)}
         return Snapshot(wal, manifest.load(self.path))
 
     def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
@@ -434,7 +433,7 @@ class Journal:
         Raises:
             FileNotFoundError: the file has gone.
         """
-        return merge.opened(self.path, chunk.file).open("rb")
+        return parquet_files.compacted_path(self.path, chunk.file).open("rb")
 
 
 def _mapped(path: Path) -> memoryview:

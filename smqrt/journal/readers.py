@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import standing
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
+from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import iso
 
@@ -79,7 +79,7 @@ def waiting(journal: Path) -> Iterator[tuple[Reader, int]]:
     """Yields the readers of a journal, and how many rows wait for each. Raises as `load`."""
     end: dict[str, int] | None = None
     for reader in load(journal):
-        end = standing.ends(journal) if end is None else end
+        end = Journal(journal).end() if end is None else end
         yield reader, reader.behind({}, end)
 
 

@@ -39,13 +39,12 @@ from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.journal import readers
 from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder
+from smqrt.journal.committed import MOST_PARTS, StagedResults, checked_part
 from smqrt.journal.durability import Unconfirmed
-from smqrt.journal.ends import Ends
+from smqrt.journal.listing import JournalEnds, JournalListing, ServedJournal
 from smqrt.journal.locations import MOVED
-from smqrt.journal.merge import RETIRED
+from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
-from smqrt.journal.staged import MOST_PARTS, Staged, checked_part
-from smqrt.journal.standing import Listing
 from smqrt.journal.tokens import TOKENS_FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
 from smqrt.net.scheduling import Turn
@@ -68,15 +67,8 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes one for
 _COMMITS = ("commit", "publish", "stage", "seal")
 
 
-class OpenJournal(Protocol):
+class OpenJournal(ServedJournal, Protocol):
     """What is served: `smqrt.journal.writer.JournalWriter`."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-
-    def end(self) -> Mapping[str, int]:
-        """Where the nodes end that are written here."""
 
     def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
         """Store and publish the rows of a micro-batch; False when that was done before."""
@@ -107,9 +99,9 @@ class _Asked(NamedTuple):
     """A journal, and what is kept of it for those who ask."""
 
     journal: OpenJournal
-    listing: Listing
-    ends: Ends
-    staged: Staged
+    listing: JournalListing
+    ends: JournalEnds
+    staged: StagedResults
 
 
 class JournalService(Directory):
@@ -211,8 +203,8 @@ class JournalService(Directory):
         name = str(journal.path)
         found = self._asked.get(name)
         if found is None or found.journal is not journal:
-            ends = Ends(journal, lambda: journal in self._opened.values())
-            asked = _Asked(journal, Listing(journal.path), ends, Staged(journal.path, journal.committed))
+            ends = JournalEnds(journal, lambda: journal in self._opened.values())
+            asked = _Asked(journal, JournalListing(journal.path), ends, StagedResults(journal.path, journal.committed))
             found = self._asked[name] = asked
         return found
 
@@ -302,7 +294,7 @@ def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     decoder.finish()
 
 
-def _staged(request: Request, staged: Staged, query: str, batch: int, part: str) -> Iterator[bytes]:
+def _staged(request: Request, staged: StagedResults, query: str, batch: int, part: str) -> Iterator[bytes]:
     """Yields the rows that were staged, which count like a body."""
     with in_thread(staged.open, query, batch, part) as file:
         while piece := in_thread(file.read, _PIECE):

@@ -16,7 +16,7 @@ from typing import Any
 from smqrt.errors import ArgumentError
 from smqrt.journal import locations
 from smqrt.journal.filters import Filter
-from smqrt.journal.typed import merged
+from smqrt.journal.payload_schema import merge_schemas
 from smqrt.options import (
     NotThisError,
     Rule,
@@ -70,7 +70,7 @@ def _schema(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(ddl, str) for ddl in value.values()):
         raise NotThisError
     Filter(list(value) or ["#"])
-    merged(value)
+    merge_schemas(value)
     return dict(value)
 
 

@@ -69,7 +69,7 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> Report:
         raise JournalError(f"{journal} is no folder; name the folder of a journal, or of an application that has one.")
     report = Report()
     try:
-        for node in sorted(path for path in (journal / "wal").glob("*") if path.is_dir()):
+        for node in index.node_folders(journal):
             report.faults += _segments(node, report, on_file)
         state = _manifest(journal, report)
         if state is not None:
@@ -351,7 +351,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 
 
 def _others(journal: Path) -> Iterator[Fault]:
-    snapshots = [journal / committed.FILE, *sorted((journal / "wal").glob(f"*/{committed.FILE}"))]
+    snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):

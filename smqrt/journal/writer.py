@@ -161,7 +161,7 @@ class JournalWriter:
             os.close(self._lock)  # so that another try is not refused because of this one
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
-        self._clock, self._others = Clock(), committed.Others(self.path, settings.node)
+        self._clock, self._others = Clock(), committed.OtherNodes(self.path, settings.node)
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
         self._durability = Durability(
             settings,
@@ -189,7 +189,7 @@ class JournalWriter:
             log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
         for damage in recovered.damages:
             log.error("%s", damage)
-        self._seq, self._txns = recovered.next_seq, committed.Batches(recovered.txns)
+        self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
             self._segment = self._begin()
         except OSError as error:

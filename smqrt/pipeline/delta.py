@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
-from smqrt.journal.deltalog import imported, one_line
+from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import crash_points, lake_files
 
@@ -47,7 +47,7 @@ class DeltaTable:
 
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
         self.location, self._by = location, list(partition_by)
-        self._deltalake = imported()
+        self._deltalake = import_deltalake()
         if not locations.is_elsewhere(location) and (Path(location) / "_spark_metadata").is_dir():
             raise PipelineError(
                 f"{location} has a table of plain Parquet files that a stream has written: give the Delta table "
@@ -193,7 +193,7 @@ class DeltaTable:
 def is_table(location: str) -> bool:
     """Whether a place is a Delta table, as far as deltalake knows the place."""
     with suppress(Exception):  # it isn't installed, or knows no such URI
-        return bool(imported().DeltaTable.is_deltatable(location))
+        return bool(import_deltalake().DeltaTable.is_deltatable(location))
     return False
 
 
@@ -207,7 +207,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
     if _has_jar(spark):
         return spark.read.format("delta").load(location)
-    table = imported().DeltaTable(location)
+    table = import_deltalake().DeltaTable(location)
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     paths = table.file_uris()
     if not paths:
@@ -221,7 +221,7 @@ def files(location: str) -> list[str]:
     Raises:
         PipelineError: deltalake is missing.
     """
-    return sorted(imported().DeltaTable(location).file_uris())
+    return sorted(import_deltalake().DeltaTable(location).file_uris())
 
 
 def settings(packages: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
-from smqrt.journal import locations, typed
+from smqrt.journal import json_column, locations
 from smqrt.journal.record import Flag
 from smqrt.pipeline import option_values, row_checks, session
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
@@ -268,7 +268,7 @@ class JournalSource:
         ddl = source.options["json"]
         wanted = history.Wanted(json=row_checks.compacted_ddl(ddl), computes=False, variant=ddl == row_checks.VARIANT)
         frame = history.frame(spark, self._options(spark, source), start, end, wanted)
-        return frame if wanted.json is None else frame.withColumnRenamed(typed.COLUMN, row_checks.TYPED)
+        return frame if wanted.json is None else frame.withColumnRenamed(json_column.JSON_COLUMN, row_checks.TYPED)
 
     def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {

@@ -1,6 +1,6 @@
 """Batch reads of a journal: Spark's own Parquet reader for what is compacted, the source `smq` for the rest.
 
-The plan is made at one moment: the files that the manifest lists for a range are held (see `smqrt.journal.held`), and
+The plan is made at one moment: the files that the manifest lists for a range are held (`journal.retention`), and
 what is in none of them is a range of numbers, which means the same rows wherever they are when they are read.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import ddl, filters, held, locations, typed
+from smqrt.journal import filters, json_column, locations, payload_schema, retention
 from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
 from smqrt.journal.index import REMEDY
@@ -70,7 +70,7 @@ class Wanted:
     @property
     def names(self) -> list[str]:
         """All columns, in their order."""
-        return [*self.columns, *[typed.COLUMN] * (self.json is not None), *[variant.COLUMN] * self.variant]
+        return [*self.columns, *[json_column.JSON_COLUMN] * (self.json is not None), *[variant.COLUMN] * self.variant]
 
 
 def read_journal(
@@ -122,7 +122,7 @@ def read_journal(
     journal = _opened(ReadOptions.parse(options))
     begin, behind = checkpoint.offsets(journal, start), checkpoint.offsets(journal, end, end=True)
     if json is not None:
-        ddl.parse(json)
+        payload_schema.parse_ddl(json)
     return frame(spark, options, begin, behind, Wanted(_known(columns), json, True, variant))
 
 
@@ -207,7 +207,7 @@ def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: Wanted) ->
         ranges = {node: (start.get(node, 0), seq) for node, seq in end.items()}
         plan = _divided(files, through, ranges, lambda file: _is_native(file, topics, wanted))
         try:
-            paths = held.hold(journal.path.absolute(), plan.files)
+            paths = retention.hold_files(journal.path.absolute(), plan.files)
         except FileNotFoundError as error:
             gone = str(error.filename)
             continue
@@ -262,8 +262,8 @@ def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _fields(schemas: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ddl.Type], ...]:
-    return typed.merged(dict(schemas)).fields
+def _fields(schemas: tuple[tuple[str, str], ...]) -> tuple[tuple[str, payload_schema.PayloadType], ...]:
+    return payload_schema.merge_schemas(dict(schemas)).fields
 
 
 def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
@@ -302,7 +302,7 @@ def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
     """
     from pyspark.sql import functions as F
 
-    if paths and (until_s := held.until_s(paths[0])) is not None:
+    if paths and (until_s := retention.held_until_s(paths[0])) is not None:
         late = spark.sql(_TOO_LATE, {"why": _LATE, "until_s": until_s}).scalar()
         yield F.when(F.current_timestamp() < F.timestamp_seconds(F.lit(until_s)), F.lit(True)).otherwise(late)
 
@@ -310,7 +310,9 @@ def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
 def _ddl(wanted: Wanted, has_json: bool, has_variant: bool) -> str:
     """Returns the columns to read of a file; Spark reads those that a query needs of these."""
     columns = [f"{column.name} {column.type}" for column in COLUMNS]
-    columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
+    columns += (
+        [f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
+    )
     return ", ".join([*columns, *[f"{variant.COLUMN} VARIANT"] * has_variant])
 
 
@@ -334,8 +336,8 @@ def _completed(found: DataFrame, wanted: Wanted) -> DataFrame:
     """Returns the columns that are wanted; those that are not there yet are computed or null."""
     from pyspark.sql import functions as F
 
-    if wanted.json is not None and typed.COLUMN not in found.columns:
-        found = found.withColumn(typed.COLUMN, F.lit(None).cast(str(ddl.parse(wanted.json))))
+    if wanted.json is not None and json_column.JSON_COLUMN not in found.columns:
+        found = found.withColumn(json_column.JSON_COLUMN, F.lit(None).cast(str(payload_schema.parse_ddl(wanted.json))))
     if wanted.variant and variant.COLUMN not in found.columns:
         found = found.withColumn(variant.COLUMN, variant.parsed())
     return found.select(*wanted.names)
@@ -406,7 +408,9 @@ def sourced(
     has_json = wanted.json is not None and wanted.computes
     names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # to be counted
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
-    columns += [f"{typed.COLUMN} {ddl.parse(wanted.json)}"] if has_json and wanted.json else []
+    columns += (
+        [f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
+    )
     ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
     found = spark.read.format("smq").schema(", ".join(columns)).options(**options, **ends).load()
     return _completed(found, wanted)

@@ -14,7 +14,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.journal import ddl as types
+from smqrt.journal import payload_schema as types
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import option_values, variant
 from smqrt.pipeline.api import Expectation
@@ -268,10 +268,10 @@ def compacted_ddl(ddl: str | None) -> str | None:
     Where a field is null in a file, the payload is looked at all the same: it may be of another type.
     """
     try:
-        kinds = [kind for _, kind in types.parse(ddl or "").fields]
+        kinds = [kind for _, kind in types.parse_ddl(ddl or "").fields]
     except ArgumentError:
         return None
-    return ddl if all(isinstance(kind, types.Scalar) and kind.name in _ALIKE for kind in kinds) else None
+    return ddl if all(isinstance(kind, types.ScalarType) and kind.name in _ALIKE for kind in kinds) else None
 
 
 def parse_json(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -> tuple[DataFrame, DataFrame]:

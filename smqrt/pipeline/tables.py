@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import locations
-from smqrt.journal.deltalog import imported, one_line
+from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.options import parse_duration
 from smqrt.pipeline import delta, iceberg, jvm
@@ -268,7 +268,7 @@ def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None
 def check_format_installed(declaration: Declaration) -> None:
     """Raises PipelineError or JournalError when the library is missing that the table of a query needs."""
     if declaration.options["format"] == "delta":
-        imported()
+        import_deltalake()
     elif declaration.options["format"] == "iceberg":
         iceberg.check_installed()
 

@@ -13,10 +13,10 @@ import pytest
 
 from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
+from smqrt.journal.committed import MOST_PARTS
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.readers import MOST_NODES
 from smqrt.journal.service import BODY_BYTES
-from smqrt.journal.staged import MOST_PARTS
 from smqrt.journal.tokens import MOST_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ import polars
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import archive, compact, deltalog
+from smqrt.journal import compact, delta_table
 from tests.journal.made import NOON_US, readings, row, write
 from tests.pipeline import lakes
 
@@ -34,10 +34,10 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with lakes.bucket(monkeypatch) as bucket:
         place = f"{bucket}/messages"
         record(tmp_path, 0, 20)
-        assert archive.update(tmp_path, place) == (place, 2, 0, 2)
-        assert archive.update(tmp_path, place) == (place, 0, 0, 2)
+        assert delta_table.update_copy(tmp_path, place) == (place, 2, 0, 2)
+        assert delta_table.update_copy(tmp_path, place) == (place, 0, 0, 2)
         record(tmp_path, 20, 10, NOON_US + 26 * HOUR_US, merge_bytes=1 << 20)
-        done = archive.update(tmp_path, place)
+        done = delta_table.update_copy(tmp_path, place)
         assert (done.removed, done.files) == (2, 2)
         assert numbers(place) == list(range(30))
         assert polars.scan_delta(place).filter(polars.col("seq") > 27).select("payload").collect().height == 2
@@ -49,12 +49,12 @@ def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_the_journal_removes_stays_and_what_is_joined_comes_once(tmp_path: Path) -> None:
     journal, place = tmp_path / "journal", tmp_path / "lake" / "messages"
     record(journal, 0, 20)
-    archive.update(journal, str(place))
+    delta_table.update_copy(journal, str(place))
     shutil.rmtree(journal)  # as retention does in the end
     record(journal, 20, 20, NOON_US + 30 * HOUR_US)
-    assert archive.update(journal, str(place)).files == 4
+    assert delta_table.update_copy(journal, str(place)).files == 4
     compact.compact(journal, compact.Options(everything=True, grace_s=0))
-    assert archive.update(journal, str(place)).removed == 2
+    assert delta_table.update_copy(journal, str(place)).removed == 2
     assert numbers(place) == list(range(40))
 
 
@@ -70,29 +70,29 @@ def test_an_end_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         copy(path, system, to, makes_folders)
 
     copied: list[str] = []
-    copy = archive._copy
+    copy = delta_table._copy
     with monkeypatch.context() as patched:
-        patched.setattr(archive, "_copy", full)
-        patched.setattr(archive, "_FILES", 1)
+        patched.setattr(delta_table, "_copy", full)
+        patched.setattr(delta_table, "_FILES", 1)
         with pytest.raises(JournalError, match=r"The Delta table in .* can't be written: .*No space left on device"):
-            archive.update(journal, str(place))
+            delta_table.update_copy(journal, str(place))
     assert numbers(place) == list(range(20))
-    assert archive.update(journal, str(place)).added == 2
+    assert delta_table.update_copy(journal, str(place)).added == 2
     assert numbers(place) == list(range(40))
 
 
 def test_a_table_of_something_else(tmp_path: Path) -> None:
     journal, other, place = tmp_path / "journal", tmp_path / "other", tmp_path / "lake"
     record(journal, 0, 20)
-    archive.update(journal, str(place))
+    delta_table.update_copy(journal, str(place))
     record(other, 0, 15, NOON_US + 50 * HOUR_US)
     with pytest.raises(JournalError, match="has rows of another journal with the same numbers"):
-        archive.update(other, str(place))
+        delta_table.update_copy(other, str(place))
     deltalake.write_deltalake(tmp_path / "table", polars.DataFrame({"seq": [1]}))
     with pytest.raises(JournalError, match="is not one of a journal: give another place"):
-        archive.update(journal, str(tmp_path / "table"))
+        delta_table.update_copy(journal, str(tmp_path / "table"))
     with pytest.raises(ArgumentError, match="no URI that pyarrow can write to"):
-        archive.update(journal, "ftp://host/x")
+        delta_table.update_copy(journal, "ftp://host/x")
     assert numbers(place) == list(range(20))
 
 
@@ -104,15 +104,15 @@ def test_typed_columns(tmp_path: Path) -> None:
         schemas = {"#": ddl} if ddl else {}
         compact.compact(journal, compact.Options(everything=True, schemas=schemas, merge_bytes=0))
         if first < 200:
-            archive.update(journal, place)
+            delta_table.update_copy(journal, place)
     assert polars.read_delta(place)["json"].struct.field("temp").count() == 100
     with pytest.raises(JournalError, match=r"typed column json as .* compact with the same --schema"):
-        archive.update(journal, place)
+        delta_table.update_copy(journal, place)
     assert numbers(place) == list(range(200))
 
 
 def test_an_empty_journal(tmp_path: Path) -> None:
     write(tmp_path / "journal", readings(10))
-    assert archive.update(tmp_path / "journal", str(tmp_path / "lake")).files == 0
+    assert delta_table.update_copy(tmp_path / "journal", str(tmp_path / "lake")).files == 0
     assert numbers(tmp_path / "lake") == []
-    assert deltalog.update(tmp_path / "journal").files == 0
+    assert delta_table.update_table(tmp_path / "journal").files == 0

@@ -259,13 +259,13 @@ def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(committed, "MOST_QUERIES", 3)
-    known = committed.Batches({"a": 1, "b": 2, "c": 3})
+    known = committed.CommittedBatches({"a": 1, "b": 2, "c": 3})
     known.note("a", 2)
     for number, query in enumerate("de"):
         known.note(query, number)
     assert known.all() == {"a": 2, "d": 0, "e": 1}
     assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
-    assert len(committed.Batches({str(query): 0 for query in range(5)})) == 3
+    assert len(committed.CommittedBatches({str(query): 0 for query in range(5)})) == 3
     told = [record.message for record in caplog.records if "forgets those" in record.message]
     assert len(told) == 2, "once for each journal"
 
@@ -274,11 +274,11 @@ def test_a_snapshot_that_a_slow_disk_saved_late_hides_no_commit(tmp_path: Path) 
     """Two hubs that were killed at once, one after the other: the third stored a micro-batch again."""
     rows = [made.row(seq, txn="q:3" if seq == 15 else None) for seq in range(40)]
     made.write(tmp_path, rows, batch=5, segment_rows=10)
-    committed.save(tmp_path / "wal" / "n1", {"q": 2}, through=10)
+    committed.save_snapshot(tmp_path / "wal" / "n1", {"q": 2}, through=10)
     assert committed.last_batches(tmp_path) == {"q": 3}
 
 
 def test_a_snapshot_of_an_older_version_is_read(tmp_path: Path) -> None:
     made.write(tmp_path, [made.row(seq, txn="q:3" if seq == 35 else None) for seq in range(40)], 5, 10)
-    (tmp_path / "wal" / "n1" / committed.FILE).write_text('{"q": 2, "r": 7}')
+    (tmp_path / "wal" / "n1" / committed.COMMITS_FILE).write_text('{"q": 2, "r": 7}')
     assert committed.last_batches(tmp_path) == {"q": 3, "r": 7}

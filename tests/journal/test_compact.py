@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, compact, index, manifest, parquet, recovery, segment, tables
+from smqrt.journal import committed, compact, index, manifest, parquet_files, recovery, segment, tables
 from smqrt.journal.compact import Options, sealed
-from smqrt.journal.parquet import GROUP_ROWS
+from smqrt.journal.parquet_files import GROUP_ROWS
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
@@ -116,7 +116,7 @@ def test_row_groups_have_at_most_64ki_rows_and_statistics(tmp_path: Path) -> Non
 
 
 def test_groups_are_bounded_by_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet_files, "GROUP_BYTES", 1 << 20)
     rows = write(tmp_path, [row(seq, NOON_US, "big", bytes(1 << 16)) for seq in range(40)], batch=4, segment_rows=20)
     write(tmp_path, [row(40)])
     compact.compact(tmp_path, AT_ONCE)
@@ -187,7 +187,7 @@ def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
     assert (done.rows, done.removed, done.waiting) == (2, 0, 1)
     folder = tmp_path / "wal" / "n1"
     assert recovery.recover(folder).txns == {"q": 4}
-    manifest.write_json(tmp_path / "wal/n1" / committed.FILE, {"q": 4})
+    manifest.write_json(tmp_path / "wal/n1" / committed.COMMITS_FILE, {"q": 4})
     assert compact.compact(tmp_path, AT_ONCE).removed == 1
     assert recovery.recover(folder).txns == {"q": 4}
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import compact, manifest, merge, segment
+from smqrt.journal import compact, manifest, parquet_files, segment
 from smqrt.journal.compact import Options
 from smqrt.journal.filters import Filter
 from smqrt.journal.manifest import DataFile
@@ -61,9 +61,9 @@ def small_files(journal: Path, hours: int = 30, a_file: int = 50, topics: int = 
 def test_hours_and_days_become_files(tmp_path: Path) -> None:
     rows = small_files(tmp_path, hours=15)  # from noon on: twelve hours of a day, three of the next
     now_us = NOON_US + 15 * HOUR_US - 1
-    groups = list(merge.groups(files_of(tmp_path), now_us, 128 << 20, lambda one, other: True))
+    groups = list(parquet_files.merge_groups(files_of(tmp_path), now_us, 128 << 20, lambda one, other: True))
     assert [len(group) for group in groups] == [72, 6, 6]
-    assert merge.settled(files_of(tmp_path), now_us) == groups[1][0].first
+    assert parquet_files.settled_below(files_of(tmp_path), now_us) == groups[1][0].first
     assert compact.compact(tmp_path, MERGED).merged == 90
     assert listed(tmp_path) == on_disk(tmp_path)
     folders = [Path(file.path).parent.as_posix() for file in files_of(tmp_path)]
@@ -73,13 +73,13 @@ def test_hours_and_days_become_files(tmp_path: Path) -> None:
     assert not verify(tmp_path).faults
     assert compact.compact(tmp_path, MERGED).merged == 0
     assert manifest.load(tmp_path).settled == {"n1": len(rows)}
-    assert list((tmp_path / merge.RETIRED).iterdir()) == []
+    assert list((tmp_path / parquet_files.RETIRED).iterdir()) == []
 
 
 def test_what_is_settled_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_files(tmp_path, hours=2)
     compact.compact(tmp_path, MERGED)
-    monkeypatch.setattr(merge, "_period", None)
+    monkeypatch.setattr(parquet_files, "_period", None)
     assert compact.compact(tmp_path, MERGED).merged == 0
 
 
@@ -173,12 +173,12 @@ def test_readers_in_the_middle_go_on(tmp_path: Path) -> None:
     half = [one for part in plan[:3] for chunk in part for one in reader.rows_of(chunk)]
     kept = Options(grace_s=60, everything=True)
     compact.compact(tmp_path, kept)
-    assert len(list((tmp_path / merge.RETIRED).iterdir())) == 12
+    assert len(list((tmp_path / parquet_files.RETIRED).iterdir())) == 12
     third = [one for part in plan[3:5] for chunk in part for one in reader.rows_of(chunk)]
-    for path in (tmp_path / merge.RETIRED).iterdir():
+    for path in (tmp_path / parquet_files.RETIRED).iterdir():
         os.utime(path, (0, time.time() - 61))
     compact.compact(tmp_path, kept)
-    assert list((tmp_path / merge.RETIRED).iterdir()) == []
+    assert list((tmp_path / parquet_files.RETIRED).iterdir()) == []
     rest = [one for part in plan[5:] for chunk in part for one in reader.rows_of(chunk)]
     assert half + third + rest == rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, locations, manifest, readers, retention, standing, writer
+from smqrt.journal import commit, listing, locations, manifest, readers, retention, writer
 from smqrt.journal.locations import Unreachable
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.reader import Journal
@@ -36,7 +36,7 @@ def test_it_does_not_look_empty_to_readers(path: Path, monkeypatch: pytest.Monke
         return load(journal)
 
     journal = Journal(path)
-    for question in (journal.begin, journal.end, lambda: standing.listing(path)):
+    for question in (journal.begin, journal.end, lambda: listing.listing(path)):
         with monkeypatch.context() as moving:
             moving.setattr(manifest, "load", moved)
             with pytest.raises(JournalError, match=MOVED):

@@ -188,7 +188,7 @@ def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) ->
 def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
     opened = segment.SegmentFile.open(folder, 0, "n1", "hub")
-    manifest.write_json(folder / committed.FILE, {"old": 41, "q": 1})
+    manifest.write_json(folder / committed.COMMITS_FILE, {"old": 41, "q": 1})
     written.append(opened, written.rows(0, 4, "q:2"))
     written.append(opened, written.rows(4, 6))
     written.append(opened, [*written.rows(6, 7, "a:b:7"), *written.rows(7, 9)])
@@ -197,7 +197,7 @@ def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None
     assert segment.recover(folder).txns == {"old": 41, "q": 3, "a:b": 7}
     os.truncate(opened.path, opened.path.stat().st_size - 1)
     assert segment.recover(folder).txns == {"old": 41, "q": 2, "a:b": 7}
-    (tmp_path / "wal/n1" / committed.FILE).unlink()
+    (tmp_path / "wal/n1" / committed.COMMITS_FILE).unlink()
     assert segment.recover(folder).txns == {"q": 2, "a:b": 7}
 
 
@@ -213,13 +213,13 @@ def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: P
 
 def test_commits_behind_a_snapshot_that_could_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "wal/n1").mkdir(parents=True)
-    manifest.write_json(tmp_path / "wal/n1" / committed.FILE, {"old": 1, "q0": 0})
-    os.utime(tmp_path / "wal/n1" / committed.FILE, (1, 1))
+    manifest.write_json(tmp_path / "wal/n1" / committed.COMMITS_FILE, {"old": 1, "q0": 0})
+    os.utime(tmp_path / "wal/n1" / committed.COMMITS_FILE, (1, 1))
     test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path, {"old": 1})
 
 
 def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "wal/n1" / committed.FILE
+    path = tmp_path / "wal/n1" / committed.COMMITS_FILE
     path.parent.mkdir(parents=True)
     path.write_text("[3]")
     with pytest.raises(JournalError, match=rf"{path} is damaged .*; remove it"):

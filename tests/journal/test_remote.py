@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, manifest, merge, remote, segment, tokens
+from smqrt.journal import compact, manifest, parquet_files, remote, segment, tokens
 from smqrt.journal.commit import commit
 from smqrt.journal.filters import Filter
 from smqrt.journal.locations import HubAddress
@@ -219,7 +219,7 @@ def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
 
     assert there(rows) == written.rows(0, 30)
     assert "manifest" not in hub.requests[-3:]
-    merge.remove_retired(hub.path, 0)
+    parquet_files.remove_retired(hub.path, 0)
     assert there(rows) == written.rows(0, 30)
 
 

@@ -15,7 +15,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import index, manifest, readers, retention, segment
 from smqrt.journal.index import summary_of
-from smqrt.journal.merge import remove_retired
+from smqrt.journal.parquet_files import remove_retired
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written

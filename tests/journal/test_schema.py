@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.journal.ddl import Struct, parse
-from smqrt.journal.jsontypes import fits
-from smqrt.journal.schema import inferred
+from smqrt.journal.payload_schema import StructType, fits, infer_schema, parse_ddl
 from tests.journal.made import readings
 
 
 def of(*values: object) -> str | None:
-    return inferred(json.dumps(value).encode() for value in values).ddl
+    return infer_schema(json.dumps(value).encode() for value in values).ddl
 
 
 @pytest.mark.parametrize(
@@ -45,17 +43,17 @@ def test_types_are_found_and_widened(values: list[object], ddl: str | None) -> N
 
 
 def test_what_few_say_does_not_count() -> None:
-    found = inferred([b'{"temp": 1.5}'] * 99 + [b'{"temp": "n/a"}'])
+    found = infer_schema([b'{"temp": 1.5}'] * 99 + [b'{"temp": "n/a"}'])
     assert (found.ddl, found.rows, found.json, found.fitting) == ("temp double", 100, 100, 99)
 
 
 def test_what_is_no_json_is_counted() -> None:
-    found = inferred([b'{"temp": 1}', b"\xff", b"", b"warm", b"[" * 100_000, b"null"])
+    found = infer_schema([b'{"temp": 1}', b"\xff", b"", b"warm", b"[" * 100_000, b"null"])
     assert (found.ddl, found.rows, found.json, found.fitting) == ("temp bigint", 6, 2, 1)
 
 
 def test_a_site_with_sensors() -> None:
-    found = inferred(row.payload for row in readings(500))
+    found = infer_schema(row.payload for row in readings(500))
     assert found.fitting == 500
     assert found.ddl == (
         "device string, temp double, humidity double, battery bigint, count bigint, status string, "
@@ -75,8 +73,8 @@ VALUES = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), min_size=1, max_size=10))
 def test_the_ddl_can_be_read_and_what_fits_is_counted(values: list[dict[str, object]]) -> None:
-    found = inferred(json.dumps(value).encode() for value in values)
+    found = infer_schema(json.dumps(value).encode() for value in values)
     if found.ddl is not None:
-        assert isinstance(found.kind, Struct)
-        assert parse(found.ddl) == found.kind
+        assert isinstance(found.kind, StructType)
+        assert parse_ddl(found.ddl) == found.kind
         assert found.fitting == sum(fits(value, found.kind) for value in values)

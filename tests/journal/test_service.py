@@ -19,7 +19,7 @@ from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import announcer, ends, standing, tokens, writer
+from smqrt.journal import announcer, listing, tokens, writer
 from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder, commit, last_batch, report_progress
 from smqrt.journal.index import INDEX
 from smqrt.journal.locations import HubAddress
@@ -189,7 +189,7 @@ def test_the_manifest_lists_what_there_is(shelf: Shelf) -> None:
 
 
 def test_ends_come_from_segments_and_from_what_was_compacted(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "OTHERS_S", 0.0)
+    monkeypatch.setattr(listing, "OTHERS_S", 0.0)
     assert shelf.ask("main/end").json() == {"end": {"n1": 0, "n2": 7}}
     (shelf.wal / f"{7:020d}.arrows").touch()
     compacted = {"version": 1, "nodes": {"n2": {"compacted_through": 5}, "n3": {"compacted_through": 9}}, "files": []}
@@ -546,9 +546,9 @@ def test_other_hubs_of_the_folder_are_looked_at_again(shelf: Shelf, monkeypatch:
 
 
 def test_the_end_is_answered_from_memory(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "OTHERS_S", 1000.0)
+    monkeypatch.setattr(listing, "OTHERS_S", 1000.0)
     shelf.ask("main/end")
-    monkeypatch.setattr(standing, "ends", None)
+    monkeypatch.setattr(Journal, "end", None)
     shelf.smq.publish("t", b"1")
     shelf.writer.flush()
     assert shelf.ask("main/end").json() == {"end": {"n1": 1, "n2": 7}}

@@ -11,10 +11,10 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import staged, tokens, writer
+from smqrt.journal import committed, tokens, writer
 from smqrt.journal.commit import commit_staged, encode, last_batch, stage
+from smqrt.journal.committed import StagedResults
 from smqrt.journal.locations import HubAddress
-from smqrt.journal.staged import Staged
 from tests.http.http_bench import Bench
 from tests.journal.test_service import Shelf, record
 
@@ -56,7 +56,7 @@ def payloads(shelf: Shelf) -> list[bytes]:
 
 
 def folder(shelf: Shelf) -> Path:
-    return shelf.writer.path / staged.FOLDER
+    return shelf.writer.path / committed.STAGED_FOLDER
 
 
 def test_what_is_staged_is_published_when_it_is_committed(shelf: Shelf) -> None:
@@ -120,7 +120,7 @@ def test_no_token_stages_for_others(shelf: Shelf) -> None:
 
 
 def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "MOST_BYTES", 5 * staged.LEAST_BYTES)
+    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 5 * committed.LEAST_STAGED_BYTES)
     for _ in range(4):
         stage_payloads(shelf, b"x")
     text = shelf.refused(503, f"main/stage?query=r&batch=0&part={PART}", "POST", data=record(b"t", bytes(40_000)))
@@ -130,25 +130,25 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "MOST_BYTES", 3 * staged.LEAST_BYTES)
+    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 3 * committed.LEAST_STAGED_BYTES)
     (tmp_path / "wal").mkdir()
-    waiting = Staged(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
+    waiting = StagedResults(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
     rows = encode([(b"t", None, b"x")])
     for query, batch in (("done", 5), ("sealed", 0), ("old", 0)):
         waiting.put(query, batch, PART, rows)
     waiting.seal("sealed", 0, [PART])
     for query, batch in (("sealed", 0), ("old", 0)):
-        os.utime(tmp_path / staged.FOLDER / query / str(batch), (0, 0))
-    waiting = Staged(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
+        os.utime(tmp_path / committed.STAGED_FOLDER / query / str(batch), (0, 0))
+    waiting = StagedResults(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
     with pytest.raises(JournalError, match="nobody has committed yet"):
-        waiting.put("new", 0, PART, bytes(3 * staged.LEAST_BYTES))
+        waiting.put("new", 0, PART, bytes(3 * committed.LEAST_STAGED_BYTES))
     assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
-    left = {path.parent.name for path in (tmp_path / staged.FOLDER).glob("*/[0-9]*")}
+    left = {path.parent.name for path in (tmp_path / committed.STAGED_FOLDER).glob("*/[0-9]*")}
     assert left == {"sealed"}
 
 
 def test_a_journal_that_was_moved_is_not_made_anew(tmp_path: Path) -> None:
-    waiting = Staged(tmp_path / "journal", lambda query: -1)
+    waiting = StagedResults(tmp_path / "journal", lambda query: -1)
     with pytest.raises(JournalError, match="can't be written"):
         waiting.put("q", 0, PART, b"x")
     assert not (tmp_path / "journal").exists()

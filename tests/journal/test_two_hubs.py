@@ -94,7 +94,7 @@ def test_a_hub_that_is_killed_knows_its_commits(pair: Pair) -> None:
     assert pair.commit("n1", "a", 0)
     assert all(pair.commit("n1", "b", batch) for batch in range(3))
     assert all(pair.commit("n2", "c", batch) for batch in range(3))
-    wait_until(lambda: committed.snapshot(pair.journal / "wal/n2").get("c", 0) >= 1, "it comes to that")
+    wait_until(lambda: committed.load_snapshot(pair.journal / "wal/n2").get("c", 0) >= 1, "it comes to that")
     pair.kill("n1")
     pair.start("n1")
     assert not pair.commit("n1", "a", 0)
@@ -125,14 +125,14 @@ def test_pipelines_go_to_the_first_and_then_to_the_other(pair: Pair) -> None:
 
 def test_a_folder_of_an_earlier_version(tmp_path: Path) -> None:
     """It had one snapshot for all nodes, in which only the last writer's commits were sure to be."""
-    manifest.write_json(tmp_path / committed.FILE, {"old": 7})
+    manifest.write_json(tmp_path / committed.COMMITS_FILE, {"old": 7})
     rows = [(b"out", None, b"x")]
     settings: dict[str, Any] = {"path": str(tmp_path), "name": "first"}
     first = hub.create(journal=settings)
     assert not first.journal.commit("old", 7, rows)
     assert first.journal.commit("old", 8, rows)
     first.journal.close()
-    os.utime(tmp_path / committed.FILE)
+    os.utime(tmp_path / committed.COMMITS_FILE)
     again = hub.create(journal=settings)
     assert [again.journal.commit("old", batch, rows) for batch in (7, 8, 9)] == [False, False, True]
     again.journal.close()
@@ -200,12 +200,12 @@ def test_what_keeps_a_hub_from_being_announced_is_told_once(
     announcer = Announcer(writer.opened, "http://127.0.0.1:1")
     other = tmp_path / "wal" / "n2"
     other.mkdir()
-    (other / committed.FILE).write_text("no")
+    (other / committed.COMMITS_FILE).write_text("no")
     for _ in range(3):
         announcer.refresh()
     assert caplog.text.count("n2/txn.json is damaged") == 1
     assert not (tmp_path / "hub.json").exists()
-    (other / committed.FILE).unlink()
+    (other / committed.COMMITS_FILE).unlink()
     announcer.refresh()
     assert (tmp_path / "hub.json").exists()
     announcer.stop()

@@ -42,7 +42,7 @@ def faults(journal: Path) -> list[str]:
 def test_a_whole_journal(journal: Path) -> None:
     write(journal, readings(500, first=3000), batch=50)
     readers.save_report(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
-    manifest.write_json(journal / "wal/n1" / committed.FILE, {"q": 3})
+    manifest.write_json(journal / "wal/n1" / committed.COMMITS_FILE, {"q": 3})
     assert verify(journal) == Report([], 2, 30, 1500, 2, 2000)
 
 

@@ -254,7 +254,7 @@ def test_a_commit_that_fills_a_segment_is_saved_with_it(record: Make) -> None:
     journal = site.smq.journal
     assert journal.commit("q", 3, [(b"t", None, bytes(60_000))] * 2)
     assert journal._durability.join()
-    assert committed.snapshot(journal.path / "wal" / "n1") == {"q": 3}
+    assert committed.load_snapshot(journal.path / "wal" / "n1") == {"q": 3}
 
 
 def test_a_commit_is_stored_and_published_once(record: Make) -> None:
@@ -440,7 +440,7 @@ def test_the_end_of_a_journal_does_not_end_the_hub(record: Make) -> None:
 
 
 def test_a_folder_that_could_not_be_used_is_let_go(tmp_path: Path) -> None:
-    snapshot = tmp_path / "wal" / "n1" / committed.FILE
+    snapshot = tmp_path / "wal" / "n1" / committed.COMMITS_FILE
     snapshot.parent.mkdir(parents=True)
     snapshot.write_text("no")
     with pytest.raises(JournalError, match=r"txn\.json is damaged"):

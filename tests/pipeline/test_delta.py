@@ -15,7 +15,7 @@ import polars
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.journal.deltalog import NEEDS_DELTA
+from smqrt.journal.delta_table import NEEDS_DELTA
 from smqrt.pipeline import api, checkpoint, delta, resume, tables
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.delta import DeltaTable

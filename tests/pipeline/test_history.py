@@ -20,7 +20,7 @@ from pyspark.errors import SparkRuntimeException
 from pyspark.sql import functions as F
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import held, manifest, merge, retention
+from smqrt.journal import manifest, parquet_files, retention
 from smqrt.journal.compact import Options, compact
 from smqrt.journal.record import COLUMNS, Flag, Row
 from smqrt.journal.settings import JournalSettings
@@ -171,7 +171,7 @@ def test_what_moves_after_the_plan_is_read_where_it_was(spark: Any, tmp_path: Pa
     write(tmp_path, readings(300, 50))
     frame, expected = read_journal(spark, tmp_path), rows(source(spark, tmp_path))
     assert compact(tmp_path, Options(everything=True, grace_s=0)).merged == 4
-    merge.remove_retired(tmp_path, 0)
+    parquet_files.remove_retired(tmp_path, 0)
     write(tmp_path, readings(350, 50))
     write(tmp_path, readings(0, 50), node="later")
     assert rows(frame) == expected
@@ -184,14 +184,14 @@ def test_what_moves_after_the_plan_is_read_where_it_was(spark: Any, tmp_path: Pa
 def test_files_that_move_while_it_is_planned(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for first in (0, 100):
         compacted(tmp_path, readings(first, 100))
-    hold, moves = held.hold, [True]
+    hold, moves = retention.hold_files, [True]
 
     def moved(journal: Path, files: Any) -> list[Path]:
         if moves.pop() if moves else False:
             compact(journal, Options(grace_s=0))
         return hold(journal, files)
 
-    monkeypatch.setattr(held, "hold", moved)
+    monkeypatch.setattr(retention, "hold_files", moved)
     assert len(rows(read_journal(spark, tmp_path))) == 200
 
 
@@ -263,10 +263,10 @@ def test_a_query_that_begins_too_late(spark: Any, tmp_path: Path, monkeypatch: p
     assert "Relation" in plan
     assert "raise_error" not in plan
     assert "subquery" not in plan
-    monkeypatch.setattr(held, "HOLD_S", 0.0)
-    held._end(held._holds.pop(tmp_path))
+    monkeypatch.setattr(retention, "HOLD_S", 0.0)
+    retention._end(retention._holds.pop(tmp_path))
     late = read_journal(spark, tmp_path, topics="site1/#")
-    held.release(tmp_path, time.time() + 2)
+    retention.release_links(tmp_path, time.time() + 2)
     with pytest.raises(SparkRuntimeException, match="twelve hours after it was planned.*call read_journal again"):
         late.collect()
     with pytest.raises(SparkRuntimeException, match="twelve hours after it was planned"):
@@ -282,8 +282,8 @@ def links(journal: Path) -> int:
 def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
     program = (
-        "import sys, time; from pathlib import Path; from smqrt.journal import held, manifest; "
-        "journal = Path(sys.argv[1]); held.hold(journal, list(manifest.load(journal).all_files())); "
+        "import sys, time; from pathlib import Path; from smqrt.journal import manifest, retention; "
+        "journal = Path(sys.argv[1]); retention.hold_files(journal, list(manifest.load(journal).all_files())); "
         "print(flush=True); time.sleep(600)"
     )
     reader = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
@@ -302,8 +302,8 @@ def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
 def test_links_go_when_their_time_is_over_and_when_the_disk_is_full(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
     files = list(manifest.load(tmp_path).all_files())
-    first, full = held.hold(tmp_path, files), JournalSettings(tmp_path, min_free_bytes=1 << 60)
-    assert held.hold(tmp_path, files) == first
+    first, full = retention.hold_files(tmp_path, files), JournalSettings(tmp_path, min_free_bytes=1 << 60)
+    assert retention.hold_files(tmp_path, files) == first
     other = tmp_path / "held/99990101T000000Z-1-other" / first[0].name
     other.parent.mkdir()
     other.hardlink_to(first[0])
@@ -315,7 +315,7 @@ def test_links_go_when_their_time_is_over_and_when_the_disk_is_full(tmp_path: Pa
         assert links(tmp_path) == 2, "there is room"
         retention.release_held(tmp_path, full, time.time_ns() // 1000)
         assert links(tmp_path) == 0
-    held.release(tmp_path, time.time() + held.HOLD_S + 1)
+    retention.release_links(tmp_path, time.time() + retention.HOLD_S + 1)
     assert not first[0].parent.exists()
 
 
@@ -329,13 +329,13 @@ def held_lock(folder: Path) -> Iterator[None]:
 
 def test_links_of_other_machines_go_when_their_time_is_over(tmp_path: Path) -> None:
     compacted(tmp_path, readings(0, 100))
-    held.hold(tmp_path, list(manifest.load(tmp_path).all_files()))
+    retention.hold_files(tmp_path, list(manifest.load(tmp_path).all_files()))
     (folder,) = tmp_path.glob("held/*")
     (folder / ".lock").write_text("another")
-    os.close(held._holds.pop(tmp_path).lock)
-    held.release(tmp_path, time.time())
+    os.close(retention._holds.pop(tmp_path).lock)
+    retention.release_links(tmp_path, time.time())
     assert links(tmp_path) == 1
-    held.release(tmp_path, time.time() + held.HOLD_S + 1)
+    retention.release_links(tmp_path, time.time() + retention.HOLD_S + 1)
     assert links(tmp_path) == 0
 
 
@@ -347,4 +347,4 @@ def test_a_journal_that_may_not_be_written_is_read_where_it_is(tmp_path: Path, m
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)
-    assert held.hold(tmp_path, files) == [tmp_path / files[0].path]
+    assert retention.hold_files(tmp_path, files) == [tmp_path / files[0].path]

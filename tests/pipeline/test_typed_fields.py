@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from smqrt.journal.compact import Options, compact
-from smqrt.journal.typed import TypedColumn
+from smqrt.journal.json_column import TypedColumn
 from smqrt.pipeline import graph, history, row_checks, source
 from smqrt.pipeline.api import Declaration, declaration_of
 from smqrt.pipeline.backfill import backfill

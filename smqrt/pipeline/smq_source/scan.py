@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import ddl, planning, typed
+from smqrt.journal import json_column, payload_schema, planning
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.reader import Journal
@@ -86,7 +86,7 @@ def check_schema(schema: StructType) -> list[str]:
         ArgumentError: a column isn't in the journal, or has another type there.
     """
     for field in schema.fields:
-        if field.name == typed.COLUMN:
+        if field.name == json_column.JSON_COLUMN:
             _struct(field.dataType)
             continue
         here = field.dataType.simpleString()
@@ -107,25 +107,30 @@ def json_ddl(schema: StructType) -> str | None:
     Raises:
         ArgumentError: a field is of a type that JSON has not.
     """
-    found = [field.dataType for field in schema.fields if field.name == typed.COLUMN]
+    found = [field.dataType for field in schema.fields if field.name == json_column.JSON_COLUMN]
     return _struct(found[0]).ddl() if found else None
 
 
-def _struct(kind: DataType) -> ddl.Struct:
+def _struct(kind: DataType) -> payload_schema.StructType:
     found = _kind(kind)
-    if not isinstance(found, ddl.Struct):
+    if not isinstance(found, payload_schema.StructType):
         raise ArgumentError(
-            f"The column {typed.COLUMN} is {kind.simpleString()}; it's a struct such as json struct<temp: double>."
+            f"The column {json_column.JSON_COLUMN} is {kind.simpleString()}; it's a struct such as "
+            "json struct<temp: double>."
         )
-    return ddl.parse(found.ddl())
+    return payload_schema.parse_ddl(found.ddl())
 
 
-def _kind(kind: DataType) -> ddl.Type:
+def _kind(kind: DataType) -> payload_schema.PayloadType:
     from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(kind, StructType):
-        return ddl.Struct(tuple((field.name, _kind(field.dataType)) for field in kind.fields))
-    return ddl.Array(_kind(kind.elementType)) if isinstance(kind, ArrayType) else ddl.Scalar(kind.simpleString())
+        return payload_schema.StructType(tuple((field.name, _kind(field.dataType)) for field in kind.fields))
+    return (
+        payload_schema.ArrayType(_kind(kind.elementType))
+        if isinstance(kind, ArrayType)
+        else payload_schema.ScalarType(kind.simpleString())
+    )
 
 
 def arrow_schema(schema: StructType) -> Any:
@@ -263,7 +268,7 @@ class Scan:
 
     @property
     def journal(self) -> Journal | RemoteJournal:
-        options, verify = self.options, not {"payload", typed.COLUMN}.isdisjoint(self.schema.fieldNames())
+        options, verify = self.options, not {"payload", json_column.JSON_COLUMN}.isdisjoint(self.schema.fieldNames())
         return opened(options.journal, options.token, options.cafile, options.retry_s, verify)
 
     @property
@@ -293,14 +298,14 @@ class Scan:
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
         fields = json_ddl(self.schema)
-        parser = typed.TypedColumn({"#": fields}) if fields else None
+        parser = json_column.TypedColumn({"#": fields}) if fields else None
         for batch in merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
                 yield shaped(_with_json(kept, parser) if parser else kept, target)
 
     def _looked_at(self) -> Iterator[str]:
         """Yields the columns that reading itself needs."""
-        if typed.COLUMN in self.schema.fieldNames():
+        if json_column.JSON_COLUMN in self.schema.fieldNames():
             yield from ("topic", "payload")
         if self.ts_us:
             yield "ts"
@@ -327,5 +332,5 @@ class Scan:
         return batch.filter(masks[0]) if masks else batch
 
 
-def _with_json(batch: Any, parser: typed.TypedColumn) -> Any:
+def _with_json(batch: Any, parser: json_column.TypedColumn) -> Any:
     return batch.append_column(parser.field, parser.column(batch.column("topic"), batch.column("payload")))

@@ -7,26 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
-from smqrt.journal.ddl import Array, Scalar, Struct, parse
+from smqrt.journal.payload_schema import ArrayType, ScalarType, StructType, parse_ddl
 
 NAMES = st.text(min_size=1, max_size=8)
 SCALARS = st.sampled_from(["boolean", "tinyint", "int", "bigint", "float", "double", "string", "date", "timestamp"])
 STRUCTS = st.deferred(
     lambda: st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=3, unique_by=lambda field: field[0].lower()).map(
-        lambda fields: Struct(tuple(fields))
+        lambda fields: StructType(tuple(fields))
     )
 )
-TYPES = st.deferred(lambda: SCALARS.map(Scalar) | TYPES.map(Array) | STRUCTS)
+TYPES = st.deferred(lambda: SCALARS.map(ScalarType) | TYPES.map(ArrayType) | STRUCTS)
 
 
 def test_what_people_write() -> None:
-    read = parse("device STRING, temp: double,gps struct<lat: Long, `my lon` real>, all array<array<int>>")
+    read = parse_ddl("device STRING, temp: double,gps struct<lat: Long, `my lon` real>, all array<array<int>>")
     assert read.ddl() == "device string, temp double, gps struct<lat: bigint, `my lon`: float>, all array<array<int>>"
 
 
 @given(STRUCTS)
-def test_what_is_written_is_read(struct: Struct) -> None:
-    assert parse(struct.ddl()) == struct
+def test_what_is_written_is_read(struct: StructType) -> None:
+    assert parse_ddl(struct.ddl()) == struct
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_what_is_written_is_read(struct: Struct) -> None:
 )
 def test_what_is_wrong_is_said(text: str, says: str) -> None:
     with pytest.raises(ArgumentError) as raised:
-        parse(text)
+        parse_ddl(text)
     assert says in str(raised.value)
     assert "it must look like 'device string, temp double'" in str(raised.value)

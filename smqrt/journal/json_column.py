@@ -11,12 +11,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from smqrt.errors import ArgumentError
-from smqrt.journal.ddl import Array, Struct, Type, parse
 from smqrt.journal.filters import Filter
-from smqrt.journal.jsontypes import cast, load
+from smqrt.journal.payload_schema import ArrayType, PayloadType, StructType, cast, load_json, merge_schemas
 
-COLUMN = "json"
+JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 16
 _SMALL_ROWS = 1 << 10
@@ -43,10 +41,10 @@ class TypedColumn:
     def __init__(self, schemas: Mapping[str, str]) -> None:
         import pyarrow
 
-        self.schemas, self.struct = dict(schemas), merged(schemas)
+        self.schemas, self.struct = dict(schemas), merge_schemas(schemas)
         self._filter = Filter(list(schemas))
         self._type: Any = arrow_type(self.struct)
-        self.field: Any = pyarrow.field(COLUMN, self._type)
+        self.field: Any = pyarrow.field(JSON_COLUMN, self._type)
 
     def column(self, topics: Any, payloads: Any) -> Any:
         """Returns the pyarrow struct array for arrays of topics (string) and payloads (binary) of one length."""
@@ -80,7 +78,7 @@ class TypedColumn:
     def _slow(self, payloads: Sequence[bytes]) -> Any:
         import pyarrow
 
-        return pyarrow.array([cast(load(payload), self.struct) for payload in payloads], self._type)
+        return pyarrow.array([cast(load_json(payload), self.struct) for payload in payloads], self._type)
 
     def _fast(self, payloads: Sequence[bytes]) -> Any:
         """All payloads in one call of pyarrow's parser; None when one of them is anything but a fitting object."""
@@ -103,31 +101,13 @@ class TypedColumn:
         return pyarrow.StructArray.from_arrays(columns, fields=list(self._type))
 
 
-def merged(schemas: Mapping[str, str]) -> Struct:
-    """Returns the fields of all schemas together.
-
-    Raises:
-        ArgumentError: a DDL is wrong, or two give one name different types.
-    """
-    fields: dict[str, tuple[str, Type, str]] = {}
-    for pattern, text in schemas.items():
-        for name, kind in parse(text).fields:
-            first, other, where = fields.setdefault(name.lower(), (name, kind, pattern))
-            if (first, other) != (name, kind):
-                raise ArgumentError(
-                    f"schema: {first!r} is {other} for {where!r} and {name!r} is {kind} for {pattern!r}; one name "
-                    "has one type in a compacted file, so give both the wider type, or string"
-                )
-    return Struct(tuple((name, kind) for name, kind, _ in fields.values()))
-
-
-def arrow_type(kind: Type) -> Any:
+def arrow_type(kind: PayloadType) -> Any:
     """Returns the pyarrow type of a DDL type; everything may be null, times are microseconds in UTC."""
     import pyarrow
 
-    if isinstance(kind, Struct):
+    if isinstance(kind, StructType):
         return pyarrow.struct([pyarrow.field(name, arrow_type(inner)) for name, inner in kind.fields])
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         return pyarrow.list_(pyarrow.field("element", arrow_type(kind.item)))
     made = {
         "boolean": pyarrow.bool_(),

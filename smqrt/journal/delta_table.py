@@ -1,0 +1,320 @@
+"""Delta tables of compacted files: a log beside the files themselves, or a copy in another folder or an object store.
+
+The log, in `data/_delta_log`, names the files which the manifest names; nothing is copied. Each update is one commit:
+what was compacted since then is added, what was joined or has expired is removed, so that a reader of the table sees
+each row once. The log can be made anew at any time from the manifest.
+
+What retention removes from the journal stays in a copy. What was joined takes the place of the files that it is made
+of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from smqrt.errors import JournalError
+from smqrt.journal import locations, manifest, parquet_files, retention, tables
+from smqrt.journal.manifest import DataFile
+from smqrt.journal.timestamps import iso
+
+NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
+TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
+_FOLDERS = ("date", "hour")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_FILES = 64
+"""Of a commit: what was copied before a kill is not copied again."""
+_KEPT_HOURS = 7 * 24
+"""So long files that were joined are kept for readers of older versions."""
+
+
+class UpdatedTable(NamedTuple):
+    """What an update did.
+
+    Attributes:
+        table: the folder or URI to name to others.
+        added, removed: how many files.
+        files: how many the table has.
+    """
+
+    table: Path | str
+    added: int
+    removed: int
+    files: int
+
+
+def import_deltalake() -> Any:
+    """Returns the module deltalake.
+
+    Raises:
+        JournalError: it is missing.
+    """
+    try:
+        import deltalake
+    except ImportError:
+        raise JournalError(NEEDS_DELTA) from None
+    return deltalake
+
+
+def one_line(error: Exception) -> str:
+    """Returns what an error of deltalake says, which has lines and colours, as the end of a sentence."""
+    lines = (_COLOUR.sub("", line).strip(" ↳\t.") for line in str(error).splitlines())
+    return ": ".join(filter(None, lines)) or type(error).__name__
+
+
+def update_table(journal: Path) -> UpdatedTable:
+    """Makes the Delta table of a journal, or brings it up to date.
+
+    Args:
+        journal: the journal's folder.
+
+    Raises:
+        JournalError: deltalake or pyarrow is missing, the journal can't be read, or the table can't be written.
+    """
+    deltalake = import_deltalake()
+    try:
+        return _update_table(deltalake, journal)
+    except (deltalake.exceptions.DeltaError, OSError) as error:
+        raise JournalError(f"The Delta table in {journal / TABLE} can't be written: {one_line(error)}.") from None
+
+
+def _update_table(deltalake: Any, journal: Path) -> UpdatedTable:
+    place, wanted = journal / TABLE, table_files(journal)
+    table = deltalake.DeltaTable(place) if (place / _LOG).is_dir() else None
+    known = _known_paths(table)
+    schema = table_schema(deltalake, table, [place / path for path in wanted if path not in known])
+    if table is None or table.schema() != schema:
+        shutil.rmtree(place / _LOG, ignore_errors=True)  # a table can't change the type of a column
+        os.makedirs(place, exist_ok=True)
+        table, known = create_table(deltalake, place, schema), set()
+    fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
+    if fresh or gone:
+        commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
+    return UpdatedTable(place, len(fresh), len(gone), len(wanted))
+
+
+def table_files(journal: Path) -> dict[str, DataFile]:
+    """Returns the compacted files of a journal by the paths that they have in its table."""
+    return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
+
+
+def create_table(deltalake: Any, place: Path | str, schema: Any) -> Any:
+    """Makes a table without rows, and returns it."""
+    return deltalake.DeltaTable.create(place, schema, partition_by=list(_FOLDERS), name="messages")
+
+
+def commit_files(table: Any, schema: Any, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
+    """Adds files to a table and takes others off, in one commit.
+
+    Args:
+        table: deltalake's.
+        schema: of its columns.
+        added: files by path.
+        removed: paths.
+    """
+    actions = [*_additions(added.items()), *_removals(removed)]
+    table.create_write_transaction(actions, "append", schema, partition_by=list(_FOLDERS))
+
+
+def _known_paths(table: Any) -> set[str]:
+    import pyarrow
+
+    return set(pyarrow.table(table.get_add_actions())["path"].to_pylist()) if table is not None else set()
+
+
+def table_schema(deltalake: Any, table: Any, paths: Iterable[Path]) -> Any:
+    """Returns the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
+
+    Args:
+        deltalake: the module.
+        table: with files of before; None for none.
+        paths: of files.
+    """
+    import pyarrow
+
+    found = [parquet_files.plain_schema(path) for path in paths]
+    if table is not None:
+        found.append(pyarrow.schema(table.schema().to_arrow()))
+    typed = {
+        deltalake.Schema.from_arrow(pyarrow.schema([one.field(_TYPED)])).to_json()
+        for one in found
+        if _TYPED in one.names
+    }
+    fields = [field.with_nullable(True) for field in tables.schema()]
+    fields += [pyarrow.field("date", pyarrow.date32()), pyarrow.field("hour", pyarrow.string())]
+    plain = json.loads(deltalake.Schema.from_arrow(pyarrow.schema(fields)).to_json())
+    if len(typed) == 1:
+        plain["fields"] += json.loads(typed.pop())["fields"]
+    return deltalake.Schema.from_json(json.dumps(plain))
+
+
+def _additions(files: Iterable[tuple[str, DataFile]]) -> Iterator[Any]:
+    from deltalake.transaction import AddAction
+
+    now_ms = time.time_ns() // 1_000_000
+    for path, file in files:
+        yield AddAction(path, file.bytes, _values(path), now_ms, True, _statistics(file))
+
+
+def _removals(paths: Iterable[str]) -> Iterator[Any]:
+    from deltalake.transaction import RemoveAction
+
+    now_ms = time.time_ns() // 1_000_000
+    for path in paths:
+        yield RemoveAction(path, True, now_ms, None, _values(path))
+
+
+def _values(path: str) -> dict[str, str | None]:
+    pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
+    return {name: None if value == _NULL else unquote(value) for name, value in pairs}
+
+
+def _statistics(file: DataFile) -> str:
+    least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
+    most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
+    return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
+
+
+def milliseconds(ts_us: int) -> str:
+    """Returns a time as Delta has it: milliseconds, cut off."""
+    return f"{iso(ts_us)[:23]}Z"
+
+
+# ---- a copy elsewhere
+
+
+class _Span(NamedTuple):
+    """The rows of a file: those of a node between two numbers, and their times as Delta has them."""
+
+    node: str
+    first: int
+    last: int
+    earliest: str
+    latest: str
+
+    @classmethod
+    def of(cls, file: DataFile) -> _Span:
+        times = milliseconds(file.ts_min_us), milliseconds(file.ts_max_us + 999)
+        return cls(file.node, file.first, file.last, *times)
+
+    def has(self, other: _Span) -> bool:
+        in_time = self.earliest <= other.earliest and other.latest <= self.latest
+        return in_time and self.first <= other.first and other.last <= self.last
+
+    def meets(self, other: _Span) -> bool:
+        return self.node == other.node and self.first <= other.last and other.first <= self.last
+
+
+def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lambda count: None) -> UpdatedTable:
+    """Copies what is new into the Delta table, or makes it.
+
+    Args:
+        journal: the journal's folder.
+        to: a folder, or a URI that pyarrow and deltalake know, such as s3://bucket/x, with keys in the environment.
+        on_files: is called with the number of files after each commit.
+
+    Raises:
+        JournalError: deltalake or pyarrow is missing, the journal can't be read, the table can't be written, or it is
+            one of another journal.
+        ArgumentError: it is no such URI.
+    """
+    deltalake = import_deltalake()
+    to = to if locations.scheme(to) else str(Path(to).absolute())
+    try:
+        return _update_copy(deltalake, journal, to, on_files)
+    except (deltalake.exceptions.DeltaError, OSError) as error:
+        raise JournalError(f"The Delta table in {to} can't be written: {one_line(error)}.") from None
+
+
+def _update_copy(deltalake: Any, journal: Path, to: str, on_files: Callable[[int], object]) -> UpdatedTable:
+    system, root = locations.filesystem(to)
+    table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
+    known = _known(table, to)
+    wanted = table_files(journal)
+    fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
+    joined = _joined(known, fresh, to)
+    paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
+    schema = _schema(deltalake, table, list(paths.values()), to)
+    if table is None:
+        if not locations.is_elsewhere(to):
+            system.create_dir(root, recursive=True)
+        table = create_table(deltalake, to, schema)
+    names = list(fresh)
+    for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+        for path in some:
+            _copy(paths[path], system, f"{root}/{path}", not locations.is_elsewhere(to))
+        gone = [old for path in some for old in joined.get(path, ())]
+        commit_files(table, schema, {path: fresh[path] for path in some}, gone)
+        on_files(len(some))
+    removed = sum(map(len, joined.values()))
+    if removed:
+        table.vacuum(_KEPT_HOURS, dry_run=False)
+    return UpdatedTable(to, len(fresh), removed, len(known) + len(fresh) - removed)
+
+
+def _known(table: Any, to: str) -> dict[str, _Span]:
+    """The files of the table and what is in them, which our commits have said."""
+    import pyarrow
+
+    if table is None:
+        return {}
+    actions = pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
+    names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
+    if any(action.get(name) is None for action in actions for name in names):
+        raise JournalError(f"The Delta table in {to} is not one of a journal: give another place.")
+    return {action["path"]: _span(*(action[name] for name in names)) for action in actions}
+
+
+def _span(node: str, first: int, last: int, earliest: Any, latest: Any) -> _Span:
+    return _Span(node, first, last, *(milliseconds(round(at.timestamp() * 1e6)) for at in (earliest, latest)))
+
+
+def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
+    """Returns which files of the table each new one takes the place of."""
+    found: dict[str, list[str]] = {}
+    for path, file in fresh.items():
+        span = _Span.of(file)
+        met = [old for old, other in known.items() if span.meets(other)]
+        if not all(span.has(known[old]) for old in met):
+            raise JournalError(
+                f"The Delta table in {to} has rows of another journal with the same numbers ({file.first} to "
+                f"{file.last} of {file.node}): give another place."
+            )
+        if met:
+            found[path] = met
+    return found
+
+
+def _schema(deltalake: Any, table: Any, paths: list[Path], to: str) -> Any:
+    """The columns of the table; typed JSON is one of them when it was made with it."""
+    if table is None:
+        return table_schema(deltalake, None, paths)
+    now = _json(table.schema())
+    for path in paths if now is not None else ():
+        new = _json(table_schema(deltalake, None, [path]))
+        if new is not None and new != now:
+            raise JournalError(
+                f"The Delta table in {to} has the typed column json as {now}, and {path.name} has it as {new}: compact "
+                "with the same --schema, or give another place."
+            )
+    return table.schema()
+
+
+def _json(schema: Any) -> Any:
+    return {field.name: field.type for field in schema.fields}.get(_TYPED)
+
+
+def _copy(path: Path, system: Any, to: str, makes_folders: bool) -> None:
+    from pyarrow import fs
+
+    if makes_folders:
+        system.create_dir(to.rpartition("/")[0], recursive=True)
+    fs.copy_files(str(path), to, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)

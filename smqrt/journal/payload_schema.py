@@ -1,0 +1,387 @@
+"""Schemas of JSON payloads, as Spark writes them: `device string, temp double, gps struct<lat: double>`.
+
+One text serves everywhere: compaction to typed columns, `smqrt journal schema`, and Spark's own `from_json`. Only the
+types that a JSON value can have are there. A value of a wrong type becomes null and its neighbours stay, as with
+Spark's `from_json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+from smqrt.errors import ArgumentError
+
+_ALIASES = {
+    "boolean": "boolean",
+    "tinyint": "tinyint",
+    "byte": "tinyint",
+    "smallint": "smallint",
+    "short": "smallint",
+    "int": "int",
+    "integer": "int",
+    "bigint": "bigint",
+    "long": "bigint",
+    "float": "float",
+    "real": "float",
+    "double": "double",
+    "string": "string",
+    "date": "date",
+    "timestamp": "timestamp",
+}
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>,:]))")
+_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_DEEPEST = 64
+DOMINANT = 0.95
+"""A type that this share of the values of a field have is the field's type; with less agreement it is a string."""
+
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_BIGGEST = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A type without parts; `name` is Spark's, such as "bigint"."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """A list of values of one type."""
+
+    item: PayloadType
+
+    def __str__(self) -> str:
+        return f"array<{self.item}>"
+
+
+@dataclass(frozen=True, slots=True)
+class StructType:
+    """Named values: a JSON object, and also a whole DDL text."""
+
+    fields: tuple[tuple[str, PayloadType], ...]
+
+    def __str__(self) -> str:
+        return f"struct<{', '.join(f'{quoted_name(name)}: {kind}' for name, kind in self.fields)}>"
+
+    def ddl(self) -> str:
+        """Returns the fields as a DDL text: `device string, temp double`."""
+        return ", ".join(f"{quoted_name(name)} {kind}" for name, kind in self.fields)
+
+
+PayloadType = ScalarType | ArrayType | StructType
+
+
+def quoted_name(name: str) -> str:
+    """Returns a name as DDL needs it: in backquotes unless it is plain letters, digits and underscores."""
+    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+def parse_ddl(text: str) -> StructType:
+    """Reads a DDL text.
+
+    Args:
+        text: fields with their types, such as `device string, readings array<struct<at: timestamp, c: double>>`.
+
+    Raises:
+        ArgumentError: it can't be understood, names a type JSON has not, or has a name twice; the message says where.
+    """
+    return _Parser(text).whole()
+
+
+def merge_schemas(schemas: Mapping[str, str]) -> StructType:
+    """Returns the fields of all schemas together.
+
+    Raises:
+        ArgumentError: a DDL is wrong, or two give one name different types.
+    """
+    fields: dict[str, tuple[str, PayloadType, str]] = {}
+    for pattern, text in schemas.items():
+        for name, kind in parse_ddl(text).fields:
+            first, other, where = fields.setdefault(name.lower(), (name, kind, pattern))
+            if (first, other) != (name, kind):
+                raise ArgumentError(
+                    f"schema: {first!r} is {other} for {where!r} and {name!r} is {kind} for {pattern!r}; one name "
+                    "has one type in a compacted file, so give both the wider type, or string"
+                )
+    return StructType(tuple((name, kind) for name, kind, _ in fields.values()))
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(_tokens(text))
+        self._at = 0
+
+    def whole(self) -> StructType:
+        struct = self._fields(end="", depth=0)
+        if self._peek():
+            raise self._wrong(f"{self._peek()!r} is one too many")
+        return struct
+
+    def _fields(self, end: str, depth: int) -> StructType:
+        fields: dict[str, PayloadType] = {}
+        while True:
+            name = self._name()
+            if self._peek() == ":":
+                self._next()
+            if name.lower() in map(str.lower, fields):
+                raise self._wrong(f"the name {name!r} is there twice (Spark takes no notice of case)")
+            fields[name] = self._type(depth + 1)
+            if self._peek() != ",":
+                break
+            self._next()
+        if end:
+            self._expect(end)
+        return StructType(tuple(fields.items()))
+
+    def _type(self, depth: int) -> PayloadType:
+        word = self._next().lower()
+        if depth > _DEEPEST:
+            raise self._wrong(f"it is nested deeper than {_DEEPEST}")
+        if word == "array":
+            self._expect("<")
+            item = self._type(depth + 1)
+            self._expect(">")
+            return ArrayType(item)
+        if word == "struct":
+            self._expect("<")
+            return self._fields(">", depth)
+        if word not in _ALIASES:
+            known = ", ".join(dict.fromkeys(_ALIASES.values()))
+            raise self._wrong(
+                f"{word or 'the end'!r} is no type of JSON; the types are {known}, array<…>, struct<…: …>"
+            )
+        return ScalarType(_ALIASES[word])
+
+    def _name(self) -> str:
+        kind, word = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        if kind not in ("word", "quoted"):
+            raise self._wrong(f"a name is missing before {word or 'the end'!r}")
+        self._at += 1
+        return word
+
+    def _expect(self, sign: str) -> None:
+        if self._peek() != sign:
+            raise self._wrong(f"{sign!r} is missing before {self._peek() or 'the end'!r}")
+        self._next()
+
+    def _peek(self) -> str:
+        return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        word = self._peek()
+        self._at += 1
+        return word
+
+    def _wrong(self, what: str) -> ArgumentError:
+        return ArgumentError(f"schema {self._text!r}: {what}; it must look like 'device string, temp double'")
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while text[at:].strip():
+        found = _TOKEN.match(text, at)
+        if not found:
+            place = text[at:].lstrip()[:10]
+            raise ArgumentError(
+                f"schema {text!r}: {place!r} can't be read; it must look like 'device string, temp double'"
+            )
+        name, word, sign = found.groups()
+        yield ("quoted", name.replace("``", "`")) if name else ("word", word) if word else ("sign", sign)
+        at = found.end()
+
+
+# ---- values to columns
+
+
+def load_json(payload: bytes) -> object:
+    """Returns the JSON value of a payload, or `Ellipsis` when it is none."""
+    try:
+        return json.loads(payload.decode())  # of bytes it would take UTF-16 too
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
+        return ...
+
+
+def cast(value: object, kind: PayloadType) -> object:
+    """Returns a JSON value as a column of a type wants it; None when it is of another type."""
+    if value is None:
+        return None
+    if isinstance(kind, StructType):
+        return {name: cast(value.get(name), inner) for name, inner in kind.fields} if isinstance(value, dict) else None
+    if isinstance(kind, ArrayType):
+        return [cast(item, kind.item) for item in value] if isinstance(value, list) else None
+    return _CASTS[kind.name](value)
+
+
+def fits(value: object, kind: PayloadType) -> bool:
+    """Whether every part of a JSON value has the type the DDL gives it; fields the DDL does not name don't count."""
+    if value is None:
+        return True
+    if isinstance(kind, StructType):
+        return isinstance(value, dict) and all(fits(value.get(name), inner) for name, inner in kind.fields)
+    if isinstance(kind, ArrayType):
+        return isinstance(value, list) and all(fits(item, kind.item) for item in value)
+    return _CASTS[kind.name](value) is not None
+
+
+def _whole(bits: int) -> Callable[[object], int | None]:
+    biggest = 1 << (bits - 1)
+
+    def convert(value: object) -> int | None:
+        return value if type(value) is int and -biggest <= value < biggest else None
+
+    return convert
+
+
+def _double(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def _boolean(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is JSON, but no text
+
+
+def _timestamp(value: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def _date(value: object) -> date | None:
+    try:
+        return date.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+_CASTS: dict[str, Callable[[Any], object]] = {
+    **{name: _whole(bits) for name, bits in _BITS.items()},
+    "float": _double,
+    "double": _double,
+    "boolean": _boolean,
+    "string": _text,
+    "timestamp": _timestamp,
+    "date": _date,
+}
+
+
+# ---- values to a type
+
+
+class SeenValues:
+    """What values a place in a JSON document has had; `kind()` is the narrowest type that (nearly) all of them have."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._fields: dict[str, SeenValues] = {}
+        self._items: SeenValues | None = None
+
+    def add(self, value: object) -> None:
+        """Take one JSON value into account."""
+        self._counts[_kind_name(value)] += 1
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self._fields.setdefault(name, SeenValues()).add(inner)
+        elif isinstance(value, list):
+            self._items = self._items or SeenValues()
+            for item in value:
+                self._items.add(item)
+
+    def kind(self) -> PayloadType:
+        """Returns the type. Whole numbers and fractions together are double; what disagrees too much is string."""
+        numbers = self._counts["bigint"] + self._counts["double"]
+        groups = {name: count for name, count in self._counts.items() if name not in ("null", "bigint", "double")}
+        groups["number"] = numbers
+        name, most = max(groups.items(), key=lambda group: group[1])
+        if most < DOMINANT * sum(groups.values()) or not most:
+            return ScalarType("string")
+        if name == "number":
+            return ScalarType("double" if self._counts["double"] else "bigint")
+        return self._nested(name)
+
+    def _nested(self, name: str) -> PayloadType:
+        if name == "object":
+            fields = _one_case(self._fields)
+            return (
+                StructType(tuple((field, seen.kind()) for field, seen in fields.items()))
+                if fields
+                else ScalarType("string")
+            )
+        if name == "list":
+            return ArrayType(self._items.kind() if self._items else ScalarType("string"))
+        return ScalarType(name)
+
+
+def _kind_name(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "bigint" if -_BIGGEST <= value < _BIGGEST else "double"
+    return {float: "double", str: "string", dict: "object", list: "list"}[type(value)]
+
+
+def _one_case(fields: dict[str, SeenValues]) -> dict[str, SeenValues]:
+    """The fields without those that differ from an earlier one only in case: Spark can't tell them apart."""
+    spellings: dict[str, str] = {}
+    return {name: seen for name, seen in fields.items() if spellings.setdefault(name.lower(), name) == name}
+
+
+def infer_type(values: Iterable[object]) -> PayloadType:
+    """Returns the type that fits JSON values, as `SeenValues` finds it."""
+    seen = SeenValues()
+    for value in values:
+        seen.add(value)
+    return seen.kind()
+
+
+@dataclass(frozen=True)
+class InferredSchema:
+    """What was found.
+
+    Attributes:
+        kind: the type of the payloads that are JSON.
+        rows: how many payloads were looked at.
+        json: how many of them are JSON.
+        fitting: how many of them the type describes without losing a value.
+    """
+
+    kind: PayloadType
+    rows: int
+    json: int
+    fitting: int
+
+    @property
+    def ddl(self) -> str | None:
+        """The DDL text; None when the payloads are no JSON objects, or none of them has a field."""
+        return self.kind.ddl() if isinstance(self.kind, StructType) else None
+
+
+def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
+    """Returns the type that describes payloads: whole numbers widen to double, a field of many types is string."""
+    values = [load_json(payload) for payload in payloads]
+    documents = [value for value in values if value is not ...]
+    kind = infer_type(documents)
+    fitting = sum(fits(value, kind) for value in documents if value is not None)
+    return InferredSchema(kind, len(values), len(documents), fitting)
