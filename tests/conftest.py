@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -55,6 +56,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(part)
         if part == "cluster" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def legal_moves() -> Iterator[None]:
+    """No connection makes a move that its life (`smqrt.wire.life`) does not have."""
+    logger, records = logging.getLogger("smqrt.life"), _Records()
+    logger.addHandler(records)
+    yield
+    logger.removeHandler(records)
+    assert records.messages == []
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ from gevent.ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLError
 from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.http.server import HttpServer
-from smqrt.net import datapath
+from smqrt.net import datapath, graceful_close
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import smq as wire
@@ -402,7 +402,7 @@ class Site:
         for listener in self._listeners:
             listener.close()
         self.server.close()
-        wait_until(lambda: not datapath._lingering and not datapath._handshakes, "connections closed")
+        wait_until(lambda: not graceful_close.under_way() and not datapath._handshakes, "connections closed")
 
 
 def leftovers(state: Any) -> dict[str, Any]:
@@ -418,7 +418,7 @@ def leftovers(state: Any) -> dict[str, Any]:
         "logged": list(state._logged_s),
         "handshakes": list(datapath._handshakes),
         "blocked": list(datapath._blocked),
-        "lingering": list(datapath._lingering),
+        "graceful closes": len(graceful_close.under_way()),
         "held bytes": outbox.Held.total_bytes,
     }
     return {name: rest for name, rest in found.items() if rest}

@@ -25,7 +25,7 @@ from smqrt.errors import CloseReason
 from smqrt.http.head import MAX_FIELDS
 from smqrt.http.limits import HttpLimits
 from smqrt.manual import pages as manual
-from smqrt.net import datapath
+from smqrt.net import datapath, graceful_close
 from smqrt.net.tls import HANDSHAKE_S
 from smqrt.settings import environment_name, flag, table
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
@@ -294,7 +294,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
         f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
         f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
         f"not one byte | {datapath.STALLED_AFTER_S:g} s",
-        f"up to {datapath.LINGER_S:g} s",
+        f"up to {graceful_close.LINGER_S:g} s",
     ):
         assert figure in shown
     assert f"{MAX_PAYLOAD_BYTES:,} bytes" in page_text("protocol")

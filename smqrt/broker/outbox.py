@@ -17,7 +17,10 @@ from enum import Enum
 from functools import lru_cache
 
 from smqrt.errors import CloseReason
+from smqrt.wire.life import Life
 from smqrt.wire.smq import Type
+
+BLOCKED = Life.BLOCKED  # a global: it is looked up for every run and subscriber
 
 log = logging.getLogger("smqrt")
 
@@ -64,11 +67,11 @@ class Held:
 class Outbox:
     """Base of everything that receives runs: connections and the server's own client.
 
-    `queue` holds bytes ready for the transport. `blocked` is set while the transport takes nothing; then `queued_bytes`
-    counts.
+    `queue` holds bytes ready for the transport. while `life` is BLOCKED the transport takes nothing; then
+    `queued_bytes` counts.
     """
 
-    __slots__ = ("__weakref__", "blocked", "budget_bytes", "dropped", "queue", "queued_bytes")
+    __slots__ = ("__weakref__", "budget_bytes", "dropped", "life", "queue", "queued_bytes")
     websocket = False
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
@@ -76,7 +79,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.queue: list[bytes] = []
-        self.blocked = False
+        self.life = Life.OPEN
         self.queued_bytes = 0
         self.budget_bytes = DEFAULT_BUDGET_BYTES
         self.dropped = 0
@@ -87,7 +90,7 @@ class Outbox:
         if not queue:
             dirty.append(self)
         queue.append(run)
-        if self.blocked:
+        if self.life is BLOCKED:
             self.held(run)
 
     def put_view(self, view: memoryview) -> None:
@@ -240,7 +243,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     """
     if len(dirty) == 1 and not backlog and not _chores:  # nearly every turn of a broker that is not busy
         outbox = dirty.pop()
-        if outbox.queue and not outbox.blocked:
+        if outbox.queue and outbox.life is not BLOCKED:
             outbox.flush()
         if not dirty:
             return False
@@ -258,7 +261,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
         at = 0
         while at < len(turn):
             for outbox in turn[at : at + FLUSHED_BY_CLOCK]:
-                if outbox.queue and not outbox.blocked:
+                if outbox.queue and outbox.life is not BLOCKED:
                     outbox.flush()
             at += FLUSHED_BY_CLOCK
             if clock() >= until_s:
@@ -279,7 +282,7 @@ def _flush_backlog(clock: Callable[[], float]) -> None:
     while backlog:
         for _ in range(min(len(backlog), FLUSHED_BY_CLOCK)):
             outbox = backlog.popleft()
-            if outbox.queue and not outbox.blocked:
+            if outbox.queue and outbox.life is not BLOCKED:
                 outbox.flush()
         if clock() >= until_s:
             return

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
+from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
 
 NODE_BITS = 6
 """Top bits of an ETID that name the node: clustering needs no renumbering."""
@@ -141,7 +141,7 @@ class Topic:
             if not queue:
                 dirty.append(outbox)
             queue.append(run)
-            if outbox.blocked:
+            if outbox.life is BLOCKED:
                 outbox.held(run)
         if self.ws:
             run = self.encode(run)

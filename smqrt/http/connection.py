@@ -2,7 +2,7 @@
 
     waiting for a head ──head complete──▶ busy (a worker runs the handler) ──response sent──▶ waiting …
          │                                   │ detach(): another owner           │ no keep-alive
-         └──────── deadline, end of stream, malformed head ──▶ lingering ◀───────┘
+         └──────── deadline, end of stream, malformed head ──▶ graceful close ◀──┘
 
 While a request is busy nothing further is read, so a client that pipelines is held back by TCP, and answers keep
 their order. Callbacks of the Hub greenlet: `_readable`, `_go_on`, `expired`. Everything a handler calls runs in its
@@ -24,7 +24,10 @@ from smqrt.http.head import check_beginning
 from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
+from smqrt.net.graceful_close import half_close
 from smqrt.net.scheduling import NEVER
+from smqrt.net.tls import Transport
+from smqrt.wire.life import Life, moved
 
 if TYPE_CHECKING:
     from smqrt.http.server import HttpServer
@@ -36,7 +39,6 @@ _END = b"\r\n\r\n"
 _CR = 13
 _LOOKED_AT_BYTES = 16384  # of a body that came with its head
 _REQUESTS_AT_ONCE = 4  # then the others who wait have a turn
-_LINGER_S = 2.0  # how long a client may take to read our last words
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
 _view = memoryview(_buffer)
 _LATE = object()
@@ -54,8 +56,8 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_busy", "_checked", "_parked", "_lingering", "_waiting", "_watcher", "_writable", "data",
-        "_skipped", "deadline_s", "peer", "secure", "server", "transport",
+        "_busy", "_checked", "_parked", "_waiting", "_watcher", "_writable", "data",
+        "_skipped", "deadline_s", "life", "peer", "secure", "server", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class HttpConnection:
     ) -> None:
         self.server = server
         self.transport: Any = transport
+        self.life = Life.OPENING
         self.peer = peer
         self.secure = secure
         self.data = data  # received and not yet used
@@ -70,7 +73,6 @@ class HttpConnection:
         self._busy: Request | None = None
         self._skipped = False  # an empty line before the head
         self._checked = 0  # length of the beginning of a head that was found good
-        self._lingering = False  # only waiting for the client to read our last words
         self._parked = False  # the worker of the busy request has blocked
         self._waiting: greenlet | None = None  # the worker, while it waits for the transport
         self._writable: Any = None
@@ -95,7 +97,7 @@ class HttpConnection:
 
     @property
     def _listens(self) -> bool:
-        return self.transport is not None and self._busy is None and not self._lingering
+        return self._busy is None and not self.life.over
 
     def _receive(self) -> None:
         try:
@@ -161,6 +163,8 @@ class HttpConnection:
         if request.content_length is None:  # nobody shall act on a request that is seen to be malformed
             ChunkedDecoder().feed(self.data[:_LOOKED_AT_BYTES])
         self._busy = request
+        if self.life is Life.OPENING:
+            self.life = moved(self.life, Life.OPEN)
         self.deadline_s = NEVER
         workers.start(self._exchange, request)
         if self._busy is request and self.transport is not None:
@@ -204,7 +208,7 @@ class HttpConnection:
         if self.transport is None:
             return
         if request.response.close:
-            self._linger()
+            self._close_gracefully()
             return
         self.deadline_s = monotonic() + self.server.limits.keep_alive_s
         if self._parked:
@@ -303,6 +307,8 @@ class HttpConnection:
         late = ClientGoneError("the client does not read")
         if self._writable is None:
             self._writable = get_hub().loop.io(self.transport.fileno(), _WRITE)
+        if self.life is Life.OPEN:
+            self.life = moved(self.life, Life.BLOCKED)
         while rest or (self.secure and self.transport.wants_write):
             self._wait(self._writable, self.server.limits.send_idle_s, late)
             transport = self._live_transport()
@@ -315,6 +321,8 @@ class HttpConnection:
                 continue
             except OSError as error:
                 raise ClientGoneError(str(error)) from None
+        if self.life is Life.BLOCKED:
+            self.life = moved(self.life, Life.OPEN)
 
     def send_continue(self) -> None:
         """Tell the client to send the body."""
@@ -339,14 +347,18 @@ class HttpConnection:
             raise ClientGoneError("the connection was closed")
         return self.transport
 
-    def release(self) -> tuple[Any, Any, bytes]:
+    def release(self) -> tuple[Transport, Any, bytes]:
         """Give transport, stopped READ watcher and unused bytes away; this object is dead then."""
-        transport, watcher, data = self.transport, self._watcher, self.data
-        watcher.stop()
+        return self._give_away(Life.CLOSED)
+
+    def _give_away(self, to: Life) -> tuple[Transport, Any, bytes]:
+        self.life = moved(self.life, to)
+        transport, data = self.transport, self.data
+        self._watcher.stop()
         self.transport, self._busy, self.data = None, None, b""
         self._end_writable()
         self.server.forget(self)
-        return transport, watcher, data
+        return transport, self._watcher, data
 
     # Endings
 
@@ -373,35 +385,18 @@ class HttpConnection:
         except OSError:
             self.close()
         else:
-            self._linger()
+            self._close_gracefully()
 
-    def _linger(self) -> None:
-        """Close when the client has read what we sent: closing on unread input would reset the connection."""
-        try:
-            self.transport.shutdown(1)
-        except OSError:
-            self.close()
-            return
-        self._lingering, self.data = True, b""
-        self.deadline_s = monotonic() + _LINGER_S
-        self._watcher.stop()
-        self._watcher.start(self._discard)
-
-    def _discard(self) -> None:
-        try:
-            if self.transport.recv_into(_buffer):
-                return  # one piece an event: a client that floods us takes no more than its turn
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self.close()
+    def _close_gracefully(self) -> None:
+        transport, watcher, _ = self._give_away(Life.DRAINING)
+        half_close(self, transport, watcher)
 
     def close(self) -> None:
         """Close at once. A worker that waits for this connection gets a `ClientGoneError`."""
-        transport, self.transport = self.transport, None
-        if transport is None:
+        if self.life.over:
             return
+        self.life = moved(self.life, Life.CLOSED)
+        transport, self.transport = self.transport, None
         self._watcher.stop()
         self._watcher.close()
         self._end_writable()

@@ -15,11 +15,13 @@ from typing import Any
 from gevent import Timeout, get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import Drop, Held, Outbox, backlog
+from smqrt.broker.outbox import BLOCKED, Drop, Held, Outbox, backlog
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
+from smqrt.net.graceful_close import half_close
 from smqrt.wire.kernels import MAX_PARTITIONS
+from smqrt.wire.life import Life, moved
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
 log = logging.getLogger("smqrt")
@@ -55,8 +57,9 @@ partition_ids, partition_ends = datapath.kernels.partition_ids, datapath.kernels
 class RawConnection(Outbox):
     """A client on a raw socket.
 
-    `torn` tells whether the first entry of the queue is the tail of a frame whose head the client has already, and of
-    what kind: 0 for no.
+    Whether it is read (`paused`) does not depend on its `life`: who waits for a hook may be blocked or not. `torn`
+    tells whether the first entry of the queue is the tail of a frame whose head the client has already, and of what
+    kind: 0 for no.
 
     Args:
         sock: non-blocking socket, or anything with its `recv_into`, `send`, `sendmsg`, `shutdown` and `close`.
@@ -65,7 +68,6 @@ class RawConnection(Outbox):
 
     __slots__ = (
         "carry",
-        "closed",
         "handshake",
         "paused",
         "receive_bytes",
@@ -85,7 +87,8 @@ class RawConnection(Outbox):
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
         self.handshake: Deferred[None] | None = Deferred()
-        self.paused = self.closed = False
+        self.life = Life.OPENING
+        self.paused = False
         self.torn = 0
 
     @property
@@ -107,7 +110,7 @@ class RawConnection(Outbox):
 
     def start(self, session: Session, data: bytes) -> None:
         """Begin to read; `data` came with the HTTP request."""
-        if self.closed:
+        if self.life.over:
             return
         self.session = session
         self.watcher.start(self.on_readable)
@@ -159,7 +162,7 @@ class RawConnection(Outbox):
     def on_data_waiting(self) -> None:
         """Work off bytes that are here already, after a pause or with the HTTP request."""
         data, self.carry = self.carry, b""
-        if data and not self.closed and not self.paused:
+        if data and not self.life.over and not self.paused:
             view[: len(data)] = data
             self.feed(len(data))
         else:
@@ -168,7 +171,7 @@ class RawConnection(Outbox):
     def feed(self, size: int) -> None:
         """Work off `chars[:size]`; what is left over is carried to the next receive."""
         used = self.route(size)
-        if used < size and not self.closed:
+        if used < size and not self.life.over:
             self.carry = chars[used:size]
 
     def route(self, size: int) -> int:
@@ -212,7 +215,7 @@ class RawConnection(Outbox):
                 if waits:
                     self.pause()
                     return end
-                if self.closed:
+                if self.life.over:
                     return size
                 at = end
         if bad:
@@ -276,7 +279,7 @@ class RawConnection(Outbox):
             if waits:
                 self.pause()
                 return end
-            if self.closed:
+            if self.life.over:
                 return size
             at = end
         return at
@@ -297,13 +300,13 @@ class RawConnection(Outbox):
 
     def go_on(self) -> None:
         """Go on where `pause` stopped."""
-        if not self.paused or self.closed:
+        if not self.paused or self.life.over:
             return
         self.paused = False
         if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
             self._receive_more()
         self.on_data_waiting()
-        if not self.paused and not self.closed:
+        if not self.paused and not self.life.over:
             self.watcher.start(self.on_readable)
 
     def _receive_more(self) -> None:
@@ -318,14 +321,14 @@ class RawConnection(Outbox):
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""
-        if not self.closed:
+        if not self.life.over:
             self.put((len(packet) + 2).to_bytes(2, "big") + packet)
 
     def put_view(self, view: memoryview) -> None:
         """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the
         order.
         """
-        if self.blocked or self.closed or len(self.queue) >= GATHER_RUNS:
+        if self.life is BLOCKED or self.life.over or len(self.queue) >= GATHER_RUNS:
             self.put(bytes(view))
             return
         queue = self.queue
@@ -381,7 +384,7 @@ class RawConnection(Outbox):
     def _advance(self, sent: int) -> None:
         """Take `sent` bytes off the queue; what is left waits until the socket is writable."""
         queue, whole = self.queue, 0
-        if self.blocked:
+        if self.life is BLOCKED:
             self.released(sent)
         for run in queue:
             if sent < len(run):
@@ -392,9 +395,9 @@ class RawConnection(Outbox):
         del queue[:whole]
         if sent:
             self._tear(sent)
-        if queue and not self.blocked:
+        if queue and self.life is not BLOCKED:
             self._block()
-        elif not queue and self.blocked:
+        elif not queue and self.life is BLOCKED:
             self._unblock()
         if whole or sent:
             datapath.progress(self)
@@ -414,7 +417,7 @@ class RawConnection(Outbox):
         self.queue[:1] = [run[sent:at], run[at:]] if at < len(run) else [run[sent:]]
 
     def _block(self) -> None:
-        self.blocked = True
+        self.life = moved(self.life, BLOCKED)
         self.queued_bytes = sum(map(len, self.queue))
         Held.total_bytes += self.queued_bytes
         if self.writer is None:
@@ -436,7 +439,7 @@ class RawConnection(Outbox):
                 break
 
     def _unblock(self) -> None:
-        self.blocked = False
+        self.life = moved(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
         self.released(self.queued_bytes)
         self.writer.stop()
         datapath.unblocked(self)
@@ -467,6 +470,8 @@ class RawConnection(Outbox):
         handshake, self.handshake = self.handshake, None
         if handshake:
             datapath.handshake_over(self)
+            if self.life is Life.OPENING:
+                self.life = moved(self.life, Life.OPEN)
             handshake.resolve()
 
     def lost(self, reason: CloseReason) -> None:
@@ -475,25 +480,27 @@ class RawConnection(Outbox):
 
     def finish(self, reason: CloseReason) -> None:
         """Send what can be sent at once, count the rest, and close so that the client still gets the last packet."""
-        if self.closed:
+        if self.life.over:
             return
         self.settled()
-        if reason not in ABRUPT:
+        is_abrupt = reason in ABRUPT
+        if not is_abrupt:
             self._last_words(reason)
-        self.closed = True
         self._count_undelivered()
+        self.life = moved(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
         datapath.unblocked(self)
         self.watcher.stop()
         if self.writer is not None:
             self.writer.stop()
             self.writer.close()
-        if reason in ABRUPT:
-            self.close()
+        if is_abrupt:
+            self.watcher.close()
+            self.sock.close()
         else:
-            datapath.linger(self)
+            half_close(self, self.transport, self.watcher)
 
     def _last_words(self, reason: CloseReason) -> None:
-        if self.blocked:
+        if self.life is BLOCKED:
             self._keep_control()
         sent = 1
         while self.queue and sent:
@@ -516,26 +523,9 @@ class RawConnection(Outbox):
             self.session.broker.stats.drop(Drop.CLOSED, dropped)
 
     def _count_undelivered(self) -> None:
-        if self.blocked:
+        if self.life is BLOCKED:
             self._unblock()
         runs, self.queue = self.queue, []
         if runs:
             lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
             self.session.broker.stats.drop(Drop.CLOSED, lost)
-
-    def close(self) -> None:
-        """Close the socket and the watcher."""
-        self.watcher.stop()
-        self.watcher.close()
-        self.sock.close()
-
-    def on_lingering(self) -> None:
-        """Swallow what the client still sends until it closes: else the kernel would throw away our last packet."""
-        try:
-            if self.sock.recv_into(view, MIN_RECEIVE_BYTES):
-                return
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        datapath.linger_over(self)

@@ -14,6 +14,7 @@ from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.connection import WRITE, RawConnection, chars, view
 from smqrt.wire import smq, websocket
+from smqrt.wire.life import Life
 from smqrt.wire.websocket import Assembler, Frame
 
 unmask = datapath.kernels.unmask
@@ -58,7 +59,7 @@ class WsConnection(RawConnection):
     def _frame_by_frame(self, data: bytes) -> int:
         """Handle the frames of `data`; gives how many bytes were worked off."""
         at, until_s = 0, datapath.share_ends_s()
-        while not self.closed:
+        while not self.life.over:
             if time() >= until_s and at < len(data):
                 self.give_way()
                 break
@@ -83,12 +84,12 @@ class WsConnection(RawConnection):
         used = self.route(size)
         if self.paused and used < size:
             self.decoded = chars[used:size]
-        return not self.paused and not self.closed
+        return not self.paused and not self.life.over
 
     def on_data_waiting(self) -> None:
         """Work off what was decoded before a pause, then what was received."""
         decoded, self.decoded = self.decoded, b""
-        if decoded and not self.closed:
+        if decoded and not self.life.over:
             view[: len(decoded)] = decoded
             if not self._route_decoded(len(decoded)):
                 return
@@ -123,7 +124,7 @@ class WsConnection(RawConnection):
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""
-        if not self.closed:
+        if not self.life.over:
             self.put(websocket.encode(websocket.BINARY, packet))
 
     @staticmethod
@@ -158,13 +159,13 @@ class _Tls(_Base):
         """Send the HTTP reply and Init in a record each: the Java client hangs when they share one."""
         if reply:
             self._say(reply)
-        if not self.closed:
+        if not self.life.over:
             self._say(hello)
 
     def start(self, session: Session, data: bytes) -> None:
         """Begin to read; what was decrypted with the HTTP request will not make the socket readable."""
         super().start(session, data)
-        if not self.closed:
+        if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
@@ -179,17 +180,17 @@ class _Tls(_Base):
         them.
         """
         super().on_readable()
-        if not self.closed and not self.paused and self.sock.has_pending:
+        if not self.life.over and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)
 
     def _on_pending(self) -> None:
-        if not self.closed and not self.paused and self.sock.has_pending:
+        if not self.life.over and not self.paused and self.sock.has_pending:
             self.on_readable()
 
     def go_on(self) -> None:
         """See `RawConnection.go_on`; who gave way receives at once, or others might come first every time."""
         super().go_on()
-        if not self.paused and not self.closed:
+        if not self.paused and not self.life.over:
             self._receive()
 
     def _advance(self, sent: int) -> None:
@@ -207,7 +208,7 @@ class _Tls(_Base):
         self._watch_ciphertext()
 
     def _watch_ciphertext(self) -> None:
-        if not self.closed and not self.blocked and self.sock.wants_write:
+        if not self.life.over and self.life is not Life.BLOCKED and self.sock.wants_write:
             if self.writer is None:
                 self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
             self.writer.start(self.on_writable)
@@ -217,7 +218,7 @@ class _Tls(_Base):
         """The socket takes bytes again: ciphertext first, then the queue."""
         if self.sock.wants_write and not self._flush_ciphertext():
             return
-        if self.blocked:
+        if self.life is Life.BLOCKED:
             super().on_writable()
         elif self.writer is not None:
             self.writer.stop()

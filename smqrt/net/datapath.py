@@ -6,26 +6,22 @@ Deadlines are kept in dictionaries that hold only the few connections that have 
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gevent import get_hub
 
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
-from smqrt.broker.session import SessionState
+from smqrt.broker.session import Session, SessionState
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import jit
 from smqrt.net.scheduling import share
 from smqrt.net.workers import Inlet
 from smqrt.wire.kernels import encode_run
-
-if TYPE_CHECKING:
-    from smqrt.net.connection import RawConnection
 
 CHECK_INTERVAL_S = 0.25
 STALLED_AFTER_S = 10.0
@@ -35,21 +31,32 @@ TURN_S, LEAST_TURN_S = 0.012, 0.004
 """What connections that receive a lot take of a turn together; the least is for those who gave way in the last one."""
 AUTHENTICATE_S = 30.0
 """What `authenticate` has to answer after the time for Connect is over."""
-LINGER_S = 2.0
-"""How long a closed connection waits for the client's own close."""
+
+
+class Client(Protocol):
+    """A connection with a deadline."""
+
+    session: Session
+
+
+class Publisher(Protocol):
+    """A connection that gave way."""
+
+    def go_on(self) -> None:
+        """Work off what is left."""
+
 
 kernels = jit.load()
 encode = partial(encode_run, kernels)
 
-_handshakes: dict[RawConnection, float] = {}
-_asking: set[RawConnection] = set()
+_handshakes: dict[Client, float] = {}
+_asking: set[Client] = set()
 """Those whose Connect came in time, but not the answer of `authenticate`."""
-_shaking: dict[RawConnection, str] = {}
+_shaking: dict[Client, str] = {}
 unfinished: Counter[str] = Counter()
 """Handshakes under way, by address."""
-_blocked: dict[RawConnection, float] = {}
-_lingering: dict[RawConnection, float] = {}
-gave_way: deque[RawConnection] = deque()
+_blocked: dict[Client, float] = {}
+gave_way: deque[Publisher] = deque()
 """Connections whose last receive was more work than their share of a turn; they go on in the next one."""
 turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
@@ -122,7 +129,7 @@ def share_ends_s() -> float:
 
 
 def check_deadlines() -> None:
-    """Refuse late handshakes, end stalled clients, close what lingered long enough; when they are many, in several
+    """Refuse late handshakes, end stalled clients; when they are many, in several
     turns.
     """
     turn = share()
@@ -133,16 +140,14 @@ def check_deadlines() -> None:
         end(connection)
 
 
-def _due(now: float) -> Iterator[tuple[Callable[[RawConnection], None], RawConnection]]:
+def _due(now: float) -> Iterator[tuple[Callable[[Client], None], Client]]:
     for connection in [one for one, deadline in _handshakes.items() if deadline <= now]:
         yield _end_late, connection
     for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
         yield _end_stalled, connection
-    for connection in [one for one, deadline in _lingering.items() if deadline <= now]:
-        yield linger_over, connection
 
 
-def _end_late(connection: RawConnection) -> None:
+def _end_late(connection: Client) -> None:
     if connection.session.state is SessionState.ASKING and connection not in _asking:
         _asking.add(connection)
         _handshakes[connection] = time.monotonic() + AUTHENTICATE_S
@@ -151,19 +156,19 @@ def _end_late(connection: RawConnection) -> None:
     connection.session.connect_timed_out()
 
 
-def _end_stalled(connection: RawConnection) -> None:
+def _end_stalled(connection: Client) -> None:
     reason = CloseReason.SLOW_CONSUMER
     connection.session.disconnect(reason, reason.value.encode())
 
 
-def handshake_begins(connection: RawConnection, timeout_s: float, address: str) -> None:
+def handshake_begins(connection: Client, timeout_s: float, address: str) -> None:
     """Expect the handshake with `address` to be over within `timeout_s`."""
     _handshakes[connection] = time.monotonic() + timeout_s
     _shaking[connection] = address
     unfinished[address] += 1
 
 
-def handshake_over(connection: RawConnection) -> None:
+def handshake_over(connection: Client) -> None:
     """The handshake ended in time."""
     _handshakes.pop(connection, None)
     _asking.discard(connection)
@@ -174,34 +179,17 @@ def handshake_over(connection: RawConnection) -> None:
             del unfinished[address]
 
 
-def blocked_now(connection: RawConnection) -> None:
+def blocked_now(connection: Client) -> None:
     """The client's socket takes nothing for now."""
     _blocked.setdefault(connection, time.monotonic())
 
 
-def progress(connection: RawConnection) -> None:
+def progress(connection: Client) -> None:
     """The client's socket took something."""
     if connection in _blocked:
         _blocked[connection] = time.monotonic()
 
 
-def unblocked(connection: RawConnection) -> None:
+def unblocked(connection: Client) -> None:
     """The client's queue is empty again."""
     _blocked.pop(connection, None)
-
-
-def linger(connection: RawConnection) -> None:
-    """Half-close, and wait a little for the client to close its side."""
-    try:
-        connection.sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        connection.close()
-        return
-    _lingering[connection] = time.monotonic() + LINGER_S
-    connection.watcher.start(connection.on_lingering)
-
-
-def linger_over(connection: RawConnection) -> None:
-    """Close for good."""
-    _lingering.pop(connection, None)
-    connection.close()

@@ -18,10 +18,11 @@ import gevent
 
 from smqrt.errors import StreamError
 from smqrt.net.addresses import Info, resolve
-from smqrt.net.farewell import Farewell
+from smqrt.net.graceful_close import send_and_close
 from smqrt.net.readiness import READ, WRITE, Ready, Signal, Wait, block
 from smqrt.net.scheduling import Turn
 from smqrt.net.tls import Buffer, TlsTransport
+from smqrt.wire.life import Life, moved
 
 READ_BYTES = 65536
 QUEUE_BYTES = 16384
@@ -51,6 +52,7 @@ class Stream:
         "_output",
         "_unread",
         "_unsent",
+        "life",
         "on_close",
         "queue_limit_bytes",
         "queued_bytes",
@@ -59,6 +61,7 @@ class Stream:
 
     def __init__(self, transport: Any, data: bytes = b"") -> None:
         self.transport: Any = transport
+        self.life = Life.OPEN
         self.queue_limit_bytes = QUEUE_BYTES
         self.queued_bytes = 0
         self.on_close: Callable[[], None] | None = None
@@ -220,6 +223,8 @@ class Stream:
         return self._output
 
     def _flush_later(self) -> None:
+        if self.life is Life.OPEN:
+            self.life = moved(self.life, Life.BLOCKED)
         output = self._writing()
         if not len(output):
             output.wait().then(self._flush)
@@ -236,6 +241,8 @@ class Stream:
             return
         if self._unsent or self._has_ciphertext():
             self._flush_later()
+        else:
+            self.life = moved(self.life, Life.OPEN)
         if self._drained is not None and self.queued_bytes <= self.queue_limit_bytes // 2:
             self._drained.fire()
 
@@ -326,7 +333,7 @@ class Stream:
     @property
     def closed(self) -> bool:
         """Whether it was closed on this side."""
-        return self.transport is None
+        return self.life.over
 
     def peername(self) -> tuple[str, int]:
         """Address and port of the other side.
@@ -360,7 +367,7 @@ class Stream:
         if self._unsent:
             raise StreamError("incorrectuse", "the stream has unsent data")
         transport, data = self._live(), self._unread
-        self._detach("incorrectuse")
+        self._detach("incorrectuse", Life.CLOSED)
         return transport, data
 
     def close(self, linger: bool = False) -> bool:
@@ -371,21 +378,21 @@ class Stream:
         Args:
             linger: wait, in the background, until the other side closes too, so that it surely gets all.
         """
-        transport = self.transport
-        if transport is None:
+        if self.life.over:
             return False
-        unsent, lost = tuple(self._unsent), self._error is not None
-        has_rest = bool(unsent) or self._has_ciphertext()
-        self._detach("socketclosed")
-        if not lost and (has_rest or linger):
-            Farewell(transport, unsent)
+        transport, unsent = self.transport, tuple(self._unsent)
+        is_graceful = self._error is None and (linger or bool(unsent) or self._has_ciphertext())
+        self._detach("socketclosed", Life.DRAINING if is_graceful else Life.CLOSED)
+        if is_graceful:
+            send_and_close(self, transport, unsent)
         else:
             transport.close()
         if self.on_close is not None:
             self.on_close()
         return True
 
-    def _detach(self, word: str) -> None:
+    def _detach(self, word: str, to: Life) -> None:
+        self.life = moved(self.life, to)
         error = StreamError(word)
         for ready in (self._input, self._output):
             if ready is not None:

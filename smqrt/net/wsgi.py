@@ -18,15 +18,16 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
+from smqrt.net.graceful_close import LINGER_S
 from smqrt.net.handover import Admission, Origin, init, open_session, too_many
 from smqrt.net.origins import Origins, same_origin
 from smqrt.net.refusals import Refusals
 from smqrt.wire import smq
+from smqrt.wire.life import Life, moved
 
 log = logging.getLogger("smqrt")
 
@@ -41,15 +42,14 @@ _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReaso
 class WsgiConnection(Outbox):
     """A client behind gevent-websocket: takes raw frames, sends their packets as binary messages."""
 
-    __slots__ = ("_more", "_outgoing", "_resumed", "closed", "gone", "handshake", "session", "sock")
+    __slots__ = ("_more", "_outgoing", "_resumed", "session", "sock")
     takes_fragments = False
     session: Session
 
     def __init__(self, sock: Any) -> None:
         super().__init__()
         self.sock = sock
-        self.closed = self.gone = False
-        self.handshake: Deferred[None] | None = Deferred()
+        self.life = Life.OPENING
         self._more = Event()
         self._resumed = Event()
         self._outgoing: deque[bytes] = deque()
@@ -77,7 +77,7 @@ class WsgiConnection(Outbox):
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""
-        if not self.closed:
+        if not self.life.over:
             self.put(smq.frame(packet))
 
     def resume(self) -> None:
@@ -86,7 +86,9 @@ class WsgiConnection(Outbox):
 
     def settled(self) -> None:
         """The handshake ended."""
-        datapath.handshake_over(self)  # type: ignore[arg-type]
+        datapath.handshake_over(self)
+        if self.life is Life.OPENING:
+            self.life = moved(self.life, Life.OPEN)
 
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Messages for this client were dropped."""
@@ -96,9 +98,8 @@ class WsgiConnection(Outbox):
         """Let the writer send what is queued, then close; to a client that is gone nothing is sent."""
         self.settled()
         self.flush()
-        self.closed = True
-        self.gone = reason in _GONE
-        if self.gone:
+        self.life = moved(self.life, Life.CLOSED if reason in _GONE else Life.DRAINING)
+        if self.life is Life.CLOSED:
             self._count_undelivered()
         self._more.set()
         self._resumed.set()
@@ -116,16 +117,18 @@ class WsgiConnection(Outbox):
         try:
             gevent.wait([reader, writer], count=1)
             self.session.disconnect(CloseReason.PEER_CLOSED)
-            if not self.gone:
+            if self.life is Life.DRAINING:
                 writer.join(datapath.STALLED_AFTER_S)
-                reader.join(datapath.LINGER_S)
+                reader.join(LINGER_S)
         finally:
             self.session.disconnect(CloseReason.PEER_CLOSED)
             gevent.killall([reader, writer])
             self._count_undelivered()
+            if self.life is Life.DRAINING:
+                self.life = moved(self.life, Life.CLOSED)
 
     def _read(self) -> None:
-        while not self.closed:
+        while not self.life.over:
             try:
                 message = self.sock.receive()
             except Exception as error:
@@ -157,7 +160,7 @@ class WsgiConnection(Outbox):
     def _write(self) -> None:
         reason = CloseReason.WRITE_FAILED
         try:
-            while self._outgoing or not self.closed:
+            while self._outgoing or not self.life.over:
                 self._more.wait()
                 self._more.clear()
                 self._send_outgoing()

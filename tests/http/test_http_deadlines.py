@@ -9,6 +9,7 @@ import gevent
 
 from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
+from smqrt.net import graceful_close
 from tests.waiting import wait_until
 
 QUICK = HttpLimits(first_byte_s=0.1, header_s=0.2, body_idle_s=0.1, keep_alive_s=0.15, send_idle_s=0.1)
@@ -104,11 +105,12 @@ def test_a_client_that_does_not_read_is_closed(start: Any) -> None:
 
 
 def test_a_refused_client_that_stays_is_closed(start: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("smqrt.http.connection._LINGER_S", 0.1)
+    monkeypatch.setattr("smqrt.net.graceful_close.LINGER_S", 0.1)
     bench = start(QUICK)
     wire = bench.connect().send(b"nonsense\r\n\r\n")
     assert wire.answer().status == 400
-    wait_until(lambda: not len(bench.server))
+    assert not bench.server
+    wait_until(lambda: not graceful_close.under_way())
 
 
 def test_two_hundred_slow_ones_cost_the_others_nothing(bench: Any) -> None:

@@ -16,6 +16,7 @@ from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.net import datapath
 from smqrt.wire import smq
+from smqrt.wire.life import Life
 from tests.device import (
     KINDS,
     RAW,
@@ -92,7 +93,7 @@ def test_weak_spot_a_subscriber_that_does_not_read_never_delays_others(site: Sit
         publisher.publish(tid, numbered(number, 8000))
         reader.expect(publish(tid, publisher.etid, numbered(number, 8000)))
         slowest = max(slowest, time.monotonic() - began)
-    assert site.state.uids[b"lazy-1"].outbox.blocked
+    assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     assert slowest < 0.5, slowest
     publisher.expect_nothing()
     lazy.close()
@@ -115,14 +116,14 @@ def test_ledger_of_a_stalled_subscriber(make_site: Callable[..., Site], kind: st
         publisher.send(*packets)
     publisher.expect_nothing()
     connection = site.state.uids[b"lazy-1"].outbox
-    assert connection.blocked
+    assert connection.life is Life.BLOCKED
     assert connection.queued_bytes <= 200_000 + 100
     dropped = connection.dropped
     assert dropped == drops(site) == site.state.stats.drops[Drop.OVER_BUDGET] > 0
     got = numbers(lazy.sync())
     assert len(got) + dropped == count
     assert got == list(range(len(got))), "newest first: what was kept is the beginning"
-    assert not connection.blocked
+    assert connection.life is Life.OPEN
     assert connection.queued_bytes == outbox.Held.total_bytes == 0
     publisher.publish(tid, numbered(count, size)).expect_nothing()
     assert numbers(lazy.sync()) == [count], "it goes on where it can"
@@ -165,7 +166,7 @@ def test_ledger_when_a_stalled_subscriber_goes(
     for number in range(200):
         publisher.publish(tid, numbered(number, 2000))
     publisher.expect_nothing()
-    assert site.state.uids[b"lazy-1"].outbox.blocked
+    assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     sent = _count_sent_messages(site.state.uids[b"lazy-1"].outbox)
     match ending:
         case "client closes":
@@ -194,7 +195,7 @@ def test_control_packets_are_never_dropped(make_site: Callable[..., Site]) -> No
     lazy, publisher = stalled(site, b"lazy-1"), site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number)) for number in range(300))).expect_nothing()
-    assert site.state.uids[b"lazy-1"].outbox.blocked
+    assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     names = [b"topic-%d" % number for number in range(50)]
     lazy.send(*(b"\x06" + name for name in names))
     publisher.expect_nothing()
@@ -218,7 +219,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
     publisher = site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number, 8000)) for number in range(60))).expect_nothing()
-    assert site.state.uids[b"lazy-1"].outbox.blocked
+    assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     began = time.monotonic()
     wait_until(lambda: reasons, "the disconnection")
     assert reasons == [(b"lazy-1", "socketwritefailed", "slow consumer")]
@@ -247,7 +248,7 @@ def test_whoever_takes_a_little_is_not_stalled(
     lazy, publisher = stalled(site, b"lazy-1", kind), site.device(b"publisher")
     tid = publisher.create(b"news")
     publisher.send(*(publish(tid, publisher.etid, numbered(number, 2000)) for number in range(400))).expect_nothing()
-    assert site.state.uids[b"lazy-1"].outbox.blocked
+    assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     got = 0
     for _ in range(12):
         got += len(lazy.sock.recv(40_000))

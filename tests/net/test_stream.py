@@ -16,7 +16,7 @@ from gevent.ssl import PROTOCOL_TLS_SERVER
 from gevent.ssl import SSLContext as ServerContext
 
 from smqrt.errors import StreamError
-from smqrt.net import farewell
+from smqrt.net import graceful_close
 from smqrt.net.stream import Stream
 from tests.device import Authority
 from tests.waiting import let_others_run, wait_until
@@ -98,7 +98,7 @@ def test_what_is_queued_is_sent_after_close(ends: Ends) -> None:
         got += len(chunk)
     assert got == len(data)
     ends.peer.close()
-    wait_until(lambda: not farewell._under_way)
+    wait_until(lambda: not graceful_close.under_way())
 
 
 def test_a_write_behind_a_full_queue_waits_before_it_takes_more(ends: Ends) -> None:
@@ -109,14 +109,14 @@ def test_a_write_behind_a_full_queue_waits_before_it_takes_more(ends: Ends) -> N
 
 
 @pytest.mark.parametrize("talks", [True, False])
-def test_a_peer_can_not_draw_out_a_farewell(ends: Ends, monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
+def test_a_peer_can_not_draw_out_a_graceful_close(ends: Ends, monkeypatch: pytest.MonkeyPatch, talks: bool) -> None:
     for name in ("SEND_S", "LINGER_S"):
-        monkeypatch.setattr(farewell, name, 0.2)
+        monkeypatch.setattr(graceful_close, name, 0.2)
     ends.stream.push(b"z" if talks else b"z" * 5_000_000)
-    monkeypatch.setattr(farewell, "MIN_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(graceful_close, "MIN_BYTES_PER_S", 10**9)
     ends.stream.close(linger=True)
     with gevent.Timeout(5):
-        while farewell._under_way:
+        while graceful_close.under_way():
             with suppress(OSError):
                 ends.peer.send(b"and another thing") if talks else ends.peer.recv(10)
             gevent.sleep(0.01)
