@@ -27,8 +27,8 @@ class Services:
     log: where `trace` writes.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketBinding`).
-    mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttHalf`).
-    smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.ClientHalf`).
+    mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttBinding`).
+    smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.SmqClientBinding`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).

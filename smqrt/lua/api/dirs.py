@@ -11,17 +11,17 @@ from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
-from smqrt.lua.api.files import FilesHalf
+from smqrt.lua.api.files import FilesBinding
 from smqrt.lua.api.pages import Compiler, Pages
 from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 
-class DirsHalf:
+class DirsBinding:
     """Keeps what the handles of Lua stand for."""
 
-    def __init__(self, services: Services, exchanges: Exchanges, files: FilesHalf, compiler: Compiler) -> None:
+    def __init__(self, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler) -> None:
         self._root = services.root
         self._exchanges = exchanges
         self._compiler = compiler
@@ -126,9 +126,9 @@ _DIRECT = (
 )
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesHalf, compiler: Compiler) -> DirsHalf:
+def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler) -> DirsBinding:
     """Give Lua the virtual directories; return what knows their handles."""
-    half = DirsHalf(services, exchanges, files, compiler)
+    half = DirsBinding(services, exchanges, files, compiler)
     functions: dict[str, Any] = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.dirs", functions, {"service": half.service})
     return half

@@ -21,7 +21,7 @@ LOOKING_AT_ONCE = 4
 _looking = BoundedSemaphore(LOOKING_AT_ONCE)
 
 
-class FilesHalf:
+class FilesBinding:
     """Keeps what the handles of Lua stand for. Lua calls the operations directly; `stat` and `files` also so that a
     thread does the work, see `_in_thread`."""
 
@@ -141,9 +141,9 @@ _OPERATIONS = (
 _PLAIN = "drop_io named_io io_names label"
 
 
-def install(vm: Vm, services: Services) -> FilesHalf:
+def install(vm: Vm, services: Services) -> FilesBinding:
     """Give Lua the io objects of the server; return what knows their handles."""
-    half = FilesHalf(services)
+    half = FilesBinding(services)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _OPERATIONS.split()}
     in_threads = {f"{name}_in_thread": _in_thread(functions[name]) for name in ("stat", "files")}

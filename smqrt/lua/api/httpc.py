@@ -37,7 +37,7 @@ _PROXY_PORT, _SOCKS_PORT = 8080, 1080
 Pairs = list[tuple[bytes, bytes]]
 
 
-class HttpHalf:
+class HttpClientBinding:
     """The clients by their numbers.
 
     Args:
@@ -242,7 +242,7 @@ _BLOCKING = "request write status read read_bytes read_all drain"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `httpc`."""
-    half = HttpHalf(services, vm.hold_collector)
+    half = HttpClientBinding(services, vm.hold_collector)
     functions = {name: getattr(half, name) for name in _PLAIN.split()}
     functions |= {name: _with_words(getattr(half, name)) for name in _FALLIBLE.split()}
     functions |= {"parsequery": parsequery, "form": form}

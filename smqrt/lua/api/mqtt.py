@@ -134,7 +134,7 @@ _TEXTS = ("clientidentifier", "username", "source")
 _RUN_WORDS: dict[object, str] = {0x95: "overflow", 0x82: "unknowncp", 0x81: "invalidresp"}
 
 
-class MqttHalf:
+class MqttBinding:
     """MQTT clients by their integers."""
 
     def __init__(self, vm: Vm, services: Services) -> None:
@@ -423,7 +423,7 @@ _PARKING = "opened take"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua what `mqttc` and `mqtt3c` are made of."""
-    services.mqtt = half = MqttHalf(vm, services)
+    services.mqtt = half = MqttBinding(vm, services)
 
     def functions(names: str) -> dict[str, Callable[..., Any]]:
         return {name: getattr(half, name) for name in names.split()}

@@ -22,7 +22,7 @@ METHODS = frozenset(_METHODS.split())
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
-class RequestHalf:
+class RequestBinding:
     """The functions of one server."""
 
     def __init__(self, services: Services, exchanges: Exchanges) -> None:
@@ -212,7 +212,7 @@ _DIRECT = (
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the request half of exchanges, and their forms."""
-    half = RequestHalf(services, exchanges)
+    half = RequestBinding(services, exchanges)
     functions = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.request", functions, {"read_parameters": half.parameters, "read_body": half.read_body})
     _install_multipart(vm, exchanges)

@@ -21,7 +21,7 @@ from smqrt.lua.vm import Vm
 _URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"
 
 
-class ResponseHalf:
+class ResponseBinding:
     """The functions of one server. The direct ones only set fields: what sends is an op, because it may block."""
 
     def __init__(self, services: Services, exchanges: Exchanges) -> None:
@@ -160,7 +160,7 @@ class DeferredResponse:
             raise ClientGoneError("the deferred response was aborted")
 
 
-class DeferredHalf:
+class DeferredBinding:
     """The functions of one server."""
 
     def __init__(self, exchanges: Exchanges) -> None:
@@ -241,7 +241,7 @@ _DEFERRED = "defer set_status set_header is_valid close abort"
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the response half of exchanges, their cookies, and deferred responses."""
-    half, deferred = ResponseHalf(services, exchanges), DeferredHalf(exchanges)
+    half, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
     direct = {name: getattr(half, name) for name in _DIRECT.split()}
     vm.namespace("ba.response", direct, {name: getattr(half, name) for name in _BLOCKING.split()})
     vm.namespace("ba.filter", {"committed": half.committed})

@@ -11,7 +11,7 @@ from smqrt.lua.vm import Vm
 from smqrt.net.listener import Listener
 
 
-class ServconHalf:
+class ListenerBinding:
     """The ports by the numbers by which Lua knows them."""
 
     def __init__(self, services: Services) -> None:
@@ -58,5 +58,5 @@ class ServconHalf:
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.create.servcon`."""
-    half = ServconHalf(services)
+    half = ListenerBinding(services)
     vm.namespace("ba.servcon", {"open": half.open, "port": half.port, "close": half.close})

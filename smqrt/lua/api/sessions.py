@@ -21,7 +21,7 @@ EXPIRE_EVERY_S = 5.0
 _KEY = "session"  # in Request.env
 
 
-class SessionsHalf:
+class SessionsBinding:
     """The functions of one server; Lua knows a session by its number."""
 
     def __init__(self, vm: Vm, services: Services, exchanges: Exchanges) -> None:
@@ -130,8 +130,8 @@ class SessionsHalf:
 _DIRECT = "session by_id exists numbers id created accessed max_inactive peername uses hold terminate attach"
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsHalf:
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:
     """Give Lua the sessions; return what keeps them."""
-    half = SessionsHalf(vm, services, exchanges)
+    half = SessionsBinding(vm, services, exchanges)
     vm.namespace("ba.sessions", {name: getattr(half, name) for name in _DIRECT.split()})
     return half

@@ -42,7 +42,7 @@ class UntrustedHint:
         log.error("SMQ client: %s; to connect nevertheless: create(url, {trusted = false})", end)
 
 
-class ClientHalf:
+class SmqClientBinding:
     """The Python half: clients by their integers."""
 
     def __init__(self, vm: Vm, services: Services) -> None:
@@ -259,5 +259,5 @@ def _text(value: bytes | None) -> str:
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `smq.client`."""
-    half = ClientHalf(vm, services)
+    half = SmqClientBinding(vm, services)
     vm.namespace("smq.client", {name: getattr(half, name) for name in _FUNCTIONS.split()})

@@ -91,7 +91,7 @@ class LuaBroker:
     """
 
     def __init__(
-        self, vm: Vm, half: HubHalf, refs: dict[str, int], options: HubOptions, journal: Any, label: str
+        self, vm: Vm, half: HubBinding, refs: dict[str, int], options: HubOptions, journal: Any, label: str
     ) -> None:
         self._vm, self._half, self._refs, self.label = vm, half, refs, label
         # onclose is always ours: it is where Lua forgets the client.
@@ -154,7 +154,7 @@ class LuaBroker:
         self._ask("log", (), self._half.handle(session) if known else None, text.encode())
 
 
-class HubHalf:
+class HubBinding:
     """The Python half of `smq.hub`: functions over broker and client integers."""
 
     def __init__(self, vm: Vm, exchanges: Exchanges, sockets: SocketBinding) -> None:
@@ -359,9 +359,9 @@ def _declaration(name: bytes) -> tuple[Any, ...]:
     return tuple(words)
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubHalf:
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     """Give Lua `smq.hub`."""
-    half = HubHalf(vm, exchanges, services.sockets)
+    half = HubBinding(vm, exchanges, services.sockets)
     functions: dict[str, Callable[..., Any]] = {name: getattr(half, name) for name in _OWN.split()}
     functions |= {method.name: half.bound(method) for method in _IN_LUA}
     functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()

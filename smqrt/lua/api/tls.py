@@ -22,7 +22,7 @@ def describe(data: bytes | None) -> bytes | None:
     return json.dumps(fields).encode() if fields else None
 
 
-class TlsHalf:
+class TlsBinding:
     """Certificate stores, certificates, clients and servers by their numbers."""
 
     def __init__(self, services: Services) -> None:
@@ -87,5 +87,5 @@ _FUNCTIONS = "new_store add_to_store new_identity default_client new_client new_
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.sharkclient`, `ba.create.certstore`, `sharkcert`, `sharkssl`, and `ba.parsecert`."""
-    half = TlsHalf(services)
+    half = TlsBinding(services)
     vm.namespace("ba.tls", {name: getattr(half, name) for name in _FUNCTIONS.split()} | {"describe": describe})
