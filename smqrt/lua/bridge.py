@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
+from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError, StreamError
 
 log = logging.getLogger("smqrt.lua")
 
@@ -114,6 +115,35 @@ def _hand_to_main_greenlet(error: BaseException) -> None:
     loop."""
     hub = get_hub()
     hub.loop.run_callback(hub.handle_error, None, type(error), error, error.__traceback__)
+
+
+def methods(binding: object, names: str, wrapper: Callable[[Function], Function] | None = None) -> dict[str, Function]:
+    """The methods of a binding that its Lua half calls.
+
+    Args:
+        names: with spaces in between.
+        wrapper: what each of them is wrapped in.
+    """
+    found = {name: getattr(binding, name) for name in names.split()}
+    return {name: wrapper(function) for name, function in found.items()} if wrapper else found
+
+
+def with_words(function: Function) -> Function:
+    """`function` with failures of a connection as Lua expects them: nil, an error word and the details, if any."""
+
+    @wraps(function)
+    def call(*args: LuaValue) -> LuaResult:
+        try:
+            return function(*args)
+        except StreamError as error:
+            return fail(error.word, error.detail) if error.detail else fail(error.word)
+
+    return call
+
+
+def address(host: str, port: int) -> tuple[bytes, int, bool]:
+    """An address as Lua gets it: the text, the port, whether it is IPv6."""
+    return host.encode(), port, ":" in host
 
 
 def options_of(names_and_values: LuaValues) -> LuaOptions:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from smqrt.errors import ArgumentError
-from smqrt.lua.bridge import Function
+from smqrt.lua.bridge import Function, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -152,6 +152,4 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})
     vm.namespace("ba.codec", _FUNCTIONS)
-    digests = Digests()
-    methods = {name: getattr(digests, name) for name in ("open", "update", "finish", "drop")}
-    vm.namespace("ba.crypto", _RANDOM | methods)
+    vm.namespace("ba.crypto", _RANDOM | methods(Digests(), "open update finish drop"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import check_field
@@ -13,7 +12,7 @@ from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.files import FilesBinding
 from smqrt.lua.api.pages import Compiler, Pages
-from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, utf8
+from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -128,7 +127,6 @@ _DIRECT = (
 
 def install(vm: Vm, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler) -> DirsBinding:
     """Give Lua the virtual directories; return what knows their handles."""
-    half = DirsBinding(services, exchanges, files, compiler)
-    functions: dict[str, Any] = {name: getattr(half, name) for name in _DIRECT.split()}
-    vm.namespace("ba.dirs", functions, {"service": half.service})
-    return half
+    binding = DirsBinding(services, exchanges, files, compiler)
+    vm.namespace("ba.dirs", methods(binding, _DIRECT), {"service": binding.service})
+    return binding

@@ -12,7 +12,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import ArgumentError
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.lua.bridge import Function, LuaResult, LuaValue, fail, from_utf8, utf8
+from smqrt.lua.bridge import Function, LuaResult, LuaValue, fail, from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -143,12 +143,12 @@ _PLAIN = "drop_io named_io io_names label"
 
 def install(vm: Vm, services: Services) -> FilesBinding:
     """Give Lua the io objects of the server; return what knows their handles."""
-    half = FilesBinding(services)
-    functions = {name: getattr(half, name) for name in _PLAIN.split()}
-    functions |= {name: _with_words(getattr(half, name)) for name in _OPERATIONS.split()}
+    binding = FilesBinding(services)
+    functions = methods(binding, _PLAIN)
+    functions |= methods(binding, _OPERATIONS, _with_words)
     in_threads = {f"{name}_in_thread": _in_thread(functions[name]) for name in ("stat", "files")}
     vm.namespace("ba.files", functions, in_threads)
-    return half
+    return binding
 
 
 def _in_thread(operation: Function) -> Function:

@@ -10,22 +10,23 @@ import struct
 from collections.abc import Callable
 from urllib.parse import parse_qsl
 
-from smqrt.errors import StreamError
 from smqrt.http.client.client import HttpClient, parse_cookies
 from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, encode, url_of
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import (
-    Function,
     LuaOptions,
     LuaResult,
     LuaValue,
+    address,
     fail,
     from_latin1,
     from_utf8,
     latin1,
+    methods,
     options_of,
     utf8,
+    with_words,
 )
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -173,11 +174,11 @@ class HttpClientBinding:
 
     def peername(self, number: int) -> tuple[bytes, int, bool]:
         """Address and port of the server (or of the proxy), and whether it is IPv6."""
-        return _address(self._clients[number].stream.peername())
+        return address(*self._clients[number].stream.peername())
 
     def sockname(self, number: int) -> tuple[bytes, int, bool]:
         """The same of this end."""
-        return _address(self._clients[number].stream.sockname())
+        return address(*self._clients[number].stream.sockname())
 
     def close(self, number: int) -> bool:
         """Close the connection; whether there was one."""
@@ -219,22 +220,6 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else from_utf8(value)
 
 
-def _address(address: tuple[str, int]) -> tuple[bytes, int, bool]:
-    return address[0].encode(), address[1], ":" in address[0]
-
-
-def _with_words(method: Function) -> Function:
-    """`method` with failures as Lua expects them: nil, an error word and the details."""
-
-    def call(*args: LuaValue) -> LuaResult:
-        try:
-            return method(*args)
-        except StreamError as error:
-            return fail(error.word, error.detail) if error.detail else fail(error.word)
-
-    return call
-
-
 _PLAIN = "create drop header headers cookies url set_timeout close"
 _FALLIBLE = "trusted certificate cipher peername sockname"
 _BLOCKING = "request write status read read_bytes read_all drain"
@@ -242,8 +227,8 @@ _BLOCKING = "request write status read read_bytes read_all drain"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `httpc`."""
-    half = HttpClientBinding(services, vm.hold_collector)
-    functions = {name: getattr(half, name) for name in _PLAIN.split()}
-    functions |= {name: _with_words(getattr(half, name)) for name in _FALLIBLE.split()}
+    binding = HttpClientBinding(services, vm.hold_collector)
+    functions = methods(binding, _PLAIN)
+    functions |= methods(binding, _FALLIBLE, with_words)
     functions |= {"parsequery": parsequery, "form": form}
-    vm.namespace("httpc", functions, {name: _with_words(getattr(half, name)) for name in _BLOCKING.split()})
+    vm.namespace("httpc", functions, methods(binding, _BLOCKING, with_words))

@@ -21,7 +21,7 @@ from gevent.event import AsyncResult
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.lua import table_codec
-from smqrt.lua.bridge import LuaError, fail
+from smqrt.lua.bridge import LuaError, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.mqtt import MqttClient, MqttCloseReason
@@ -423,9 +423,9 @@ _PARKING = "opened take"
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua what `mqttc` and `mqtt3c` are made of."""
-    services.mqtt = half = MqttBinding(vm, services)
+    services.mqtt = binding = MqttBinding(vm, services)
 
     def functions(names: str) -> dict[str, Callable[..., Any]]:
-        return {name: getattr(half, name) for name in names.split()}
+        return methods(binding, names)
 
     vm.namespace("ba.mqtt", functions(_DIRECT), functions(_BLOCKING), parking=functions(_PARKING))

@@ -12,7 +12,7 @@ from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.tls import describe
-from smqrt.lua.bridge import LuaResult, from_latin1, latin1, utf8
+from smqrt.lua.bridge import LuaResult, address, from_latin1, latin1, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.tls import TlsTransport
@@ -142,11 +142,6 @@ class RequestBinding:
             return False
 
 
-def address(host: str, port: int) -> tuple[bytes, int, bool]:
-    """An address as Lua gets it: the text, the port, whether it is IPv6."""
-    return host.encode(), port, ":" in host
-
-
 def without_port(host: str) -> str:
     """The name of a Host field, brackets kept."""
     name, colon, port = host.rpartition(":")
@@ -212,7 +207,7 @@ _DIRECT = (
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the request half of exchanges, and their forms."""
-    half = RequestBinding(services, exchanges)
-    functions = {name: getattr(half, name) for name in _DIRECT.split()}
-    vm.namespace("ba.request", functions, {"read_parameters": half.parameters, "read_body": half.read_body})
+    binding = RequestBinding(services, exchanges)
+    functions = methods(binding, _DIRECT)
+    vm.namespace("ba.request", functions, {"read_parameters": binding.parameters, "read_body": binding.read_body})
     _install_multipart(vm, exchanges)

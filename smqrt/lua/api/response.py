@@ -14,7 +14,7 @@ from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.api.request import url_of
-from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, latin1
+from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, latin1, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -241,11 +241,9 @@ _DEFERRED = "defer set_status set_header is_valid close abort"
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the response half of exchanges, their cookies, and deferred responses."""
-    half, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
-    direct = {name: getattr(half, name) for name in _DIRECT.split()}
-    vm.namespace("ba.response", direct, {name: getattr(half, name) for name in _BLOCKING.split()})
-    vm.namespace("ba.filter", {"committed": half.committed})
-    vm.namespace("ba.cookies", {"cookie": half.cookie, "add_cookie": half.add_cookie})
-    vm.namespace(
-        "ba.deferred", {name: getattr(deferred, name) for name in _DEFERRED.split()}, {"write": deferred.write}
-    )
+    binding, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
+    direct = methods(binding, _DIRECT)
+    vm.namespace("ba.response", direct, methods(binding, _BLOCKING))
+    vm.namespace("ba.filter", {"committed": binding.committed})
+    vm.namespace("ba.cookies", {"cookie": binding.cookie, "add_cookie": binding.add_cookie})
+    vm.namespace("ba.deferred", methods(deferred, _DEFERRED), {"write": deferred.write})

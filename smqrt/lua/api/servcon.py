@@ -58,5 +58,5 @@ class ListenerBinding:
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.create.servcon`."""
-    half = ListenerBinding(services)
-    vm.namespace("ba.servcon", {"open": half.open, "port": half.port, "close": half.close})
+    binding = ListenerBinding(services)
+    vm.namespace("ba.servcon", {"open": binding.open, "port": binding.port, "close": binding.close})

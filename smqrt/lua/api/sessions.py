@@ -11,7 +11,7 @@ from smqrt.http.headers import cookie_of
 from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE, HttpSession, HttpSessions, cookie_field
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import from_utf8, utf8
+from smqrt.lua.bridge import from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
@@ -132,6 +132,6 @@ _DIRECT = "session by_id exists numbers id created accessed max_inactive peernam
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:
     """Give Lua the sessions; return what keeps them."""
-    half = SessionsBinding(vm, services, exchanges)
-    vm.namespace("ba.sessions", {name: getattr(half, name) for name in _DIRECT.split()})
-    return half
+    binding = SessionsBinding(vm, services, exchanges)
+    vm.namespace("ba.sessions", methods(binding, _DIRECT))
+    return binding

@@ -17,7 +17,7 @@ from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StreamError
 from smqrt.lua.api.httpc import proxy_of
-from smqrt.lua.bridge import LuaValue, encoded, from_latin1, options_of
+from smqrt.lua.bridge import LuaValue, encoded, from_latin1, methods, options_of
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.stream import Stream
@@ -43,7 +43,7 @@ class UntrustedHint:
 
 
 class SmqClientBinding:
-    """The Python half: clients by their integers."""
+    """The Python binding: clients by their integers."""
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self._vm = vm
@@ -259,5 +259,5 @@ def _text(value: bytes | None) -> str:
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `smq.client`."""
-    half = SmqClientBinding(vm, services)
-    vm.namespace("smq.client", {name: getattr(half, name) for name in _FUNCTIONS.split()})
+    binding = SmqClientBinding(vm, services)
+    vm.namespace("smq.client", methods(binding, _FUNCTIONS))

@@ -25,7 +25,7 @@ from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketBinding
-from smqrt.lua.bridge import LuaError, from_utf8
+from smqrt.lua.bridge import LuaError, from_utf8, methods
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import PeerHandle
 from smqrt.lua.vm import LuaFunction, Vm
@@ -83,7 +83,7 @@ class LuaBroker:
 
     Args:
         vm: the runtime.
-        half: gives clients their integers.
+        binding: gives clients their integers.
         refs: callback name to Lua reference.
         options: the other options.
         journal: the option `journal`.
@@ -91,9 +91,9 @@ class LuaBroker:
     """
 
     def __init__(
-        self, vm: Vm, half: HubBinding, refs: dict[str, int], options: HubOptions, journal: Any, label: str
+        self, vm: Vm, binding: HubBinding, refs: dict[str, int], options: HubOptions, journal: Any, label: str
     ) -> None:
-        self._vm, self._half, self._refs, self.label = vm, half, refs, label
+        self._vm, self._binding, self._refs, self.label = vm, binding, refs, label
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         self.broker = GeventBroker(Hooks(**adapters), options)
@@ -113,45 +113,45 @@ class LuaBroker:
         return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
 
     def _authenticate(self, credentials: bytes, session: Session) -> Any:
-        answer = self._ask("authenticate", _DENIED, credentials, self._half.handle(session))
+        answer = self._ask("authenticate", _DENIED, credentials, self._binding.handle(session))
         return _mapped(answer, self._verdict(session))
 
     def _verdict(self, session: Session) -> Callable[[Any], Any]:
         def verdict(answer: Any) -> Any:
             if answer[0] != wire.ConnackCode.ACCEPTED or session.closed:
-                self._half.forget(session)
+                self._binding.forget(session)
             return answer
 
         return verdict
 
     def _permittop(self, topic: bytes, issub: bool, session: Session) -> Any:
-        return _mapped(self._ask("permittop", (), topic, issub, self._half.handle(session)), any)
+        return _mapped(self._ask("permittop", (), topic, issub, self._binding.handle(session)), any)
 
     def _permitsubtop(self, subtopic: bytes, session: Session) -> Any:
-        return _mapped(self._ask("permitsubtop", (), subtopic, self._half.handle(session)), any)
+        return _mapped(self._ask("permitsubtop", (), subtopic, self._binding.handle(session)), any)
 
     def _onconnect(self, session: Session) -> None:
-        self._ask("onconnect", (), session.etid, self._half.handle(session))
+        self._ask("onconnect", (), session.etid, self._binding.handle(session))
 
     def _onclose(self, session: Session, reason: CloseReason) -> None:
         if "onclose" in self._refs:
             words = reason.word.encode() or None, reason.value.encode()
-            answer = self._ask("onclose", (), session.etid, self._half.handle(session), *words)
+            answer = self._ask("onclose", (), session.etid, self._binding.handle(session), *words)
             if isinstance(answer, Deferred):
-                return answer.then(lambda values, error: self._half.forget(session))
-        self._half.forget(session)
+                return answer.then(lambda values, error: self._binding.forget(session))
+        self._binding.forget(session)
         return None
 
     def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
-        answer = self._ask("onpublish", (b"",), run, tid, ptid, self._half.handle(session))
+        answer = self._ask("onpublish", (b"",), run, tid, ptid, self._binding.handle(session))
         return _mapped(answer, lambda values: run if values[0] is True else values[0])
 
     def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
-        self._ask("ondrop", (), run, tid, ptid, self._half.handle(session))
+        self._ask("ondrop", (), run, tid, ptid, self._binding.handle(session))
 
     def _log(self, session: Any, text: str) -> None:
         known = session is not None and (session.etid or session.extra is not None)
-        self._ask("log", (), self._half.handle(session) if known else None, text.encode())
+        self._ask("log", (), self._binding.handle(session) if known else None, text.encode())
 
 
 class HubBinding:
@@ -361,11 +361,11 @@ def _declaration(name: bytes) -> tuple[Any, ...]:
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     """Give Lua `smq.hub`."""
-    half = HubBinding(vm, exchanges, services.sockets)
-    functions: dict[str, Callable[..., Any]] = {name: getattr(half, name) for name in _OWN.split()}
-    functions |= {method.name: half.bound(method) for method in _IN_LUA}
+    binding = HubBinding(vm, exchanges, services.sockets)
+    functions: dict[str, Callable[..., Any]] = methods(binding, _OWN)
+    functions |= {method.name: binding.bound(method) for method in _IN_LUA}
     functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()
     functions["method"] = _declaration
     functions["log_error"] = lambda what, message: _log_error(from_utf8(what), from_utf8(message))
-    vm.namespace("smq.hub", functions, {"connect": half.connect, "close": half.close})
-    return half
+    vm.namespace("smq.hub", functions, {"connect": binding.connect, "close": binding.close})
+    return binding

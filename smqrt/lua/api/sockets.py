@@ -6,8 +6,6 @@ Lua knows a socket by a number. What waits in one of them (a read, an accept, a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
@@ -15,7 +13,7 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
-from smqrt.lua.bridge import fail
+from smqrt.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_words
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import (
     AGAIN,
@@ -39,22 +37,7 @@ from smqrt.net.stream import Stream
 from smqrt.net.tls import TlsTransport
 from smqrt.wire import websocket
 
-Function = Callable[..., Any]
-
 MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
-
-
-def _failing(function: Function) -> Function:
-    """`function`, with `nil, word` in place of StreamError."""
-
-    @wraps(function)
-    def call(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except StreamError as error:
-            return fail(error.word, *([error.detail] if error.detail else []))
-
-    return call
 
 
 class SocketBinding:
@@ -105,7 +88,7 @@ class SocketBinding:
         ipv6: bool,
         tls: int | None,
         *alpn: bytes,
-    ) -> Any:
+    ) -> LuaResult:
         """Connect, and shake hands when `tls` is the number of a TLS client; blocks."""
         _protocols(alpn)
         name = host.decode("utf-8", "replace")
@@ -116,7 +99,7 @@ class SocketBinding:
             self._secure(handle, tls, alpn)
         return self.add(handle)
 
-    def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> Any:
+    def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> LuaResult:
         """Listen."""
         server = self._services.tls[tls] if tls is not None else None
         acceptor = Acceptor(
@@ -124,7 +107,9 @@ class SocketBinding:
         )
         return self.add(ListenerHandle(acceptor, lambda transport: self.add(StreamHandle(Stream(transport), server))))
 
-    def udp(self, host: bytes | None, port: int | None, local_port: int | None, intf: bytes | None, ipv6: bool) -> Any:
+    def udp(
+        self, host: bytes | None, port: int | None, local_port: int | None, intf: bytes | None, ipv6: bool
+    ) -> LuaResult:
         """Make a UDP socket; blocks for the look-up of a name."""
         peer = None
         if host is not None:
@@ -137,7 +122,7 @@ class SocketBinding:
         address: str = resolve(name.decode("utf-8", "replace"), 0)[0][1][0]
         return address.encode()
 
-    def take_request(self, request: Request, raw: bool) -> Any:
+    def take_request(self, request: Request, raw: bool) -> LuaResult:
         """The connection of a request, and what was received of it: a WebSocket when it asks for one."""
         key = None if raw else websocket_key(request)
         try:
@@ -151,7 +136,7 @@ class SocketBinding:
         stream.push_or_forget(websocket.switching_protocols(key))
         return self.add(WebSocketHandle(stream, False, server=taken.server)), None
 
-    def give_request(self, number: int, data: bytes) -> Any:
+    def give_request(self, number: int, data: bytes) -> LuaResult:
         """Hand a connection back to HTTP, with `data` in front of what follows."""
         handle = self._handle(number)
         server = getattr(handle, "server", None) or self._services.http_server
@@ -168,7 +153,7 @@ class SocketBinding:
         server.accepted(transport, peer, type(transport) is TlsTransport, data + unread)
         return True
 
-    def take_http(self, client: int) -> Any:
+    def take_http(self, client: int) -> LuaResult:
         """The connection of an HTTP client, and what was received already: a WebSocket after a 101 answer; blocks."""
         taken = self._services.http_clients[client].release()
         if taken.websocket:
@@ -178,7 +163,7 @@ class SocketBinding:
 
     # ---- reading and writing
 
-    def read(self, number: int, timeout_ms: float | None) -> Any:
+    def read(self, number: int, timeout_ms: float | None) -> LuaResult:
         """What arrives next, see `SocketHandle.receive`; parks."""
         handle = self._handle(number)
         if handle.reading is not None:
@@ -186,7 +171,7 @@ class SocketBinding:
         values = None if handle.paused else handle.receive()
         return values or Reading(handle, None if timeout_ms is None else timeout_ms / 1000, values is AGAIN)
 
-    def put(self, number: int, data: bytes, is_text: bool) -> Any:
+    def put(self, number: int, data: bytes, is_text: bool) -> LuaResult:
         """Send; false when the writer has to wait behind it, see `drain`, and true, "turn" when it should if it can;
         nil, "full" when it has to wait before it: nothing is taken.
         """
@@ -197,7 +182,7 @@ class SocketBinding:
         has_room = handle.put(data, is_text)
         return (True, b"turn") if has_room and share().spent() else has_room
 
-    def offer(self, number: int, data: bytes, is_text: bool) -> Any:
+    def offer(self, number: int, data: bytes, is_text: bool) -> LuaResult:
         """Send or queue; nil and the length of the queue when it is full, and nothing is taken."""
         handle = self._handle(number)
         stream: Stream | None = handle.stream
@@ -206,7 +191,7 @@ class SocketBinding:
         handle.put(data, is_text)
         return True
 
-    def drain(self, number: int) -> Any:
+    def drain(self, number: int) -> LuaResult:
         """Park until there is room in the queue; when there is, until a later turn of the loop."""
         stream: Stream | None = self._handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
@@ -215,7 +200,7 @@ class SocketBinding:
         share().later(turn.resolve, True)
         return turn
 
-    def sendto(self, number: int, data: bytes, host: bytes, port: int) -> Any:
+    def sendto(self, number: int, data: bytes, host: bytes, port: int) -> LuaResult:
         """Send a datagram."""
         handle = self._handle(number)
         if not isinstance(handle, DatagramHandle):
@@ -223,14 +208,14 @@ class SocketBinding:
         handle.sendto(data, host.decode("ascii", "replace"), port)
         return True
 
-    def ping(self, number: int, data: bytes) -> Any:
+    def ping(self, number: int, data: bytes) -> LuaResult:
         """Send a WebSocket ping; nil and the length of the queue when it is full."""
         handle = self._handle(number)
         if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
         return True if handle.ping(data) else (None, handle.stream.queued_bytes)
 
-    def pause(self, number: int, is_paused: bool) -> Any:
+    def pause(self, number: int, is_paused: bool) -> LuaResult:
         """Hold back what arrives, or go on; false when it was so already."""
         handle = self._handle(number)
         if handle.paused is is_paused:
@@ -238,7 +223,7 @@ class SocketBinding:
         handle.pause(is_paused)
         return True
 
-    def close(self, number: int, code: int | None = None, text: bytes = b"") -> Any:
+    def close(self, number: int, code: int | None = None, text: bytes = b"") -> LuaResult:
         """Close; false when it was closed before."""
         handle = self._handles.pop(number, None)
         if handle is None:
@@ -256,15 +241,15 @@ class SocketBinding:
 
     # ---- facts
 
-    def peername(self, number: int) -> Any:
+    def peername(self, number: int) -> LuaResult:
         """Address, port and whether it is IPv6, of the other side."""
-        return _address(*self._handle(number).peername())
+        return address(*self._handle(number).peername())
 
-    def sockname(self, number: int) -> Any:
+    def sockname(self, number: int) -> LuaResult:
         """The same of this side."""
-        return _address(*self._handle(number).sockname())
+        return address(*self._handle(number).sockname())
 
-    def setoption(self, number: int, name: bytes, *values: Any) -> Any:
+    def setoption(self, number: int, name: bytes, *values: LuaValue) -> LuaResult:
         """See `set_option`."""
         try:
             set_option(self._handle(number), name, *values)
@@ -276,19 +261,19 @@ class SocketBinding:
         """Whether it is a WebSocket."""
         return isinstance(self._handles.get(number), WebSocketHandle)
 
-    def state(self, number: int) -> Any:
+    def state(self, number: int) -> LuaResult:
         """A word, and whether there is a connection."""
         handle = self._handle(number)
         return handle.state.encode(), handle.state == "connected"
 
-    def queuelen(self, number: int, limit_bytes: int | None) -> Any:
+    def queuelen(self, number: int, limit_bytes: int | None) -> LuaResult:
         """The bytes that wait to be sent; sets how many may."""
         stream = self._stream(number)
         if limit_bytes is not None:
             stream.queue_limit_bytes = limit_bytes
         return stream.queued_bytes
 
-    def maxsize(self, number: int, size_bytes: int) -> Any:
+    def maxsize(self, number: int, size_bytes: int) -> LuaResult:
         """Set the size of the largest WebSocket message that is accepted."""
         handle = self._handle(number)
         if not isinstance(handle, WebSocketHandle):
@@ -302,7 +287,7 @@ class SocketBinding:
 
     # ---- TLS
 
-    def upgrade(self, number: int, tls: int, *alpn: bytes) -> Any:
+    def upgrade(self, number: int, tls: int, *alpn: bytes) -> LuaResult:
         """Go on in TLS; blocks until the handshake is done. The socket is closed when it fails."""
         handle = self._handle(number)
         if type(handle) is not StreamHandle or handle.stream.tls or handle.reading:
@@ -319,34 +304,32 @@ class SocketBinding:
             handle.stream.starttls(context, server_side=True)
         handle.tls = tls
 
-    def trusted(self, number: int, name: bytes | None) -> Any:
+    def trusted(self, number: int, name: bytes | None) -> LuaResult:
         """True, or nil and what is wrong with the certificate of the other side."""
         handle = self._handle(number)
         tls = self._tls(number)
-        if not isinstance(
-            getattr(handle, "tls", None), ClientTls
-        ):  # OpenSSL has refused a client's if it is not trusted
+        is_server = not isinstance(getattr(handle, "tls", None), ClientTls)
+        if is_server:  # OpenSSL has refused the certificate of a client that is not trusted
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
-        trust = handle.tls.store.judge(
-            tls.peer_chain(), name.decode("utf-8", "replace") if name is not None else handle.host
-        )
+        host = handle.host if name is None else name.decode("utf-8", "replace")
+        trust = handle.tls.store.judge(tls.peer_chain(), host)
         return True if trust is Trust.TRUSTED else fail(trust.value)
 
-    def certificate(self, number: int) -> Any:
+    def certificate(self, number: int) -> LuaResult:
         """The certificate of the other side, for `core.certificate`."""
         return describe(self._tls(number).peer_certificate())
 
-    def cipher(self, number: int) -> Any:
+    def cipher(self, number: int) -> LuaResult:
         """The name of the cipher, and the version of TLS."""
         cipher = self._tls(number).cipher()
         return (cipher[0].encode(), cipher[1].encode()) if cipher else None
 
-    def alpn(self, number: int) -> Any:
+    def alpn(self, number: int) -> LuaResult:
         """The protocol that was chosen by ALPN."""
         word = self._tls(number).alpn()
         return word.encode() if word else None
 
-    def is_resumed(self, number: int) -> Any:
+    def is_resumed(self, number: int) -> LuaResult:
         """Whether the TLS session goes on from an earlier connection."""
         return self._tls(number).resumed()
 
@@ -364,10 +347,6 @@ def _protocols(alpn: tuple[bytes, ...]) -> list[str]:
     return [word.decode() for word in alpn]
 
 
-def _address(host: str, port: int) -> tuple[bytes, int, bool]:
-    return host.encode(), port, ":" in host
-
-
 _DIRECT = (
     "bind give_request put offer sendto ping pause close drop peername sockname setoption is_websocket state queuelen "
     "maxsize count trusted certificate cipher alpn is_resumed"
@@ -378,12 +357,12 @@ _PARKING = "read drain"
 
 def install(vm: Vm, services: Services) -> SocketBinding:
     """Give Lua `ba.socket` and `ba.bytearray`."""
-    services.sockets = half = SocketBinding(services)
+    services.sockets = binding = SocketBinding(services)
 
     def functions(names: str) -> dict[str, Function]:
-        return {name: _failing(getattr(half, name)) for name in names.split()}
+        return methods(binding, names, with_words)
 
-    def take_request(exchange: int, raw: bool) -> Any:
+    def take_request(exchange: int, raw: bool) -> LuaResult:
         if services.exchanges is None:
             raise ArgumentError("req2sock: there are no requests here")
         taken = services.exchanges.of(exchange)
@@ -392,13 +371,13 @@ def install(vm: Vm, services: Services) -> SocketBinding:
         except HttpError as error:
             taken.refusal = error
             return fail("noaccess")
-        return half.take_request(taken.request, raw)
+        return binding.take_request(taken.request, raw)
 
-    suspensions = half.suspensions
+    suspensions = binding.suspensions
     direct = functions(_DIRECT) | {"take_request": take_request, "wake": suspensions.wake, "start": vm.start}
     parking = functions(_PARKING) | {"suspend": suspensions.suspend}
     vm.namespace("ba.bytearray", {})
     vm.namespace("ba.sockets", direct, functions(_BLOCKING), parking=parking)
     vm.namespace("ba.cosockets", {})
     vm.namespace("ba.connections", {})
-    return half
+    return binding

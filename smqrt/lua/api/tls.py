@@ -9,7 +9,7 @@ import itertools
 import json
 
 from smqrt.errors import ArgumentError
-from smqrt.lua.bridge import LuaResult, fail
+from smqrt.lua.bridge import LuaResult, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import certificates
@@ -87,5 +87,5 @@ _FUNCTIONS = "new_store add_to_store new_identity default_client new_client new_
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.sharkclient`, `ba.create.certstore`, `sharkcert`, `sharkssl`, and `ba.parsecert`."""
-    half = TlsBinding(services)
-    vm.namespace("ba.tls", {name: getattr(half, name) for name in _FUNCTIONS.split()} | {"describe": describe})
+    binding = TlsBinding(services)
+    vm.namespace("ba.tls", methods(binding, _FUNCTIONS) | {"describe": describe})
