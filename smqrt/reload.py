@@ -1,4 +1,4 @@
-"""Watches the code of applications by looking at their files: works on every mount, needs no thread.
+"""Changes of the code of applications, found by looking at their files: works on every mount, needs no thread.
 
 Pages are read anew at every change by themselves; what needs a restart is `.preload` and the modules.
 """
@@ -9,17 +9,19 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import gevent
 
 from smqrt.errors import SmqrtError
+from smqrt.lua.vm import Vm
 
 log = logging.getLogger("smqrt")
 
 POLL_S = 0.25
 PIPELINES = "pipelines"
 _NO_CODE = ("__pycache__", ".git", "node_modules", ".venv", ".journal", ".pipelines")
+K = TypeVar("K")
 Signature = dict[str, tuple[int, int, int]]
 
 
@@ -67,7 +69,7 @@ def _look(files: list[str]) -> Signature:
     return seen
 
 
-class Watch:
+class FolderWatch:
     """One watched folder or ZIP file.
 
     A change counts when the files look the same at two polls in a row, so that a half-written file is not loaded.
@@ -88,7 +90,7 @@ class Watch:
         return sorted(changed)
 
 
-def watch(watches: dict[Any, Watch], on_change: Callable[[Any, list[str]], None]) -> gevent.Greenlet[..., None]:
+def watch(watches: dict[K, FolderWatch], on_change: Callable[[K, list[str]], None]) -> gevent.Greenlet[..., None]:
     """Starts the greenlet that polls; kill it to stop.
 
     Args:
@@ -106,13 +108,13 @@ def watch(watches: dict[Any, Watch], on_change: Callable[[Any, list[str]], None]
     return gevent.spawn(run)
 
 
-def syntax_error(files: list[str], folder: Path, vm: Any) -> str | None:
+def syntax_error(files: list[str], folder: Path, vm: Vm) -> str | None:
     """Returns why one of the files would not compile, with its line; None when all would.
 
     Args:
         files: what changed; files that are gone, and what is neither Lua nor Python, do not count.
         folder: the application's; messages name files from it on.
-        vm: the Lua runtime (`smqrt.lua.vm.Vm`).
+        vm: the Lua runtime.
     """
     for file in files:
         name = os.path.relpath(file, folder.parent)

@@ -200,7 +200,7 @@ class Server:
         open_connections.limit = self.settings.max_connections
         open_connections.per_address = self.settings.connections_per_address
         if self.settings.reload:
-            watches = {one: reload.Watch(one.path) for one in self.applications}
+            watches = {one: reload.FolderWatch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
         for listener in self._listeners.values():
             listener.start()

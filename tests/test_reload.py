@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smqrt.reload import Watch
+from smqrt.reload import FolderWatch
 
 
 def test_a_change_counts_once_and_when_it_has_settled(tmp_path: Path) -> None:
     preload, module = tmp_path / ".preload", tmp_path / ".lua" / "a.lua"
     preload.write_text("x = 1")
-    watch = Watch(tmp_path)
+    watch = FolderWatch(tmp_path)
     assert watch.poll() == []
     preload.write_text("x = 22")
     assert watch.poll() == []
@@ -24,14 +24,14 @@ def test_a_change_counts_once_and_when_it_has_settled(tmp_path: Path) -> None:
 def test_a_removed_module_is_a_change(tmp_path: Path) -> None:
     module = tmp_path / "a.lua"
     module.write_text("")
-    watch = Watch(tmp_path)
+    watch = FolderWatch(tmp_path)
     module.unlink()
     watch.poll()
     assert watch.poll() == [str(module)]
 
 
 def test_pages_and_caches_are_no_code(tmp_path: Path) -> None:
-    watch = Watch(tmp_path)
+    watch = FolderWatch(tmp_path)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "x.py").write_text("")
     (tmp_path / "index.lsp").write_text("")
@@ -42,7 +42,7 @@ def test_pages_and_caches_are_no_code(tmp_path: Path) -> None:
 def test_a_zip_file_is_one_piece(tmp_path: Path) -> None:
     archive = tmp_path / "app.zip"
     archive.write_bytes(b"one")
-    watch = Watch(archive)
+    watch = FolderWatch(archive)
     archive.write_bytes(b"another")
     watch.poll()
     assert watch.poll() == [str(archive)]

@@ -10,8 +10,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+Table = dict[Any, Any]
+"""A table that was decoded: keys and values are bytes, bool, int, float or tables."""
 
-def dump(value: Any) -> bytes:
+
+def dump(value: object) -> bytes:
     """`value` as bytes; None as a field of a table is left out.
 
     Raises:
@@ -22,7 +25,7 @@ def dump(value: Any) -> bytes:
     return b"".join(parts)
 
 
-def _dump(value: Any, parts: list[bytes]) -> None:
+def _dump(value: object, parts: list[bytes]) -> None:
     if isinstance(value, str | bytes | bytearray):
         data = value.encode() if isinstance(value, str) else bytes(value)
         parts += (b"s", struct.pack(">I", len(data)), data)
@@ -45,9 +48,10 @@ def _dump_fields(value: Any, parts: list[bytes]) -> None:
         _dump(item, parts)
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes) -> Table:
     """The inverse: strings as bytes, tables as dicts."""
-    return _load(data, 0)[0]
+    table: Table = _load(data, 0)[0]
+    return table
 
 
 def _load(data: bytes, at: int) -> tuple[Any, int]:

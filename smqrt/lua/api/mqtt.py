@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gevent
 from gevent import get_hub
@@ -21,7 +21,7 @@ from gevent.event import AsyncResult
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.lua import table_codec
-from smqrt.lua.bridge import LuaError, fail, methods
+from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.mqtt import MqttClient, MqttCloseReason
@@ -33,6 +33,13 @@ log = logging.getLogger("smqrt.mqtt")
 _NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
 _MAX_BYTES = 4 << 20  # of messages that wait; then the connection is not read
 _JOBS_PER_TAKE = 4  # six values each; what crosses to Lua at once is limited
+
+Properties = Mapping[str, object] | bytes | None
+"""Of a message or an acknowledgement; a status has them encoded."""
+
+MqttEvent = tuple[Any, ...]
+"""The arguments of a callback: topic, payload, properties and flags of a message; topic, code and properties of an
+acknowledgement."""
 
 
 class LuaCall:
@@ -52,24 +59,22 @@ class LuaCall:
         self._kind, self._ref = kind.encode(), ref
         self._function = None if ref is None else LuaFunction(vm, ref)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> object:
         """Call it in this greenlet; the first value it returns, NotImplemented after an error, which is logged."""
         try:
-            values = self._vm.run(self._event_ref, self._number, *self.values(*arguments))
+            values = self._vm.run(self._event_ref, self._number, *self.values(first, second, third, fourth))
         except LuaError as error:
             log.error("the callback %s of an MQTT client failed: %s", _NAMES[self._kind.decode()], error)
             return NotImplemented
         return values[0] if values else None
 
-    def values(self, first: Any, second: Any, third: Any, fourth: Any = None) -> tuple[Any, ...]:
-        """Kind and reference, then the four arguments of an event: properties are flat, None when there are none."""
-        if self._kind == b"pub":
-            return b"pub", self._ref, first.encode(), second, table_codec.dump(third) if third else None, fourth
-        if self._kind == b"ack":
-            return b"ack", self._ref, first.encode(), second, table_codec.dump(third) if third else None, None
-        return b"status", self._ref, first, second, third, None
+    def values(self, first: str | bytes, second: LuaValue, third: Properties, fourth: LuaValue = None) -> LuaValues:
+        """Kind and reference, then the four arguments of an event: properties are encoded, None when there are none."""
+        if self._kind == b"status":
+            return b"status", self._ref, encoded(first), second, cast(bytes, third), None
+        return self._kind, self._ref, encoded(first), second, table_codec.dump(third) if third else None, fourth
 
-    def size_bytes(self, arguments: tuple[Any, ...]) -> int:
+    def size_bytes(self, arguments: MqttEvent) -> int:
         """Of the message among the arguments."""
         return len(arguments[1]) if self._kind == b"pub" else 0
 
@@ -79,12 +84,12 @@ class Inbox(Callbacks):
 
     def __init__(self) -> None:
         super().__init__(log)
-        self._calls: deque[tuple[LuaCall, tuple[Any, ...]]] = deque()
-        self._taking: Deferred[tuple[Any, ...]] | None = None
+        self._calls: deque[tuple[LuaCall, MqttEvent]] = deque()
+        self._taking: Deferred[LuaValues] | None = None
         self._word: str | None = None
         self._bytes = 0
 
-    def post(self, fn: Callable[..., Any], *args: Any) -> None:
+    def post(self, fn: Callable[..., object], *args: object) -> None:
         """See `Callbacks`."""
         if not isinstance(fn, LuaCall):
             fn(*args)
@@ -100,7 +105,7 @@ class Inbox(Callbacks):
         self._word = word
         self._answer()
 
-    def take(self) -> Any:
+    def take(self) -> LuaResult:
         """Up to four calls, six values each; nil and a word when nothing more will come. Parks until there is one."""
         if self._calls or self._word is not None:
             return self._values()
@@ -112,14 +117,14 @@ class Inbox(Callbacks):
             get_hub().loop.run_callback(self._hand_over, self._taking)
             self._taking = None
 
-    def _hand_over(self, taking: Deferred[tuple[Any, ...]]) -> None:
+    def _hand_over(self, taking: Deferred[LuaValues]) -> None:
         if not taking.done:
             taking.resolve(self._values())
 
-    def _values(self) -> tuple[Any, ...]:
+    def _values(self) -> LuaValues:
         if not self._calls:
             return fail(self._word or "socketclosed")
-        found: tuple[Any, ...] = ()
+        found: LuaValues = ()
         for _ in range(min(_JOBS_PER_TAKE, len(self._calls))):
             call, args = self._calls.popleft()
             self._bytes -= call.size_bytes(args)
@@ -227,7 +232,7 @@ class MqttBinding:
         finally:
             self._openings.pop(number, None)
 
-    def opened(self, number: int, socket: int | None, word: bytes | None) -> Any:
+    def opened(self, number: int, socket: int | None, word: bytes | None) -> LuaResult:
         """Lua has made the connection, or not. Parks until it is over."""
         opening = self._openings.pop(number, None)
         if socket is None or opening is None:
@@ -246,7 +251,7 @@ class MqttBinding:
 
     # ---- connections that the application runs
 
-    def connect(self, socket: int, options: bytes) -> Any:
+    def connect(self, socket: int, options: bytes) -> LuaResult:
         """Talk MQTT over a connected socket; blocks until the broker has accepted. What comes waits for `take`."""
         number, inbox = self._next(), Inbox()
         chosen = self._options(options) | {"properties": {"maximumpacketsize": MAX_PACKET_BYTES}}
@@ -266,7 +271,7 @@ class MqttBinding:
             inbox.end(_run_word(client.end))
         return number
 
-    def take(self, number: int) -> Any:
+    def take(self, number: int) -> LuaResult:
         """What has come, see `Inbox.take`; parks."""
         inbox = self._inboxes.get(number)
         return fail("socketclosed") if inbox is None else inbox.take()
@@ -282,7 +287,7 @@ class MqttBinding:
 
     def publish(
         self, number: int, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes | None
-    ) -> Any:
+    ) -> LuaResult:
         """`mqtt:publish`: whether connected; nil, "full" when the queue has no room; nil, "toolarge"."""
         client = self._clients.get(number)
         if client is None:
@@ -307,7 +312,7 @@ class MqttBinding:
         retainaspublished: bool,
         retainhandling: int,
         properties: bytes | None,
-    ) -> Any:
+    ) -> LuaResult:
         """`mqtt:subscribe`: whether connected; nil, "full" when the queue has no room."""
         return self._ask(
             number,
@@ -322,7 +327,7 @@ class MqttBinding:
             properties=_properties(table_codec.load(properties)) if properties else None,
         )
 
-    def _ask(self, number: int, method: Callable[..., bool], *arguments: Any, **options: Any) -> Any:
+    def _ask(self, number: int, method: Callable[..., bool], *arguments: object, **options: object) -> LuaResult:
         client = self._clients.get(number)
         try:
             return client is not None and method(client, *arguments, **options)
@@ -331,7 +336,7 @@ class MqttBinding:
         except ClosedError:
             return False
 
-    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> Any:
+    def unsubscribe(self, number: int, topic: bytes, onunsuback: int | None, properties: bytes | None) -> LuaResult:
         """`mqtt:unsubscribe`: whether connected; nil, "full" when the queue has no room."""
         return self._ask(
             number,
@@ -396,12 +401,12 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-def _refusal(end: MqttCloseReason | None) -> Any:
+def _refusal(end: MqttCloseReason | None) -> LuaResult:
     """What `connect` gives: nil, what went wrong, and its kind: true for a CONNACK code, "mqtt" or "sock"."""
     if end is None:
         return fail("socketclosed", "sock")
     if end.code == "connect":
-        return None, end.status["reasoncode"], True
+        return None, cast(int, end.status["reasoncode"]), True
     return fail("invalidresp", "mqtt") if end.type == "mqtt" else fail(end.code, "sock")
 
 
@@ -424,8 +429,5 @@ _PARKING = "opened take"
 def install(vm: Vm, services: Services) -> None:
     """Give Lua what `mqttc` and `mqtt3c` are made of."""
     services.mqtt = binding = MqttBinding(vm, services)
-
-    def functions(names: str) -> dict[str, Callable[..., Any]]:
-        return methods(binding, names)
-
-    vm.namespace("ba.mqtt", functions(_DIRECT), functions(_BLOCKING), parking=functions(_PARKING))
+    parking = methods(binding, _PARKING)
+    vm.namespace("ba.mqtt", methods(binding, _DIRECT), methods(binding, _BLOCKING), parking=parking)

@@ -23,9 +23,11 @@ from smqrt.broker.hooks import Hooks, Peer
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
+from smqrt.lua import bridge
+from smqrt.lua.activity import Outcome
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketBinding
-from smqrt.lua.bridge import LuaError, from_utf8, methods
+from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, from_utf8, methods
 from smqrt.lua.services import Services
 from smqrt.lua.sockets.handles import PeerHandle
 from smqrt.lua.vm import LuaFunction, Vm
@@ -40,7 +42,7 @@ _ID_AND_LENGTH = struct.Struct(">II")
 _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
 
 
-def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
+def ask(vm: Vm, ref: int, what: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
     """The values of the Lua callback `what`, or `Deferred`; after an error, which is logged, `otherwise`."""
     try:
         answer = vm.call(ref, *arguments)
@@ -49,9 +51,9 @@ def ask(vm: Vm, ref: int, what: str, otherwise: Any, *arguments: Any) -> Any:
         return otherwise
     if not isinstance(answer, Deferred):
         return answer
-    later: Deferred[Any] = Deferred()
+    later: Outcome = Deferred()
 
-    def settled(values: Any, error: BaseException | None) -> None:
+    def settled(values: LuaValues | None, error: BaseException | None) -> None:
         if error is not None:
             _log_error(what, error)
         later.resolve(otherwise if error is not None else values)
@@ -91,7 +93,7 @@ class LuaBroker:
     """
 
     def __init__(
-        self, vm: Vm, binding: HubBinding, refs: dict[str, int], options: HubOptions, journal: Any, label: str
+        self, vm: Vm, binding: HubBinding, refs: dict[str, int], options: HubOptions, journal: object, label: str
     ) -> None:
         self._vm, self._binding, self._refs, self.label = vm, binding, refs, label
         # onclose is always ours: it is where Lua forgets the client.
@@ -109,7 +111,7 @@ class LuaBroker:
         if self.journal:
             self.journal.close()
 
-    def _ask(self, name: str, otherwise: Any, *arguments: Any) -> Any:
+    def _ask(self, name: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
         return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
 
     def _authenticate(self, credentials: bytes, session: Session) -> Any:
@@ -170,7 +172,7 @@ class HubBinding:
         """Take the Lua function that drops what Lua keeps of a client."""
         self._forget_ref = ref
 
-    def handle(self, session: Any) -> int:
+    def handle(self, session: Peer) -> int:
         """The integer by which Lua knows a client."""
         number: int | None = session.extra
         if number is None:
@@ -178,7 +180,7 @@ class HubBinding:
             self._sessions[number] = session
         return number
 
-    def forget(self, session: Any) -> None:
+    def forget(self, session: Peer) -> None:
         """A client is gone."""
         number, session.extra = session.extra, None
         if number is not None:
@@ -188,7 +190,7 @@ class HubBinding:
     def _session(self, number: int) -> Any:
         return self._sessions.get(number)
 
-    def peer(self, number: int) -> tuple[Any, ...] | None:
+    def peer(self, number: int) -> LuaValues | None:
         """`(etid, uid, info)` of a client; None when it is gone."""
         session = self._session(number)
         return (session.etid, session.uid, session.info) if session else None
@@ -206,7 +208,7 @@ class HubBinding:
         session = self._session(number)
         return session.outbox.dropped if session else None
 
-    def origin(self, number: int) -> tuple[Any, ...]:
+    def origin(self, number: int) -> LuaValues:
         """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
         query and head.
         """
@@ -232,11 +234,11 @@ class HubBinding:
 
     # ---- brokers
 
-    def new(self, shared: bool, label: bytes, *pairs: Any) -> int:
-        """Create a broker of `name, value` pairs: callbacks as references, options as values. `shared`: by a module
-        that all applications share, so that it ends with none of them. `label`: see `LuaBroker`.
+    def new(self, shared: bool, label: bytes, *names_and_values: LuaValue) -> int:
+        """Create a broker of names and values in turn: callbacks as references, options as values. `shared`: by a
+        module that all applications share, so that it ends with none of them. `label`: see `LuaBroker`.
         """
-        given = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
+        given = bridge.options_of(names_and_values)
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
         values = {name: _text(value) for name, value in given.items() if name in options_of(HubOptions)}
         journal = json.loads(given.get("journal", b"[false]"))[0]
@@ -254,7 +256,7 @@ class HubBinding:
         if broker:
             gevent.spawn(broker.close)
 
-    def journal(self, number: int) -> tuple[Any, ...] | None:
+    def journal(self, number: int) -> LuaValues | None:
         """`counter, value, ...` of the journal; None without one."""
         journal = self._brokers[number].journal
         return _flat(journal.stats()) if journal else None
@@ -292,7 +294,7 @@ class HubBinding:
 
     # ---- the methods of the table
 
-    def bound(self, method: Method) -> Callable[..., Any]:
+    def bound(self, method: Method) -> Function:
         """The function behind a method of a broker: `f(broker's integer, arguments...)`."""
         call: Callable[..., Any] = getattr(GeventBroker, method.name)
         brokers, results, name, kind = self._brokers, self._results, method.name, method.returns
@@ -325,7 +327,7 @@ class HubBinding:
         return struct.pack(f">{len(numbers)}Q", *numbers)
 
 
-def _flat(counts: Mapping[str, int]) -> tuple[Any, ...]:
+def _flat(counts: Mapping[str, int]) -> LuaValues:
     return tuple(part for word, count in counts.items() for part in (word.encode(), count))
 
 
@@ -362,7 +364,7 @@ def _declaration(name: bytes) -> tuple[Any, ...]:
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     """Give Lua `smq.hub`."""
     binding = HubBinding(vm, exchanges, services.sockets)
-    functions: dict[str, Callable[..., Any]] = methods(binding, _OWN)
+    functions: dict[str, Function] = methods(binding, _OWN)
     functions |= {method.name: binding.bound(method) for method in _IN_LUA}
     functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()
     functions["method"] = _declaration
