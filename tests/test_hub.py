@@ -809,9 +809,10 @@ def test_a_flood_to_a_handler_is_handled_in_portions_and_complete(site: Site) ->
 
 
 def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_site: Callable[..., Site]) -> None:
-    dropped = Calls()
+    dropped, begun = Calls(), Event()
 
     def onpublish(data: bytes, *_: Any) -> bool:
+        begun.set()
         gevent.sleep(0.05)
         return True
 
@@ -819,7 +820,7 @@ def test_a_subscriber_that_leaves_while_onpublish_blocks_is_accounted_for(make_s
     publisher, reader = site.device(b"publisher"), site.device(b"reader")
     tid = reader.subscribe(b"news")
     publisher.publish(tid, b"x")
-    gevent.sleep(0.01)
+    assert begun.wait(5)
     reader.disconnect()
     assert dropped.come()[0][:3] == (b"x", publisher.etid, tid)
     assert site.state.stats.drops[Drop.UNROUTED] == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.waiting import wait_until
 
 WAIT_S = 30
 
@@ -31,10 +31,7 @@ class Device:
 
     def wait_for(self, line: str) -> None:
         """Fails when the device does not print `line`."""
-        deadline = time.monotonic() + WAIT_S
-        while line not in self.lines:
-            assert time.monotonic() < deadline, f"the device did not print {line!r} but {self.lines}"
-            time.sleep(0.01)
+        wait_until(lambda: line in self.lines, (line, self.lines), WAIT_S)
 
     def stop(self) -> None:
         """Cut the power."""

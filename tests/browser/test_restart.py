@@ -8,7 +8,6 @@ import contextlib
 import shutil
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from playwright.sync_api import expect
 from smqrt.wire.smq import Type
 from tests.browser.test_chat import join, people
 from tests.conftest import REPOSITORY, Served
+from tests.waiting import wait_until
 
 WAIT_S = 30
 
@@ -32,10 +32,7 @@ class RawDevice:
 
     def come(self) -> None:
         """Connect, however often that takes."""
-        deadline = time.monotonic() + WAIT_S
-        while not self._try():
-            assert time.monotonic() < deadline, "no broker"
-            time.sleep(0.02)
+        wait_until(self._try, "a broker", WAIT_S)
 
     def _try(self) -> bool:
         with contextlib.suppress(OSError):

@@ -32,6 +32,7 @@ from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
 from tests.conftest import REPOSITORY
 from tests.pipeline.recorded import Recorded
+from tests.waiting import wait_until
 
 PIPELINES = """
 from smqrt.pipeline import alert, publish, source, table
@@ -545,11 +546,15 @@ def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> No
     with shown(state, ["means", "old"]) as report:
         process.claim(state / "means")
         keep(app, replace(STATUS, state="running", since=time.time()))
-        time.sleep(1.2)
+        printed = wait_until(lambda: capfd.readouterr().err)
         report("something [red]failed")
         keep(app, replace(STATUS, state="stopped", since=time.time()))
-    printed = capfd.readouterr().err.splitlines()
-    assert [text.partition(",")[0] for text in printed] == ["means running", "something [red]failed", "means stopped"]
+    printed += capfd.readouterr().err
+    assert [text.partition(",")[0] for text in printed.splitlines()] == [
+        "means running",
+        "something [red]failed",
+        "means stopped",
+    ]
 
 
 WATCHED = """

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "browser" / "smqjs_app"
 
@@ -227,8 +228,8 @@ def test_sub_comes_back_after_a_restart_of_the_server(tmp_path):
     second = Served(APP, "--port", str(first.port))
     try:
         second.wait_for("listening on")
-        while smqrt("pub", url, "t", "hello").returncode or subscriber.process.poll() is None:
-            time.sleep(0.3)
+        published = lambda: smqrt("pub", url, "t", "hello").returncode == 0  # noqa: E731
+        wait_until(lambda: published() and subscriber.process.poll() is not None, patience_s=60)
         assert subscriber.end()[0] == b"hello\n"
     finally:
         second.stop()

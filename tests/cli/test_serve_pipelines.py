@@ -31,7 +31,6 @@ main()
 """
 SCRIPT = """
 import json, signal, sys, time
-from tests.waiting import wait_until
 folder = sys.argv[1]
 print("runs", folder, json.load(open(folder + "/.journal/hub.json"))["url"])
 def end(*_):

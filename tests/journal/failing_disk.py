@@ -6,19 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 
 from smqrt.client import SmqClient
 from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 SOURCE = Path(__file__).with_suffix(".c")
 APPLICATION = """
@@ -101,11 +100,7 @@ class FailingDisk:
 
     def until(self, condition: Callable[[dict[str, int]], Any], timeout_s: float = 20) -> dict[str, int]:
         """Waits until the counters fulfil a condition; returns them."""
-        deadline = time.monotonic() + timeout_s
-        while not condition(found := self.stats()):
-            assert time.monotonic() < deadline, f"{found}\n{self.served.output}"
-            gevent.sleep(0.02)
-        return found
+        return wait_until(lambda: condition(found := self.stats()) and found, self.served.lines, timeout_s)
 
     def numbers(self) -> list[int]:
         """The numbers with which the recorded payloads begin."""

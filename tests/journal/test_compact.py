@@ -166,7 +166,7 @@ def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
     assert (done.removed, done.waiting) == (0, 2)
     assert len(index.paths(tmp_path / "wal" / "n1")) == 3
     assert rows_of(tmp_path) == rows
-    time.sleep(0.35)
+    time.sleep(0.3)  # the grace
     done = compact.compact(tmp_path, Options(grace_s=0.3))
     assert (done.segments, done.removed, done.waiting) == (0, 2, 0)
     assert rows_of(tmp_path) == rows

@@ -24,7 +24,6 @@ DAY_S = 86400
 APPLICATION = """
 from smqrt import hub
 from smqrt.journal import durability, timestamps, writer
-from tests.waiting import wait_until
 
 timestamps.BELIEVED_US, durability.RETENTION_S, writer.FOLLOW_S = 200_000, 0.1, 0.1
 smq = hub.create(journal={"segment_bytes": "64KiB", "sync": "20ms", "min_free_bytes": 0})

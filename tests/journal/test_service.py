@@ -512,7 +512,7 @@ def test_who_waits_is_answered_when_there_is_more(shelf: Shelf) -> None:
 
     assert waited('{"n1": 0}', 20).get().json() == {"end": {"n1": 0, "n2": 7}}  # n2 is further
     many = [waited('{"n1": 0, "n2": 7}', 20) for _ in range(5)] + [waited('{"n1": 1, "n2": 7}', 20)]
-    gevent.sleep(0.2)
+    gevent.sleep(0.2)  # they wait
     assert not any(one.ready() for one in many)
     for payload in (b"1", b"2"):
         shelf.smq.publish("t", payload)

@@ -22,7 +22,6 @@ from tests.waiting import wait_until
 
 APPLICATION = """
 from smqrt import hub
-from tests.waiting import wait_until
 
 smq = hub.create(journal={settings!r})
 """

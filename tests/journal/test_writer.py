@@ -320,7 +320,7 @@ def test_publishers_wait_so_that_memory_does_not_grow(record: Make, count: int, 
     with limited_file_size(200_000):
         sending = gevent.spawn(lambda: [sender.publish(tids[at & 1], data) for at, data in enumerate(payloads)])
         wait_until(lambda: journal.stats()["stalls"] == 1, "a stall")
-        gevent.sleep(0.3)
+        gevent.sleep(0.3)  # all of it would be sent by then
         assert not sending.ready(), "so many megabytes do not fit into the buffers of two sockets"
         assert sum(map(len, journal._recorder._runs)) < 3 << 20
     wait_until(lambda: journal.stats()["rows"] == count, "all rows", 20)
@@ -466,7 +466,7 @@ def test_a_disk_that_keeps_nothing_for_long_is_told_about(
         site.smq.publish("x", "t")
         wait_until(blocked.is_set, "the disk is busy")
         wait_until(lambda: "is the disk broken, or busy?" in caplog.text, "a line")
-        gevent.sleep(0.1)
+        gevent.sleep(0.1)  # ten looks
         assert caplog.text.count("is the disk broken, or busy?") == 1
         go.set()
         wait_until(lambda: "the disk keeps it again" in caplog.text, "all is well")

@@ -180,8 +180,7 @@ while true do pcall(co) end
 def test_killing_the_greenlet_closes_the_activity_from_inside_to_outside(vm: Vm, recorder: Recorder) -> None:
     ref = vm.compile(KILLED)
     greenlets = [gevent.spawn(vm.run, ref, name) for name in (b"a", b"b")]
-    gevent.sleep(0.005)
-    assert vm.activities.blocked == 2
+    wait_until(lambda: vm.activities.blocked == 2)
     greenlets[0].kill()
     assert recorder.seen == [b"a closed inner", b"a closed outer"]
     assert vm.activities.blocked == 1
@@ -213,7 +212,7 @@ def test_an_error_in_close_of_a_killed_activity_is_logged(
 ) -> None:
     source = "local c <close> = setmetatable({}, {__close = function() error('in close') end}) test.sleep(10)"
     task = gevent.spawn(vm.run, vm.compile(source, "@a.lua"))
-    gevent.sleep(0.005)
+    wait_until(lambda: vm.activities.blocked)
     with caplog.at_level(logging.ERROR, "smqrt.lua"):
         task.kill()
     assert "a.lua:1: in close" in caplog.text

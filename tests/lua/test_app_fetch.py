@@ -9,9 +9,11 @@ from urllib.parse import quote
 import gevent
 import pytest
 from app_server import Answer, AppServer
+from gevent.event import Event
 
 from tests.proxies import SocksProxy
 from tests.scripted_http import ScriptedHttp, answer
+from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "fetch"
 BIG = b"x" * 1_000_000
@@ -55,12 +57,13 @@ def test_failures(fetching: AppServer, proxy: SocksProxy) -> None:
 
 
 def test_many_at_a_time_and_nobody_waits(fetching: AppServer, proxy: SocksProxy) -> None:
-    with ScriptedHttp([[0.3, *answer(b"slow")]]) as slow:
+    go = Event()
+    with ScriptedHttp([[lambda _client: go.wait(), *answer(b"slow")]]) as slow:
         jobs = [gevent.spawn(fetch, fetching, proxy, slow.url) for _ in range(50)]
-        gevent.sleep(0.1)
-        assert not any(job.ready() for job in jobs)
+        wait_until(lambda: len(slow.heads) == 50)
         assert fetch(fetching, proxy, "ftp://x/").status == 502  # while the others wait
         assert not any(job.ready() for job in jobs)
+        go.set()
         gevent.joinall(jobs, timeout=5)
         assert [job.value.text for job in jobs] == ["slow"] * 50
     fetching.vm.eval("collectgarbage() collectgarbage()")

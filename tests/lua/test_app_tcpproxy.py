@@ -55,7 +55,7 @@ def test_much_data_and_a_slow_reader(port: int) -> None:
     data = os.urandom(1 << 20) * 48
     end = socket.create_connection(("127.0.0.1", port), timeout=10)
     sending = gevent.spawn(end.sendall, data)
-    gevent.sleep(0.3)
+    gevent.sleep(0.3)  # all of it would be through by then
     assert not sending.ready()
     got = bytearray()
     while len(got) < len(data):

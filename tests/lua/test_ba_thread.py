@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import gevent
 import pytest
@@ -108,9 +109,9 @@ def test_exec_blocks_only_its_caller(vm: Vm, recorder: Recorder) -> None:
     assert recorder.seen == [b"meanwhile", (b"x\n", 0)]
 
 
-def test_a_killed_exec_ends_the_command(vm: Vm) -> None:
-    task = gevent.spawn(vm.eval, "ba.exec('exec sleep 30')")
-    gevent.sleep(0.05)
+def test_a_killed_exec_ends_the_command(vm: Vm, tmp_path: Path) -> None:
+    task = gevent.spawn(vm.eval, f"ba.exec('touch {tmp_path}/begun; exec sleep 30')")
+    wait_until((tmp_path / "begun").exists)
     before = time.monotonic()
     task.kill()
     assert time.monotonic() - before < 2

@@ -74,7 +74,7 @@ def test_cancel_and_reset(vm: Vm) -> None:
     vm.eval("n = 0 t = ba.timer(function() n = n + 1 return true end)")
     assert vm.eval("return t:reset(1), t:cancel(), t:set(5)") == (None, None, True)
     assert vm.eval("return t:reset(500), t:cancel(), t:reset(1)") == (True, True, None)
-    gevent.sleep(0.02)
+    gevent.sleep(A_FEW_TICKS_S)
     assert vm.eval("return n") == (0,)
 
 
@@ -111,7 +111,7 @@ def test_a_timer_that_its_own_function_knows_is_collected_too(vm: Vm) -> None:
     do local t t = ba.timer(function() n = n + 1 return t ~= nil end) t:set(5) end
     collectgarbage() collectgarbage()
     """)
-    gevent.sleep(0.02)
+    gevent.sleep(A_FEW_TICKS_S)
     assert vm.eval("return n") == (0,)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gevent
 import pytest
 from app_server import AppServer
 
@@ -73,10 +72,9 @@ def test_killed_while_it_waits(server: AppServer) -> None:
     with ScriptedHttp([[60.0]]) as scripted:
         server.vm.eval(SETUP)
         server.vm.eval(f"ba.thread.run(function() done[1] = fetch('{scripted.url}') end)")
-        gevent.sleep(0.1)
+        wait_until(lambda: scripted.heads)
         (client,) = server.services.http_clients.values()
         stream = client.stream
         server.vm.activities.stop()
-        gevent.sleep(0.05)
-        assert stream.closed
+        wait_until(lambda: stream.closed)
         assert server.vm.eval("return #done") == (0,)

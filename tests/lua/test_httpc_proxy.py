@@ -13,6 +13,7 @@ from gevent.server import StreamServer
 from tests.pki import gevent_context
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
 from tests.scripted_http import ScriptedHttp, answer
+from tests.waiting import wait_until
 
 KINDS = pytest.mark.parametrize("kind", [SocksProxy, ConnectProxy])
 
@@ -106,7 +107,7 @@ def test_proxycon_makes_the_tunnel_only(server: AppServer, kind: type[TestProxy]
         assert (released.websocket, released.tls, released.host) == (False, None, "127.0.0.1")
         assert released.stream.read(timeout_s=2) == b"220 ready\r\n"
         released.stream.write(b"HELO")
-        gevent.sleep(0.05)
+        wait_until(lambda: seen)
         assert seen == [b"HELO"]
         released.stream.close()
     listener.stop(0)

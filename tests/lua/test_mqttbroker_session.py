@@ -23,6 +23,7 @@ from mqtt_packets import (
 )
 
 from smqrt.lua.vm import Vm
+from tests.waiting import wait_until
 
 PEERS = """
 local outbox, session = require "mqttbroker.outbox", require "mqttbroker.session"
@@ -266,8 +267,7 @@ def test_onpublish_decides_about_wills_too(vm: Vm) -> None:
     for name, topic in (("a", "secret"), ("b", "open")):
         peers.join(name, flags=0x06, rest=text(topic) + text("gone"))
         peers.call("gone", name.encode())
-    gevent.sleep(0.02)
-    assert peers.taken("s")[0] == publish(4, "open", b"gone")
+    assert wait_until(lambda: peers.taken("s")[0]) == publish(4, "open", b"gone")
 
 
 def test_take_over(peers: Peers) -> None:

@@ -15,7 +15,7 @@ from mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 START = """
 reports = {}
@@ -78,7 +78,7 @@ def port(vm: Vm) -> Iterator[int]:
     """A broker `broker` with its `reports`."""
     yield vm.eval(START)[0]
     vm.eval("broker:close()")
-    gevent.sleep(0.01)
+    let_others_run()
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_client_that_goes_while_a_callback_waits(vm: Vm) -> None:
     vm.eval("broker = require 'mqttbroker'.create(0, {auth = function() ba.sleep(30) return true end})")
     one = Wire(int(vm.eval("return broker:status().port")[0]))
     one.send(connect(4))
-    gevent.sleep(0.01)
+    let_others_run()
     one.reset()
     wait_until(lambda: vm.eval("return next(broker.sessions) == nil") == (True,))
     assert clients(vm) == 0

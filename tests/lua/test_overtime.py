@@ -13,6 +13,7 @@ from recorder import Recorder
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import Watchdog
+from tests.waiting import wait_until
 
 LOOP_S = 0.2
 FOREVER = "\nwhile true do\nend"
@@ -197,7 +198,7 @@ def test_the_error_of_a_callback_is_logged(vm: Vm, caplog: pytest.LogCaptureFixt
 def test_an_activity_is_ended_that_is_closed(vm: Vm, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     source = "local x <close> = setmetatable({}, {__close = function() while true do end end}) test.sleep(100)"
     task = gevent.spawn(vm.run, vm.compile(source, "@shop/.preload"))
-    gevent.sleep(0.02)
+    wait_until(lambda: vm.activities.blocked)
     task.kill()
     assert f"shop/.preload:1: {MESSAGE}" in caplog.text
     assert vm.activities.blocked == 0

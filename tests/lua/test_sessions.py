@@ -8,6 +8,7 @@ from app_server import AppServer
 
 from smqrt.http.sessions import HttpSessions
 from smqrt.lua.api import sessions
+from tests.waiting import wait_until
 
 
 def test_a_session_begins_when_asked_for_and_stays(server: AppServer):
@@ -74,8 +75,7 @@ def test_an_unused_session_ends_by_itself(server: AppServer):
     ]:
         session.accessed_s -= 3600
     server.applications.sessions.expire()
-    gevent.sleep(0.02)
-    assert server.vm.eval("return gone") == (True,)
+    wait_until(lambda: server.vm.eval("return gone") == (True,))
     assert len(server.applications.sessions) == 0
 
 

@@ -20,7 +20,7 @@ from smqrt.wire import smq as wire
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
 from tests.scripted_broker import ScriptedBroker
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 PRELUDE = """
 local create = require "smq.client".create
@@ -60,7 +60,7 @@ def lua(vm: Vm, recorder: Recorder) -> Iterator[Callable[..., None]]:
 
     yield run
     vm.eval("for _, smq in ipairs(clients or {}) do smq:close() end")
-    gevent.sleep(0.05)
+    let_others_run()
 
 
 def seen(recorder, name):
@@ -263,7 +263,8 @@ def test_onreconnect_is_preferred_and_a_disconnect_has_no_error(lua, start_broke
 def test_without_onclose_a_client_stays_away(lua, recorder):
     with ScriptedBroker(lambda c: c.accept()) as broker:
         lua("connect().onconnect = note 'connect'", broker.url)
-        gevent.sleep(0.1)
+        wait_until(lambda: broker.results)
+        gevent.sleep(0.1)  # it would be back in that time
         assert broker.connections == 1
 
 
@@ -346,7 +347,7 @@ def test_close_is_quiet_and_after_what_was_published(lua, start_broker, recorder
         broker.url,
     )
     wait_until(lambda: got == [b"good bye"])
-    gevent.sleep(0.05)
+    let_others_run()
     assert seen(recorder, b"close") == []
 
 
@@ -412,8 +413,7 @@ def test_an_application_of_a_server_is_a_client_of_another(serve, start_broker, 
         wait_until(lambda: answers)
     assert answers == [{"sum": 42}]
     served.stop()
-    gevent.sleep(0.1)
-    assert [peer.uid for _, peer in broker.smq.peers() if "lua" in str(peer.uid)] == []
+    wait_until(lambda: not [peer.uid for _, peer in broker.smq.peers() if "lua" in str(peer.uid)])
 
 
 FAREWELL = """

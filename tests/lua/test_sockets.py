@@ -16,7 +16,7 @@ from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.sockets import waits
 from smqrt.lua.vm import Vm
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_only_the_owner_reads_everybody_writes(vm: Vm, server: Any, recorder: Re
     peer, _ = server.accept()
     assert peer.recv(100) == b"from outside"
     peer.sendall(b"x")
-    gevent.sleep(0.01)
+    wait_until(lambda: len(recorder.seen) == 4)
     refused = b"the socket belongs to a cosocket; nobody else may read it"
     assert [seen[1].endswith(refused) for seen in recorder.seen[:2]] == [True, True]
     assert recorder.seen[2:] == [True, b"x"]
@@ -325,7 +325,7 @@ def test_disable_and_enable(vm: Vm, server: Any, recorder: Recorder) -> None:
     )
     peer, _ = server.accept()
     peer.sendall(b"held back")
-    gevent.sleep(0.02)
+    let_others_run()
     assert recorder.seen == [(None, b"incorrectuse"), True, (None, b"incorrectuse")]
     assert vm.eval("return s:enable()") == (True,)
     wait_until(lambda: recorder.seen[-1] == b"held back")
@@ -529,7 +529,7 @@ def test_cosockets_inside_each_other_have_a_limit(vm: Vm, recorder: Recorder) ->
 def test_a_killed_reader_leaves_the_socket_to_others(vm: Vm, server: Any) -> None:
     vm.eval("s = ba.socket.connect('127.0.0.1', ...)", "=t", port_of(server))
     reader = gevent.spawn(vm.eval, "s:read()")
-    gevent.sleep(0.01)
+    wait_until(lambda: vm.activities.blocked)
     reader.kill()
     peer, _ = server.accept()
     peer.sendall(b"for the next")
@@ -548,7 +548,7 @@ def test_whoever_waits_hears_of_the_shutdown(services: Services, vm: Vm, server:
         port_of(server),
     )
     services.sockets.shutdown()
-    gevent.sleep(0.01)
+    wait_until(lambda: len(recorder.seen) == 3)
     assert recorder.seen == [(None, b"sysshutdown")] * 3
     assert vm.activities.blocked == 0
 
@@ -564,11 +564,9 @@ def test_killing_closes_the_socket(vm: Vm, server: Any) -> None:
         "=t",
         port_of(server),
     )
-    gevent.sleep(0.02)
-    assert vm.activities.blocked == 3
+    wait_until(lambda: vm.activities.blocked == 3)
     vm.stop()
-    gevent.sleep(0.01)
-    assert vm.activities.blocked == 0
+    wait_until(lambda: vm.activities.blocked == 0)
     for _ in range(2):
         peer, _ = server.accept()
         assert peer.recv(1) == b""

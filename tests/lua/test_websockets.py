@@ -20,7 +20,7 @@ from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT, WebSocketCodec, WebSocketMessage
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 ECHO = """
 local function echo(s)
@@ -221,7 +221,7 @@ def test_write_under_back_pressure(server: AppServer) -> None:
         "ba.socket.req2sock(request):event(function(s) for i = 1, 300 do s:write(('m'):rep(60000)) end end, 's')",
     )
     client = Client(server.port)
-    gevent.sleep(0.05)
+    let_others_run()
     for _ in range(300):
         message = client.receive()
         assert message

@@ -24,7 +24,6 @@ from tests.waiting import wait_until
 HUB = """
 from smqrt import hub
 from smqrt.journal import durability
-from tests.waiting import wait_until
 
 durability.RETENTION_S = 2.0
 smq = hub.create(journal=%r)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Flag, Row
 from tests.conftest import REPOSITORY, Served
+from tests.waiting import wait_until
 
 START_S, STOP_S = 300, 40  # of Spark and a first micro-batch, when others compute too
 
@@ -34,10 +34,7 @@ def test_statistics_come_back_and_everything_ends(serve: Callable[..., Served], 
     served = serve("--pipelines", application)
     served.stop_s = STOP_S
     pid = int(served.wait_for(r"^pipelines of telemetry: started, process (\d+)$")[1])
-    deadline = time.monotonic() + START_S
-    while not (rows := published(application / ".journal", "stats/boiler")):
-        assert time.monotonic() < deadline, served.output
-        time.sleep(0.5)
+    rows = wait_until(lambda: published(application / ".journal", "stats/boiler"), served.lines, START_S)
     told = json.loads(rows[0].payload)
     assert told["device"] == "boiler"
     assert told["low"] <= told["avg"] <= told["high"]

@@ -31,7 +31,6 @@ START_S, RUN_S = 200, 280
 ASKS = """
 from smqrt.errors import PipelineError
 from smqrt.pipeline import tables
-from tests.waiting import wait_until
 
 try:
     tables.frame(spark, "s3a://bucket/readings")

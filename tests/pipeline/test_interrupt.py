@@ -27,7 +27,6 @@ import time
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 from smqrt.pipeline import publish, source, table
-from tests.waiting import wait_until
 
 @source("in", json="n int", include_pipeline=True)
 def rows(df): return df

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from smqrt.pipeline.submit import pack
 from tests.pipeline.conftest import needed_java
 from tests.pipeline.recorded import Recorded
+from tests.waiting import wait_until
 
 JOB = Path(__file__).parent / "cluster_job.py"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -94,10 +94,8 @@ def bare() -> dict[str, str]:
 
 
 def announced(log: Path, pattern: str) -> str:
-    deadline = time.monotonic() + START_S
-    while not (match := re.search(pattern, log.read_text())):
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    match = wait_until(lambda: re.search(pattern, log.read_text()), f"{pattern} in {log}", START_S)
+    assert match
     return match[1]
 
 

@@ -52,11 +52,11 @@ def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
     follower = JournalFollower(journal)
     for _ in range(100):
         assert follower.end() == {"n1": 0}
-        time.sleep(0.005)
+        time.sleep(0.005)  # the pace of micro-batches
     assert journal.asked == ["end", "wait"]
     hub.publish("a", 0, 10)
     wait_until(lambda: follower.end() == {"n1": 10}, "the hub has told that there is more")
-    time.sleep(3 * PACE_S)
+    time.sleep(3 * PACE_S)  # it would have asked three times
     assert len(journal.asked) <= 5, "it may have been told in parts"
     follower.stop()
 
