@@ -18,14 +18,16 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import inf, isfinite
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast, overload
 
 from smqrt.errors import ArgumentError
 
 T = TypeVar("T")
+S = TypeVar("S")
+N = TypeVar("N", int, float)
 _NUMBER = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
 _SECONDS = {
     "us": 1e-6, "ms": 1e-3, "s": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600,
@@ -41,7 +43,7 @@ class NotThisError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Generic[T]):
     """What values an option takes.
 
     Attributes:
@@ -51,10 +53,10 @@ class Rule:
     """
 
     says: str
-    read: Callable[[Any], Any]
+    read: Callable[[object], T]
     kind: type = str
 
-    def check(self, name: str, value: object) -> Any:
+    def check(self, name: str, value: object) -> T:
         """Returns the value to use.
 
         Raises:
@@ -68,7 +70,7 @@ class Rule:
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
 
-def option(default: Any, rule: Rule, help_text: str, *, name: str | None = None, shown: str | None = None) -> Any:
+def option(default: object, rule: Rule[T], help_text: str, *, name: str | None = None, shown: str | None = None) -> T:
     """Returns the dataclass field of an option.
 
     Args:
@@ -79,17 +81,20 @@ def option(default: Any, rule: Rule, help_text: str, *, name: str | None = None,
         shown: the default as the manual shows it, when it isn't a plain value.
     """
     metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    made: Any = (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+    return cast(T, made)  # of the field's type, for mypy, as `field` has it
 
 
-def options_of(table: type) -> dict[str, Field[Any]]:
+def options_of(table: type) -> dict[str, Field[object]]:
     """Returns the options of a table by the names that users give them, in the order of the manual."""
     return {item.metadata["name"] or item.name: item for item in fields(table) if "rule" in item.metadata}
 
 
-def read(table: type, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Returns what is to be used, by the names of the fields, of what a user gave.
 
     Args:
@@ -107,14 +112,14 @@ def read(table: type, values: Mapping[str, Any], prefix: str = "") -> dict[str, 
     return {known[name].name: known[name].metadata["rule"].check(prefix + name, values[name]) for name in values}
 
 
-def unknown(name: str, known: Sequence[str] | Mapping[str, Any], given: str | None = None) -> str:
+def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Returns the sentence for a name that doesn't exist, with the one that may have been meant."""
     near = difflib.get_close_matches((given or name)[:64], list(known), 1)
     meant = f"; did you mean {near[0]}?" if near else "."
     return f"{name} is no option{meant} There are: {', '.join(known)}."
 
 
-def make(table: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     """Returns the table with what a user gave. Arguments and errors are those of `read`."""
     return table(**read(table, values, prefix))
 
@@ -127,7 +132,7 @@ def manual(table: type) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown_default(item: Field[Any]) -> str:
+def shown_default(item: Field[object]) -> str:
     """Returns the default of an option as the manual shows it; empty when there is none."""
     if item.metadata["shown"] is not None:
         return str(item.metadata["shown"])
@@ -137,8 +142,11 @@ def shown_default(item: Field[Any]) -> str:
 # ---- rules
 
 
-def _is_number(value: object) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and isfinite(value))
+def _finite(value: object) -> float | None:
+    """A number as it is; None for anything else, for infinity and for nan."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, int) or isfinite(value) else None
 
 
 def _span(least: float, most: float, unit: str) -> str:
@@ -146,24 +154,26 @@ def _span(least: float, most: float, unit: str) -> str:
     return f"{span} ({unit})" if unit else span
 
 
-def whole(least: int, most: float = inf, unit: str = "") -> Rule:
+def whole(least: int, most: float = inf, unit: str = "") -> Rule[int]:
     """Whole numbers from `least` to `most`; a float without a fraction is one, because Lua may give it."""
 
-    def read_whole(value: Any) -> int:
-        if not _is_number(value) or not least <= value <= most or value != int(value):
+    def read_whole(value: object) -> int:
+        found = _finite(value)
+        if found is None or not least <= found <= most or found != int(found):
             raise NotThisError
-        return int(value)
+        return int(found)
 
     return Rule(f"a whole number {_span(least, most, unit)}", read_whole, int)
 
 
-def number(least: float, most: float = inf, unit: str = "", *, above: bool = False) -> Rule:
+def number(least: float, most: float = inf, unit: str = "", *, above: bool = False) -> Rule[float]:
     """Numbers from `least` to `most`; with `above`, greater than `least`."""
 
-    def read_number(value: Any) -> float:
-        if not _is_number(value) or not least <= value <= most or (above and value == least):
+    def read_number(value: object) -> float:
+        found = _finite(value)
+        if found is None or not least <= found <= most or (above and found == least):
             raise NotThisError
-        return float(value)
+        return float(found)
 
     span = _span(least, most, unit)
     if above:
@@ -171,10 +181,10 @@ def number(least: float, most: float = inf, unit: str = "", *, above: bool = Fal
     return Rule(f"a number {span}", read_number, float)
 
 
-def switch() -> Rule:
+def switch() -> Rule[bool]:
     """True or False; 1 and 0 are taken for them."""
 
-    def read_switch(value: Any) -> bool:
+    def read_switch(value: object) -> bool:
         if value not in (0, 1):
             raise NotThisError
         return bool(value)
@@ -182,26 +192,30 @@ def switch() -> Rule:
     return Rule("true or false", read_switch, bool)
 
 
-def instance(says: str, *types: type) -> Rule:
-    """Objects of these types, as they are."""
+@overload
+def instance(says: str, kind: type[T]) -> Rule[T]: ...
+@overload
+def instance(says: str, kind: type[T], other: type[S]) -> Rule[T | S]: ...
+def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T | S]:
+    """Objects of this type, or of the other one, as they are."""
 
-    def read_instance(value: Any) -> Any:
-        if not isinstance(value, types):
-            raise NotThisError
-        return value
+    def read_instance(value: object) -> T | S:
+        if isinstance(value, kind) or (other is not None and isinstance(value, other)):
+            return value
+        raise NotThisError
 
     return Rule(says, read_instance)
 
 
-def text() -> Rule:
+def text() -> Rule[str]:
     """Texts."""
     return instance("a text", str)
 
 
-def path() -> Rule:
+def path() -> Rule[str]:
     """Paths of files, as str."""
 
-    def read_path(value: Any) -> str:
+    def read_path(value: object) -> str:
         if not isinstance(value, str | bytes | os.PathLike) or not os.fspath(value):
             raise NotThisError
         return os.fsdecode(value)
@@ -209,10 +223,10 @@ def path() -> Rule:
     return Rule("the path of a file", read_path)
 
 
-def function() -> Rule:
+def function() -> Rule[Callable[..., Any]]:
     """What can be called."""
 
-    def read_function(value: Any) -> Any:
+    def read_function(value: object) -> Callable[..., Any]:
         if not callable(value):
             raise NotThisError
         return value
@@ -220,42 +234,43 @@ def function() -> Rule:
     return Rule("a function", read_function)
 
 
-def choice(*words: object) -> Rule:
+def choice(*words: T) -> Rule[T]:
     """One of these values."""
 
-    def read_choice(value: Any) -> Any:
-        if value not in words or isinstance(value, bool):
-            raise NotThisError
-        return value
+    def read_choice(value: object) -> T:
+        for word in words:
+            if value == word and not isinstance(value, bool):
+                return word
+        raise NotThisError
 
     listed = ", ".join(map(repr, words))
     return Rule(f"one of {listed}" if len(words) > 1 else listed, read_choice)
 
 
-def optional(rule: Rule) -> Rule:
+def optional(rule: Rule[T]) -> Rule[T | None]:
     """None, or what `rule` takes."""
     return Rule(f"{rule.says}, or nothing", lambda value: None if value is None else rule.read(value), rule.kind)
 
 
-def duration(least_s: float = 0.0, most_s: float = inf) -> Rule:
+def duration(least_s: float = 0.0, most_s: float = inf) -> Rule[float]:
     """Times in seconds, given as a text such as "10m", or as a number."""
     span = f" from {least_s:g} to {most_s:g} s" if most_s < inf else ""
     return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, least_s, most_s))
 
 
-def positive_duration() -> Rule:
+def positive_duration() -> Rule[float]:
     """Times above 0, in seconds."""
     return Rule("a time above 0 such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, 1e-6, inf))
 
 
-def size(least_bytes: int = 0) -> Rule:
+def size(least_bytes: int = 0) -> Rule[int]:
     """Bytes, given as a text such as "64MB", or as a number."""
     span = f" of at least {least_bytes} bytes" if least_bytes else ""
     return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", _quantity(parse_size, least_bytes, inf))
 
 
-def _quantity(parse: Callable[[object], float], least: float, most: float) -> Callable[[Any], float]:
-    def read_quantity(value: Any) -> float:
+def _quantity(parse: Callable[[object], N], least: float, most: float) -> Callable[[object], N]:
+    def read_quantity(value: object) -> N:
         try:
             found = parse(value)
         except ArgumentError:

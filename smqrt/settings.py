@@ -10,7 +10,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Any
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.options import number, option, optional, options_of, read, shown_default, switch, text, unknown, whole
@@ -105,22 +104,22 @@ class Settings:
             raise StartError(str(error)) from None
 
 
-def table() -> tuple[Field[Any], ...]:
+def table() -> tuple[Field[object], ...]:
     """Returns the settings as dataclass fields, in the order of the manual."""
     return tuple(options_of(Settings).values())
 
 
-def flag(setting: Field[Any]) -> str:
+def flag(setting: Field[object]) -> str:
     """Returns the command-line spelling: `tls_port` is `--tls-port`."""
     return "--" + setting.name.replace("_", "-")
 
 
-def environment_name(setting: Field[Any]) -> str:
+def environment_name(setting: Field[object]) -> str:
     """Returns the environment variable: `tls_port` is `SMQRT_TLS_PORT`."""
     return "SMQRT_" + setting.name.upper()
 
 
-def load_file(path: Path) -> dict[str, Any]:
+def load_file(path: Path) -> dict[str, object]:
     """Reads a `smqrt.toml`: one `name = value` per setting.
 
     Args:

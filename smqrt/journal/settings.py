@@ -46,10 +46,11 @@ def _name(value: object) -> str:
     return value
 
 
-def _path(value: object) -> str | Path:
+def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise NotThisError
-    return value
+    remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
+    return locations.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
 
 
 def _filters(value: object) -> tuple[str, ...]:
@@ -62,11 +63,11 @@ def _filters(value: object) -> tuple[str, ...]:
         raise NotThisError(f"a list of topic filters ({str(error).removeprefix('topics: ').rstrip('.')})") from None
 
 
-def _sync(value: object) -> str | float:
+def _sync(value: object) -> Any:  # a time goes to `sync_s`
     return value if value in ("publish", "always") else duration(0.01, 3600).read(value)
 
 
-def _schema(value: object) -> dict[str, str]:
+def _schema(value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(ddl, str) for ddl in value.values()):
         raise NotThisError
     Filter(list(value) or ["#"])
@@ -203,7 +204,7 @@ def parse(value: object, folder: Path) -> JournalSettings | None:
 
 def _settings(values: Mapping[str, object], folder: Path) -> JournalSettings:
     found: dict[str, Any] = {"name": _default_name(folder)} | read(JournalSettings, values, PREFIX)
-    found["path"] = _absolute(found.get("path"), folder)
+    found["path"] = folder / found.get("path", FOLDER)
     if isinstance(every_s := found.get("sync"), float):
         found |= {"sync": "interval", "sync_s": every_s}
     settings = JournalSettings(**found)
@@ -211,13 +212,6 @@ def _settings(values: Mapping[str, object], folder: Path) -> JournalSettings:
         settings = replace(settings, hard_bytes=settings.max_bytes and _HARD * settings.max_bytes)
     _check_limits(settings)
     return settings
-
-
-def _absolute(path: str | Path | None, folder: Path) -> Path:
-    if path is None:
-        return folder / FOLDER
-    remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
-    return folder / locations.local_folder(path, f"{PREFIX}path:", remedy).expanduser()
 
 
 def _default_name(folder: Path) -> str:

@@ -9,7 +9,7 @@ from smqrt.errors import ArgumentError, ClosedError
 from smqrt.mqtt.close_reason import OnStatus
 from smqrt.mqtt.connect import connector
 from smqrt.mqtt.keeper import ConnectionKeeper
-from smqrt.mqtt.options import MqttOptions, Will, check_qos, to_bytes
+from smqrt.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
 from smqrt.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
@@ -202,7 +202,7 @@ class MqttClient(ConnectionKeeper):
         Raises:
             ArgumentError: it is none.
         """
-        made = Will.make(will)
+        made = WILL.check("will", will)
         self._endpoint.will = None if made is None else made.message()
 
     def status(self) -> tuple[int, bool, bool]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from smqrt.errors import ArgumentError
 from smqrt.net.contexts import ClientTls
@@ -48,19 +47,21 @@ class Will:
         return WillMessage(self.topic, to_bytes(self.payload), self.qos, self.retain, self.properties or {})
 
     @classmethod
-    def make(cls, value: Will | Mapping[str, Any] | None) -> Will | None:
-        """A will from a mapping with the names of the attributes.
+    def make(cls, value: object) -> Will:
+        """A will from a mapping with the names of the attributes; a `Will` as it is.
 
         Raises:
-            ArgumentError: an unknown name or a wrong value.
+            NotThisError: an unknown name.
+            ArgumentError: a wrong value.
         """
-        if value is None or isinstance(value, Will):
+        if isinstance(value, Will):
             return value
+        if not isinstance(value, Mapping):
+            raise NotThisError
         try:
             return cls(**value)
         except TypeError:
-            names = ", ".join(item.name for item in fields(cls))
-            raise ArgumentError(f"a will has a topic and may have more of: {names}; not {dict(value)!r}") from None
+            raise NotThisError from None
 
 
 def _secure(value: object) -> bool | ClientTls:
@@ -79,7 +80,7 @@ def _identifier() -> str:
 
 _TEXT = optional(text())
 _FILE = optional(path())
-_WILL = Rule("a will: topic, payload, qos, retain, properties", lambda value: Will.make(value))
+WILL = optional(Rule("a mapping with topic, and payload, qos, retain, properties if wanted", Will.make))
 _SECURE = Rule("true, false or a ClientTls", _secure)
 _PASSWORD = optional(instance("a text or bytes", str, bytes))
 _WHOLE = 1 << 53
@@ -118,7 +119,7 @@ class MqttOptions:
     username: str | None = option(None, _TEXT, "sent only after the broker's certificate was found trustworthy")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
     will: Will | None = option(
-        None, _WILL, 'what the broker publishes for this client: `{"topic", "payload", "qos", "retain", "properties"}`'
+        None, WILL, 'what the broker publishes for this client: `{"topic", "payload", "qos", "retain", "properties"}`'
     )
     cleanstart: bool | None = option(None, optional(switch()), "forget the session of before", shown="as below")
     queuesize: int = option(

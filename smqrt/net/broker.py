@@ -17,7 +17,7 @@ from smqrt.net.handover import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.namestore import SqliteNames
 from smqrt.net.origins import Origins
-from smqrt.options import NotThisError, Rule, option, path, switch, whole
+from smqrt.options import NotThisError, Rule, option, optional, path, switch, whole
 
 
 def _origins(value: object) -> Origins:
@@ -49,14 +49,14 @@ class HubOptions:
     )
     budget_bytes: int | None = option(
         None,
-        whole(1, unit="bytes"),
+        optional(whole(1, unit="bytes")),
         "What may wait for one client that does not read, in bytes, see [the data path](data-path.md)",
         name="budget",
         shown="1 MiB",
     )
     origins: Origins | None = option(
         None,
-        _ORIGINS,
+        optional(_ORIGINS),
         "Pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
         "`https://*.example.com`, `null`; `*` for all. The setting `origins` opens all hubs",
     )
@@ -67,7 +67,7 @@ class HubOptions:
     rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
     persist: str | None = option(
         None,
-        path(),
+        optional(path()),
         "A file that keeps topic and sub-topic names with their numbers over restarts (SQLite, for one hub only). A "
         "client is told a number when the disk has it; names of one turn share a commit. While the disk is full or "
         "fails, or takes longer than 10 s, clients that ask for new names are denied them, and the log says so once; "
