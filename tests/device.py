@@ -411,7 +411,7 @@ def leftovers(state: Any) -> dict[str, Any]:
     found = {
         "sessions": list(state.sessions),
         "uids": list(state.uids),
-        "ephemeral": [topic.id for topic in topics if topic.name is None and topic.owner is not state.server],
+        "ephemeral": [topic.id for topic in topics if topic.name is None and topic is not state.server.topic],
         "subscriptions": [topic.name for topic in topics if topic.name is not None and topic.subscribers],
         "observers": [topic.id for topic in topics if topic.observers],
         "routes": [topic.id for topic in topics if topic.cached],

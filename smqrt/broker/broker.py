@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from smqrt.broker.hooks import Hooks, Peer, Recorder
+from smqrt.broker.hooks import BrokerPeer, Hooks, Recorder
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerState
 from smqrt.broker.topics import NameLimits, NameStore, SubTopics, Topic, Topics
@@ -181,11 +181,11 @@ class Broker(BrokerState):
 
     # ---- clients
 
-    def peers(self) -> Iterator[Peer]:
+    def peers(self) -> Iterator[BrokerPeer]:
         """Every connected client and the server's own."""
         return iter([self.server, *self.sessions.values()])
 
-    def etid2peer(self, etid: int) -> Peer | None:
+    def etid2peer(self, etid: int) -> BrokerPeer | None:
         """The client with that ETID."""
         return self.server if etid == self.server.etid else self.sessions.get(etid)
 

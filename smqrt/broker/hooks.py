@@ -12,7 +12,7 @@ from smqrt.broker.topics import Topic
 from smqrt.errors import CloseReason
 
 
-class Peer(Protocol):
+class BrokerPeer(Protocol):
     """Whoever publishes and subscribes at a broker, as hooks see it: a client's session, or the server's own client.
 
     Attributes:
@@ -36,7 +36,7 @@ class Peer(Protocol):
     def outbox(self) -> Outbox: ...
 
 
-class Client(Peer, Protocol):
+class BrokerClient(BrokerPeer, Protocol):
     """A client's session, as hooks see it.
 
     Attributes:
@@ -72,21 +72,21 @@ class Hooks:
     Lua) catch and log what the application's function raises, and answer in its place.
     """
 
-    authenticate: Callable[[bytes, Client], Verdict | Deferred[Verdict]] | None = None
+    authenticate: Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]] | None = None
     """`(credentials, session)` gives `(code, text)`: 0 accepts, 1 to 6 refuse."""
-    permittop: Callable[[bytes, bool, Client], object] | None = None
+    permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
     """`(topic, issub, session)` gives whether the client may subscribe (or create)."""
-    permitsubtop: Callable[[bytes, Client], object] | None = None
+    permitsubtop: Callable[[bytes, BrokerClient], object] | None = None
     """`(subtopic, session)` gives whether the client may create a new sub-topic."""
-    onconnect: Callable[[Client], object] | None = None
+    onconnect: Callable[[BrokerClient], object] | None = None
     """`(session)`, after Connack."""
-    onclose: Callable[[Client, CloseReason], object] | None = None
+    onclose: Callable[[BrokerClient, CloseReason], object] | None = None
     """`(session, reason)` for every ended connection that had been accepted."""
-    onpublish: Callable[[bytes, int, int, Peer], bytes | Deferred[bytes] | None] | None = None
+    onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
     """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
-    ondrop: Callable[[bytes, int, int, Peer], object] | None = None
+    ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
     """`(run, tid, ptid, peer)` for messages that nobody received."""
-    log: Callable[[Peer | None, str], object] | None = None
+    log: Callable[[BrokerPeer | None, str], object] | None = None
     """`(peer, text)` for what an operator may want to know; None when it is about nobody in particular."""
 
 
@@ -123,7 +123,7 @@ class Recorder(Protocol):
         """Count the messages of a run that was not selected."""
         ...
 
-    def hold(self, publisher: Peer) -> bool:
+    def hold(self, publisher: BrokerPeer) -> bool:
         """Let the outbox of `publisher` resume once there is room again; gives true."""
         ...
 
@@ -131,10 +131,10 @@ class Recorder(Protocol):
     def waits_for_disk(self) -> bool:
         """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
 
-    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Peer) -> bool:
+    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: BrokerPeer) -> bool:
         """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
         ...
 
-    def left(self, client: Peer) -> None:
+    def left(self, client: BrokerPeer) -> None:
         """A client is gone; what it published is still to be written with its name."""
         ...

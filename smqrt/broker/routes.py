@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Peer, Recorder
+from smqrt.broker.hooks import BrokerPeer, Recorder
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerState, ServerPeer
 from smqrt.broker.topics import Route
@@ -18,7 +18,7 @@ from smqrt.wire.smq import count_frames
 log = logging.getLogger("smqrt")
 
 
-def destination(broker: BrokerState, tid: int, ptid: int, peer: Peer) -> Route:
+def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
     route: Route | None = None
@@ -44,7 +44,7 @@ class HandledRoute:
 
     __slots__ = ("_deliver", "_deliver_view", "_peer", "_server", "route")
 
-    def __init__(self, server: ServerPeer, route: Route, peer: Peer) -> None:
+    def __init__(self, server: ServerPeer, route: Route, peer: BrokerPeer) -> None:
         self._server, self._peer, self.route = server, peer, route
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
 
@@ -62,7 +62,7 @@ class RecordedRoute:
 
     __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
 
-    def __init__(self, recorder: Recorder, route: Route, peer: Peer) -> None:
+    def __init__(self, recorder: Recorder, route: Route, peer: BrokerPeer) -> None:
         self._recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
         self._record, self._record_large = recorder.record, recorder.record_large
@@ -131,7 +131,7 @@ class GuardedRoute:
 
     __slots__ = ("_broker", "_peer", "_ptid", "_tid")
 
-    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: Peer) -> None:
+    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> None:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, run: bytes) -> bool:
@@ -170,7 +170,7 @@ class UnroutedRoute:
 
     __slots__ = ("_broker", "_peer", "_ptid", "_tid")
 
-    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: Peer) -> None:
+    def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> None:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, run: bytes) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Peer
+from smqrt.broker.hooks import BrokerPeer
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerState
@@ -123,7 +123,7 @@ class ServerClient(Outbox):
         self.outbox = self
         self.extra: Any = None
         self.answers: Callable[[bytes, int, int], bool] = _no_answer
-        self.topic = broker.topic_table.ephemeral(self, topic_id)
+        self.topic = broker.topic_table.ephemeral(topic_id)
         self.topic.add(self)
         self.etid = self.topic.id
         self.topics: dict[int, Topic] = {}
@@ -133,7 +133,7 @@ class ServerClient(Outbox):
         self._waiting: deque[tuple[int, int, bytes]] = deque()
         self._busy = False
         self._unread: deque[bytes] = deque()
-        self._held: list[Peer] = []
+        self._held: list[BrokerPeer] = []
         self.behind = False
 
     # ---- receiving
@@ -188,7 +188,7 @@ class ServerClient(Outbox):
         for peer in held:
             peer.outbox.resume()
 
-    def hold(self, peer: Peer) -> bool:
+    def hold(self, peer: BrokerPeer) -> bool:
         """Let the outbox of `peer` resume when the handlers are no longer behind; false for the server itself, whose
         application is not made to wait.
         """

@@ -199,7 +199,7 @@ class Session:
             self.disconnect(CloseReason.SHUTDOWN)
         if self.state is SessionState.CLOSED:  # `onclose` of the old one may have ended this one
             return
-        topic = broker.topic_table.ephemeral(self, old.etid if old else 0)
+        topic = broker.topic_table.ephemeral(old.etid if old else 0)
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
         topic.add(self.outbox)
         broker.add(self)

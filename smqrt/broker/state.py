@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from smqrt.broker.hooks import Client, Hooks, Peer, Recorder
+from smqrt.broker.hooks import BrokerClient, BrokerPeer, Hooks, Recorder
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import NameLimits, NameStore, Refusal, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
@@ -33,7 +33,7 @@ class Stats:
         self.drops[reason] += messages
 
 
-class ServerPeer(Peer, Protocol):
+class ServerPeer(BrokerPeer, Protocol):
     """The server's own client, as routes see it.
 
     Attributes:
@@ -45,7 +45,7 @@ class ServerPeer(Peer, Protocol):
     topics: dict[int, Topic]
     behind: bool
 
-    def hold(self, peer: Peer) -> bool:
+    def hold(self, peer: BrokerPeer) -> bool:
         """Let the outbox of `peer` resume when the handlers are no longer behind; gives whether it has to wait."""
         ...
 
@@ -84,23 +84,23 @@ class BrokerState:
         self.random_u32 = random_u32
         self.clock = clock
         self.store = store
-        self.sessions: dict[int, Client] = {}
-        self.uids: dict[bytes, Client] = {}
+        self.sessions: dict[int, BrokerClient] = {}
+        self.uids: dict[bytes, BrokerClient] = {}
         self.recorder: Recorder | None = None
-        self.limit_chunks: Callable[[Client, int], None] = lambda session, size_bytes: None
+        self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
         self.closed = False
-        self._logged_s: dict[Peer, float] = {}
+        self._logged_s: dict[BrokerPeer, float] = {}
         self._changed: dict[Topic, None] = {}
         self._refused_s: dict[Refusal, float] = {}
 
     # ---- clients come and go
 
-    def add(self, client: Client) -> None:
+    def add(self, client: BrokerClient) -> None:
         """Count and list a client that was accepted."""
         self.sessions[client.etid] = self.uids[client.uid] = client
         self.stats.connects += 1
 
-    def remove(self, client: Client, topic: Topic, reason: CloseReason) -> None:
+    def remove(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
         """Take out a client whose connection ended, and the `topic` of its ETID."""
         self.stats.closes += 1
         if self.hooks.onclose:
@@ -116,7 +116,7 @@ class BrokerState:
         topic.discard(client.outbox)
         self.topic_table.remove(topic)
 
-    def release(self, client: Client, topic: Topic) -> None:
+    def release(self, client: BrokerClient, topic: Topic) -> None:
         """A client that was removed is out of every table: let its ETID be drawn again, once its observers know."""
         self._logged_s.pop(client, None)
         self._changed_count(topic)
@@ -152,12 +152,12 @@ class BrokerState:
 
     # ---- accounting
 
-    def log(self, peer: Peer | None, text: str) -> None:
+    def log(self, peer: BrokerPeer | None, text: str) -> None:
         """Tell the operator's log hook."""
         if self.hooks.log:
             self.hooks.log(peer, text)
 
-    def refuse(self, peer: Peer | None, refusal: Refusal) -> None:
+    def refuse(self, peer: BrokerPeer | None, refusal: Refusal) -> None:
         """Count that a limit was reached; say so in the log, at most once a second for each limit."""
         self.stats.refused[refusal] += 1
         now_s = self.clock()
@@ -167,7 +167,7 @@ class BrokerState:
             log.warning("%s", text)
             self.log(peer, text)
 
-    def overflowed(self, peer: Peer, reason: Drop, messages: int) -> None:
+    def overflowed(self, peer: BrokerPeer, reason: Drop, messages: int) -> None:
         """Count copies that a slow client did not get; log it at most once a second per client."""
         self.stats.drop(reason, messages)
         now_s = self.clock()

@@ -52,7 +52,7 @@ _NOBODY: dict[Observer, int] = {}
 
 
 class Topic:
-    """A destination: a named topic, or the ETID of one client (`name` is None, `owner` is set).
+    """A destination: a named topic, or the ETID of one client (`name` is None).
 
     Joining and leaving take the same time however many subscribe: `_members` is the truth, and the tuples that the data
     path walks through are made from it when the next publisher asks for the way (`settle`). A topic with one
@@ -74,16 +74,14 @@ class Topic:
         "key",
         "name",
         "observers",
-        "owner",
         "raw",
         "ws",
     )
 
-    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], owner: object = None) -> None:
+    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes]) -> None:
         self.id = number
         self.key = number.to_bytes(4, "big")
         self.name = name
-        self.owner = owner
         self.encode = encode
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
@@ -254,11 +252,11 @@ class Topics:
         """See `NameStore.unsaved`; None without a store."""
         return self._store.unsaved("topic", name) if self._store else None
 
-    def ephemeral(self, owner: object, number: int = 0) -> Topic:
+    def ephemeral(self, number: int = 0) -> Topic:
         """The topic of a client's ETID; `number` asks for that id when it is free."""
         if not number or self.get(number):
             number = self._free(lambda: self._node | self._random_u32() >> NODE_BITS)
-        return self._insert(number, None, owner)
+        return self._insert(number, None)
 
     def remove(self, topic: Topic) -> None:
         """Forget an ETID; it is drawn again after `release` only."""
@@ -279,8 +277,8 @@ class Topics:
             if number > 1 and not self.get(number) and number not in self._leaving:
                 return number
 
-    def _insert(self, number: int, name: bytes | None, owner: object = None) -> Topic:
-        topic = Topic(number, name, self._encode, owner)
+    def _insert(self, number: int, name: bytes | None) -> Topic:
+        topic = Topic(number, name, self._encode)
         self.by_key[topic.key] = topic
         if name is not None:
             self.by_name[name] = topic

@@ -24,7 +24,7 @@ class PeerSocket:
 
     __slots__ = ("_session",)
 
-    def __init__(self, session: hooks.Peer) -> None:
+    def __init__(self, session: hooks.BrokerPeer) -> None:
         self._session = session
 
     def __repr__(self) -> str:
@@ -171,7 +171,7 @@ class Peer:
     uid: bytes
     info: str | bytes
     sock: PeerSocket
-    _session: hooks.Peer = field(repr=False)
+    _session: hooks.BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
     phantom: bool = False
 
@@ -186,7 +186,7 @@ class Peer:
         return self._session.outbox.dropped
 
 
-def peer_of(session: hooks.Peer) -> Peer:
+def peer_of(session: hooks.BrokerPeer) -> Peer:
     """The peer of a session or of the server's own client: the same one every time."""
     peer = session.extra
     if not isinstance(peer, Peer):
@@ -195,7 +195,7 @@ def peer_of(session: hooks.Peer) -> Peer:
     return peer
 
 
-def info_of(session: hooks.Client) -> Info:
+def info_of(session: hooks.BrokerClient) -> Info:
     """What is known of the request that opened a connection: the same object every time."""
     origin = session.origin
     if origin.info is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import Client
+from smqrt.broker.hooks import BrokerClient
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Refusal
 from smqrt.errors import ArgumentError
@@ -253,7 +253,7 @@ class _Chunked:
         return self.send(runs[0])
 
 
-def limit_chunks(session: Client, size_bytes: int) -> None:
+def limit_chunks(session: BrokerClient, size_bytes: int) -> None:
     """Respect the largest frame that a version 2 client takes at once (257 to 8192 bytes)."""
     connection = session.outbox
     if isinstance(connection, RawConnection):  # gevent-websocket sends as it likes

@@ -19,7 +19,7 @@ import gevent
 from smqrt import app_folder
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Hooks, Peer
+from smqrt.broker.hooks import BrokerPeer, Hooks
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
@@ -318,10 +318,10 @@ class HubBinding:
         """What Lua gets of results that are no plain values."""
         return {Kind.COUNTS: _flat, Kind.NAMES: _packed, Kind.PEER: self._handle_of, Kind.PEERS: self._handles}
 
-    def _handle_of(self, session: Peer | None) -> int | None:
+    def _handle_of(self, session: BrokerPeer | None) -> int | None:
         return self.handle(session) if session else None
 
-    def _handles(self, sessions: Iterator[Peer]) -> bytes:
+    def _handles(self, sessions: Iterator[BrokerPeer]) -> bytes:
         """Eight bytes each: values of their own could be more than fit on Lua's stack."""
         numbers = [self.handle(session) for session in sessions]
         return struct.pack(f">{len(numbers)}Q", *numbers)

@@ -10,7 +10,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Peer
+from smqrt.broker.hooks import BrokerPeer
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.message import RequestServer
 from smqrt.hub.peer import PeerSocket
@@ -310,7 +310,7 @@ class PeerHandle(SocketHandle):
 
     __slots__ = ("_socket",)
 
-    def __init__(self, session: Peer) -> None:
+    def __init__(self, session: BrokerPeer) -> None:
         super().__init__()
         self._socket = PeerSocket(session)
 

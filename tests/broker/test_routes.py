@@ -1,0 +1,229 @@
+"""Routes that are more than a topic, and the queues of the server's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from smqrt.broker import server_client
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.hooks import Hooks
+from smqrt.broker.outbox import Drop, dirty
+from smqrt.broker.routes import (
+    DurableRoute,
+    GuardedRoute,
+    HandledRoute,
+    RecordedRoute,
+    SkippedRoute,
+    UnroutedRoute,
+    destination,
+)
+from smqrt.broker.server_client import HandlerQueue
+from smqrt.broker.session import Session
+from smqrt.broker.topics import Topic
+from smqrt.wire import smq
+from tests.broker.crowd import Crowd, Ear, settle
+
+
+class Journal:
+    """A recorder that keeps the order of its calls."""
+
+    def __init__(self, waits_for_disk: bool = False, selected: bool = True) -> None:
+        self.full, self.waits_for_disk, self.selected = False, waits_for_disk, selected
+        self.calls: list[tuple[str, bytes]] = []
+        self.later: list[tuple[Callable[[bytes], Any], bytes]] = []
+        self.held: list[Any] = []
+
+    def selects(self, topic: Topic | None) -> bool:
+        return self.selected
+
+    def record(self, run: bytes) -> None:
+        self.calls.append(("record", run))
+
+    def record_large(self, run: bytes) -> None:
+        self.calls.append(("large", run))
+
+    def record_unrouted(self, run: bytes) -> None:
+        self.calls.append(("unrouted", run))
+
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
+        return bool(deliver(run))
+
+    def skipped(self, run: bytes) -> None:
+        self.calls.append(("skipped", run))
+
+    def hold(self, publisher: Any) -> bool:
+        self.held.append(publisher)
+        return True
+
+    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: Any) -> bool:
+        self.later.append((deliver, run))
+        return True
+
+    def left(self, client: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    settle()
+    dirty.clear()
+
+
+class Way:
+    """From a client to a topic with one subscriber."""
+
+    def __init__(self, hooks: Hooks | None = None, journal: Journal | None = None) -> None:
+        self.crowd = Crowd(hooks)
+        self.broker = self.crowd.broker
+        self.broker.record(journal)
+        self.publisher: Session = self.crowd.client()
+        self.topic, self.subscriber = self.broker.topic_table.named(b"lamp"), Ear()
+        self.topic.add(self.subscriber)
+        self.run = smq.publish_frame(self.topic.id, self.publisher.etid, 0, b"x")
+
+    def route(self, tid: int | None = None) -> Any:
+        to = self.topic.id if tid is None else tid
+        return destination(self.broker, to, self.publisher.etid, self.publisher)
+
+
+def test_the_route_to_a_topic_is_the_topic() -> None:
+    way = Way()
+    assert way.route() is way.topic
+
+
+def test_what_nobody_receives_is_counted_and_shown_to_ondrop() -> None:
+    shown: list[tuple[Any, ...]] = []
+    way = Way(Hooks(ondrop=lambda *call: shown.append(call)))
+    route = way.route(4711)
+    assert isinstance(route, UnroutedRoute)
+    route.deliver_view(memoryview(way.run * 2))
+    assert way.broker.stats.drops[Drop.UNROUTED] == 2
+    assert shown == [(way.run * 2, 4711, way.publisher.etid, way.publisher)]
+
+
+def test_a_run_is_recorded_before_it_is_delivered() -> None:
+    journal = Journal()
+    way = Way(journal=journal)
+    route = way.route()
+    assert type(route) is RecordedRoute
+    assert not route.deliver(way.run)
+    assert (journal.calls, way.subscriber.queue) == ([("record", way.run)], [way.run])
+    journal.full = True
+    assert route.sole_raw is None
+    assert route.deliver_view(memoryview(way.run))
+    assert journal.held == [way.publisher]
+
+
+def test_what_nobody_receives_is_recorded_as_that() -> None:
+    journal = Journal()
+    way = Way(journal=journal)
+    way.route(4711).deliver(way.run)
+    assert journal.calls == [("unrouted", way.run)]
+
+
+def test_what_the_journal_does_not_want_is_counted_by_it() -> None:
+    journal = Journal(selected=False)
+    way = Way(journal=journal)
+    route = way.route()
+    assert isinstance(route, SkippedRoute)
+    route.deliver(way.run)
+    assert (journal.calls, way.subscriber.queue) == ([("skipped", way.run)], [way.run])
+
+
+def test_nobody_receives_what_the_disk_has_not() -> None:
+    journal = Journal(waits_for_disk=True)
+    way = Way(journal=journal)
+    route = way.route()
+    assert isinstance(route, DurableRoute)
+    assert route.deliver(way.run)
+    assert way.subscriber.queue == []
+    deliver, run = journal.later.pop()
+    deliver(run)
+    assert way.subscriber.queue == [way.run]
+
+
+def test_who_publishes_to_handlers_that_are_behind_waits() -> None:
+    way = Way()
+    server = way.broker.server
+    server.subscribe(way.topic, None)
+    route = way.route()
+    assert isinstance(route, HandledRoute)
+    assert not route.deliver(way.run)
+    server.behind = True
+    assert route.deliver(way.run)
+    assert destination(way.broker, way.topic.id, server.etid, server) is way.topic, "the server itself does not wait"
+
+
+# ---- onpublish
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_onpublish_says_which_messages_pass(late: bool) -> None:
+    answer: Deferred[bytes] = Deferred()
+    way = Way(Hooks(onpublish=lambda run, *_: answer if late else run[: len(run) // 2]))
+    route = GuardedRoute(way.broker, way.topic.id, way.publisher.etid, way.publisher)
+    assert route.deliver(way.run * 2) is late
+    if late:
+        assert way.subscriber.queue == []
+        answer.resolve(way.run)
+    assert way.subscriber.queue == [way.run]
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 1
+
+
+def test_onpublish_that_fails_lets_nothing_pass() -> None:
+    answer: Deferred[bytes] = Deferred()
+    answer.reject(RuntimeError("on purpose"))
+    way = Way(Hooks(onpublish=lambda *_: answer))
+    assert not GuardedRoute(way.broker, way.topic.id, way.publisher.etid, way.publisher).deliver(way.run)
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 1
+
+
+# ---- the server's own client
+
+
+def test_a_handler_that_waits_gets_its_messages_in_order() -> None:
+    got: list[bytes] = []
+    first: Deferred[None] = Deferred()
+
+    def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
+        got.append(data)
+        return first if data == b"1" else None
+
+    queue = HandlerQueue(handle, lambda: None)
+    for data in (b"1", b"2", b"3"):
+        queue.deliver(data, 5, 6, 7)
+    assert got == [b"1"]
+    first.resolve(None)
+    settle()
+    assert got == [b"1", b"2", b"3"]
+
+
+def test_what_waits_for_a_handler_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_client, "HANDLER_BUDGET_BYTES", 500)
+    overflows: list[None] = []
+    queue = HandlerQueue(lambda *_: Deferred[None](), lambda: overflows.append(None))
+    for _ in range(6):
+        queue.deliver(b"x" * 100, 5, 6, 7)
+    assert len(overflows) == 3
+
+
+def test_messages_wait_in_the_publish_queue_while_onpublish_does() -> None:
+    answers: list[Deferred[bytes]] = []
+
+    def onpublish(run: bytes, *_: Any) -> Deferred[bytes]:
+        answers.append(Deferred())
+        return answers[-1]
+
+    crowd = Crowd(Hooks(onpublish=onpublish))
+    broker, outbox = crowd.broker, Ear()
+    broker.server._queue_size = 2
+    broker.topic_table.named(b"lamp").add(outbox)
+    assert [broker.publish(data, b"lamp") for data in (b"1", b"2", b"3", b"4")] == [0, 1, 2, 2]
+    assert (broker.queuesize(), broker.stats.drops[Drop.QUEUE_FULL]) == ((0, 2), 1)
+    for data in (b"1", b"2", b"3"):
+        answers[-1].resolve(smq.publish_frame(broker.topic2tid(b"lamp") or 0, 1, 0, data))
+    assert [run[-1:] for run in outbox.queue] == [b"1", b"2", b"3"]
