@@ -172,7 +172,7 @@ class HubBinding:
         """Take the Lua function that drops what Lua keeps of a client."""
         self._forget_ref = ref
 
-    def handle(self, session: Peer) -> int:
+    def handle(self, session: BrokerPeer) -> int:
         """The integer by which Lua knows a client."""
         number: int | None = session.extra
         if number is None:
@@ -180,7 +180,7 @@ class HubBinding:
             self._sessions[number] = session
         return number
 
-    def forget(self, session: Peer) -> None:
+    def forget(self, session: BrokerPeer) -> None:
         """A client is gone."""
         number, session.extra = session.extra, None
         if number is not None:
