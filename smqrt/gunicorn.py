@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from gunicorn.workers.ggevent import GeventPyWSGIWorker, PyWSGIHandler
 
-from smqrt.wsgi import HandsOver
+from smqrt.wsgi import HandoverMixin
 
 
-class Handler(HandsOver, PyWSGIHandler):  # type: ignore[misc]  # gunicorn has no types
+class GunicornHandler(HandoverMixin, PyWSGIHandler):  # type: ignore[misc]  # gunicorn has no types
     """gunicorn's handler, from which applications may take connections."""
 
 
 class Worker(GeventPyWSGIWorker):  # type: ignore[misc]
     """gunicorn's worker on `gevent.pywsgi`, with that handler."""
 
-    wsgi_handler = Handler
+    wsgi_handler = GunicornHandler

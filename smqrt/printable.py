@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any
 
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
 _DISPLACING = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # turn the direction, or break the line
@@ -27,7 +26,7 @@ def printable(text: str | bytes, lines: bool = False) -> str:
     return (_IN_LINES if lines else _IN_A_LINE).sub(_escaped, text)
 
 
-def json_line(value: Any) -> str:
+def json_line(value: object) -> str:
     r"""Gives a value as JSON in one line that is safe to print: the same characters stand there as `\u001b`.
 
     Raises:

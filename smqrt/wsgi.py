@@ -30,6 +30,10 @@ from smqrt.net.scheduling import Turn
 from smqrt.net.wsgi import HANDLER
 
 if TYPE_CHECKING:
+    from _typeshed import OptExcInfo, WriteableBuffer
+    from _typeshed.wsgi import WSGIEnvironment
+    from gevent.pywsgi import OldMessage, WSGIServer
+
     _Base = WSGIHandler
 else:
     _Base = object
@@ -58,7 +62,7 @@ class NoMore(OSError, ValueError):
         super().__init__(errno.ECONNRESET, text)  # one of those that are not logged
 
 
-class Incoming(io.RawIOBase):
+class LimitedInput(io.RawIOBase):
     """What a client sends: no more than was allowed, and in turn with the others, also when there is always something.
 
     Args:
@@ -66,7 +70,7 @@ class Incoming(io.RawIOBase):
         raw: the stream of it that the server made, closed with this one.
     """
 
-    def __init__(self, sock: Any, raw: io.RawIOBase) -> None:
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
         self._sock, self._raw, self.turn = sock, raw, Turn()
         self.allow(0, 0)
 
@@ -85,16 +89,16 @@ class Incoming(io.RawIOBase):
         """Yes."""
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """See `io.RawIOBase`."""
         if self._left_bytes <= 0:
             raise NoMore("more than the server reads")
-        size: int = self._receive(buffer)
+        size = self._receive(buffer)
         self._wait_s += size * self._byte_s
         self._left_bytes -= size
         return size
 
-    def _receive(self, buffer: Any) -> int:
+    def _receive(self, buffer: WriteableBuffer) -> int:
         began_s = monotonic()
         self._sock.settimeout(max(self._wait_s, 0.001))
         try:
@@ -113,15 +117,15 @@ class Incoming(io.RawIOBase):
         super().close()
 
 
-class HandsOver(_Base):
+class HandoverMixin(_Base):
     """Mixed into a handler of `gevent.pywsgi`: applications may take the connection of a request."""
 
     _over = False  # the response was given, or the connection taken: what the application says is dropped
     _relay: gevent.Greenlet[..., None] | None = None
 
-    def __init__(self, sock: Any, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(sock, *arguments, **keywords)
-        self._incoming = Incoming(sock, self.rfile.detach())
+    def __init__(self, sock: socket.socket, address: str, server: WSGIServer) -> None:
+        super().__init__(sock, address, server)
+        self._incoming = LimitedInput(sock, self.rfile.detach())
         self.rfile = io.BufferedReader(self._incoming)
 
     def read_requestline(self) -> str:
@@ -130,17 +134,17 @@ class HandsOver(_Base):
         self._incoming.allow(MAX_HEAD_BYTES, KEEP_ALIVE_S)
         return super().read_requestline()
 
-    def read_request(self, raw_requestline: str) -> Any:
+    def read_request(self, raw_requestline: str) -> OldMessage:
         """Read the rest of the head; raises ValueError when it is none."""
         self._incoming.allow(MAX_HEAD_BYTES, HEAD_S)
         taken = super().read_request(raw_requestline)
         self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
         return taken
 
-    def MessageClass(self, *arguments: Any) -> Any:  # the server's name
+    def MessageClass(self, fp: io.BufferedIOBase) -> OldMessage:  # the server's name
         """The fields of a head."""
         try:
-            return super().MessageClass(*arguments)
+            return super().MessageClass(fp)
         except HTTPException as error:
             raise ValueError(str(error)) from None  # one line in the log
 
@@ -149,9 +153,9 @@ class HandsOver(_Base):
         super().run_application()
         self._incoming.allow(MAX_DISCARDED_BYTES, DISCARD_S)
 
-    def get_environ(self) -> dict[str, Any]:
+    def get_environ(self) -> WSGIEnvironment:
         """The environ of a request, with the handler in it."""
-        environ: dict[str, Any] = super().get_environ()
+        environ = super().get_environ()
         self._over = False
         environ[HANDLER] = self
         return environ
@@ -206,7 +210,9 @@ class HandsOver(_Base):
         if self._relay is not None:
             self._relay.join()
 
-    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
+    ) -> Callable[[bytes], None]:
         """See WSGI."""
         return self.write if self._over else super().start_response(status, headers, exc_info)
 
@@ -220,7 +226,7 @@ class HandsOver(_Base):
             super()._sendall(data)  # type: ignore[misc]  # its stubs do not know it
 
 
-class Handler(HandsOver, WSGIHandler):
+class Handler(HandoverMixin, WSGIHandler):
     """The `handler_class` for `gevent.pywsgi.WSGIServer`."""
 
 

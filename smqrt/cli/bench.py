@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import click
 import gevent
@@ -18,7 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from smqrt.cli.connect import Failure, RefusedByBroker, connection_options, failure, open_client
+from smqrt.cli.connect import ConnectionOptions, Failure, RefusedByBroker, connection_options, failure, open_client
 from smqrt.client import SmqClient
 
 _WINDOW_BYTES = 256 * 1024
@@ -46,7 +46,7 @@ class BenchRow(NamedTuple):
     "--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Duration of each shape."
 )
 @connection_options
-def bench(url: str, seconds: float, **connection: Any) -> None:
+def bench(url: str, seconds: float, **connection: Unpack[ConnectionOptions]) -> None:
     """Measure the broker at URL: round trips, messages a second, losses.
 
     Exit code 1 when a message was lost or out of order. The load is made by this one Python process, which is often the

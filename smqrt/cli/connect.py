@@ -6,13 +6,15 @@ Exit codes: 0 done, 1 no connection or a lost one, 2 called wrongly, 3 refused b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit, urlunsplit
 
 import click
 import gevent
+from gevent.queue import Empty, Queue
 
 from smqrt.client import ConnectionEnd, SmqClient
 from smqrt.errors import ArgumentError
@@ -21,6 +23,7 @@ from smqrt.printable import printable
 PAGES = ("smq.lsp", "smq")
 CREDENTIALS_VARIABLE = "SMQRT_CREDENTIALS"
 
+Item = TypeVar("Item")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -75,6 +78,17 @@ _OPTIONS = (
 )
 
 
+class ConnectionOptions(TypedDict, total=False):
+    """The values of the options of `connection_options`, see their help texts; `connect_timeout` is seconds."""
+
+    uid: str | None
+    info: str | None
+    credentials_file: Path | None
+    cafile: str | None
+    insecure: bool
+    connect_timeout: float
+
+
 def connection_options(command: _Command) -> _Command:
     """Add the options that `open_client` takes."""
     for option in reversed(_OPTIONS):
@@ -82,18 +96,9 @@ def connection_options(command: _Command) -> _Command:
     return command
 
 
-def open_client(
-    url: str,
-    *,
-    uid: str | None = None,
-    info: str | None = None,
-    credentials_file: Path | None = None,
-    cafile: str | None = None,
-    insecure: bool = False,
-    connect_timeout: float = 5.0,
-    **options: Any,
-) -> SmqClient:
-    """A connected client that does not try again by itself unless `options` say so.
+def open_client(url: str, reconnect_delay_s: float | None = None, **connection: Unpack[ConnectionOptions]) -> SmqClient:
+    """A connected client, which does not come back by itself after a lost connection; its `onclose` may have it do so,
+    after `reconnect_delay_s`.
 
     The URL may be that of an application, see `addresses`.
 
@@ -102,19 +107,19 @@ def open_client(
         click.UsageError: a wrong URL or option.
     """
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
-    chosen = {"uid": uid, "info": info, "cafile": cafile}
-    credentials = credentials_of(credentials_file)
+    given = {"reconnect_delay": reconnect_delay_s, **{name: connection.get(name) for name in ("uid", "info", "cafile")}}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    credentials = credentials_of(connection.get("credentials_file"))
     first: ConnectionEnd | None = None
     for address in addresses(url):
         try:
             client = SmqClient(
                 address,
-                {key: value for key, value in chosen.items() if value is not None},
-                verify=not insecure,
-                timeout=connect_timeout,
+                chosen,
+                verify=not connection.get("insecure"),
+                timeout=connection.get("connect_timeout", 5.0),
                 reconnect=False,
                 onauth=lambda rnd, ip: credentials,
-                **options,
             )
         except ArgumentError as error:
             raise click.UsageError(str(error)) from None
@@ -124,6 +129,31 @@ def open_client(
             raise failure(client.end)
         first = first or client.end
     raise failure(first)
+
+
+def received(messages: Queue[Item | Failure], count: int | None, timeout_s: float | None) -> Iterator[Item]:
+    """Yields what comes into `messages`, until there were `count`, or `timeout_s` seconds are over.
+
+    Raises:
+        TimeRanOut: there were fewer than `count`.
+        Failure: one that came.
+    """
+    end_s = None if timeout_s is None else monotonic() + timeout_s
+    number = 0
+    while number != count:
+        left_s = None if end_s is None else end_s - monotonic()
+        try:
+            if left_s is not None and left_s <= 0:
+                raise Empty
+            message = messages.get(timeout=left_s)
+        except Empty:
+            break
+        if isinstance(message, Failure):
+            raise message
+        yield message
+        number += 1
+    if count is not None and number < count:
+        raise TimeRanOut(f"{number} of {count} messages came within {timeout_s:g} seconds")
 
 
 def addresses(url: str) -> list[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 import gevent
 from gevent.queue import Queue
 
-from smqrt.cli.connect import Failure, RefusedByBroker, TimeRanOut, credentials_of
+from smqrt.cli.connect import ConnectionOptions, Failure, RefusedByBroker, credentials_of, received
 from smqrt.errors import ArgumentError, DeliveryError
 from smqrt.mqtt import Delivery, MqttClient, MqttCloseReason
 from smqrt.printable import printable
@@ -26,13 +25,21 @@ def is_mqtt(url: str) -> bool:
     return url.lower().startswith(("mqtt://", "mqtts://"))
 
 
-def publish(url: str, topic: str, lines: Iterator[bytes], qos: int, retain: bool, **connection: Any) -> None:
+def publish(
+    url: str,
+    topic: str,
+    lines: Iterator[bytes],
+    qos: int,
+    retain: bool,
+    version: str,
+    **connection: Unpack[ConnectionOptions],
+) -> None:
     """Publish `lines` to a topic.
 
     Raises:
         Failure: there is no connection, or the broker refuses.
     """
-    with _told(), _opened(url, lambda *_: False, **connection) as client:
+    with _delivery_errors(), _opened(url, lambda *_: False, version, **connection) as client:
         recent: list[Delivery] = []
         for line in lines:
             recent.append(_checked(client.publish, topic, line, qos, retain))
@@ -42,7 +49,7 @@ def publish(url: str, topic: str, lines: Iterator[bytes], qos: int, retain: bool
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _delivery_errors() -> Iterator[None]:
     """Says in one sentence what was not delivered."""
     try:
         yield
@@ -66,7 +73,8 @@ def subscribe(
     count: int | None,
     timeout: float | None,
     qos: int,
-    **connection: Any,
+    version: str,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     """Give what is published to `topics` to `show(topic, payload, properties, cpt)`.
 
@@ -74,21 +82,12 @@ def subscribe(
         Failure: there is no connection, the broker refuses, or time ran out before `count` messages came.
     """
     messages: Queue[Any] = Queue()
-    with _told(), _opened(url, partial(_status, messages), **connection) as client:
+    with _delivery_errors(), _opened(url, partial(_status, messages), version, **connection) as client:
         for topic in topics:
             granted = partial(_granted, messages)
             _checked(client.subscribe, topic, lambda *message: messages.put(message), granted, qos=qos)
-        printed = 0
-        with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
-            while count is None or printed < count:
-                message = messages.get()
-                if isinstance(message, Failure):
-                    raise message
-                show(*message)
-                printed += 1
-            return
-    if count is not None:
-        raise TimeRanOut(f"{printed} of {count} messages came within {timeout:g} seconds")
+        for message in received(messages, count, timeout):
+            show(*message)
 
 
 def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
@@ -110,23 +109,17 @@ def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any
 def _opened(
     url: str,
     onstatus: Callable[..., Any],
-    *,
-    uid: str | None = None,
-    credentials_file: Path | None = None,
-    cafile: str | None = None,
-    insecure: bool = False,
-    connect_timeout: float = 5.0,
-    version: str = "5",
-    info: str | None = None,
+    version: str,
+    **connection: Unpack[ConnectionOptions],
 ) -> MqttClient:
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
-    if info is not None:
+    if connection.get("info") is not None:
         raise click.UsageError("--info is for SMQ brokers only")
-    options: dict[str, Any] = {"cafile": cafile, "nocheck": insecure, "timeout": connect_timeout}
-    options["version"] = 5 if version == "5" else 4
-    if uid is not None:
+    options: dict[str, object] = {"cafile": connection.get("cafile"), "nocheck": connection.get("insecure", False)}
+    options |= {"timeout": connection.get("connect_timeout", 5.0), "version": 5 if version == "5" else 4}
+    if (uid := connection.get("uid")) is not None:
         options["clientidentifier"] = uid
-    if credentials := credentials_of(credentials_file):
+    if credentials := credentials_of(connection.get("credentials_file")):
         user, _, password = credentials.decode("utf-8", "replace").partition(":")
         options |= {"username": user, "password": password}
     first: list[Any] = []

@@ -9,14 +9,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Required, TypeVar, Unpack
 
 import click
 import gevent
 from gevent.queue import Queue
 
 from smqrt.cli import mqtt as over_mqtt
-from smqrt.cli.connect import Failure, RefusedByBroker, TimeRanOut, connection_options, failure, open_client, topic_of
+from smqrt.cli.connect import (
+    ConnectionOptions,
+    Failure,
+    RefusedByBroker,
+    TimeRanOut,
+    connection_options,
+    failure,
+    open_client,
+    received,
+    topic_of,
+)
 from smqrt.cli.terminal import discard_output, json_line, now, payload_fields, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
@@ -27,6 +37,15 @@ _INTERRUPTED = 130
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _SubOptions(ConnectionOptions):
+    as_json: Required[bool]
+    raw: Required[bool]
+    verbose: Required[bool]
+    count: Required[int | None]
+    subtopic: Required[str | None]
+    timeout: Required[float | None]
 
 
 _raw = click.option(
@@ -71,7 +90,7 @@ def pub(
     file: Path | None,
     repeat: int,
     every: float,
-    **connection: Any,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     """Publish DATA to TOPIC of the broker at URL; without DATA, each line of the standard input.
 
@@ -88,7 +107,7 @@ def pub(
     messages = _paced(_messages(data, file, repeat), every)
     if over_mqtt.is_mqtt(url):
         _refuse("SMQ", subtopic=subtopic, id=is_id)
-        over_mqtt.publish(url, topic, messages, int(qos or 0), retain, version=mqtt or "5", **connection)
+        over_mqtt.publish(url, topic, messages, int(qos or 0), retain, mqtt or "5", **connection)
         return
     _refuse("MQTT", qos=qos, mqtt=mqtt, retain=retain)
     destination = topic_of(topic, is_id)
@@ -169,7 +188,14 @@ def _lines_of_stdin() -> Iterator[bytes]:
 @_raw
 @connection_options
 def request(
-    url: str, topic: str, data: str, is_id: bool, timeout: float, as_json: bool, raw: bool, **connection: Any
+    url: str,
+    topic: str,
+    data: str,
+    is_id: bool,
+    timeout: float,
+    as_json: bool,
+    raw: bool,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     """Send DATA to TOPIC of the SMQ broker at URL, and print the first answer.
 
@@ -208,7 +234,7 @@ def request(
 @click.option("--timeout", type=float, help="End after this many seconds (exit code 4 when --count was not reached).")
 @_mqtt_options
 @connection_options
-def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **options: Any) -> None:
+def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **options: Unpack[_SubOptions]) -> None:
     """Print what is published to TOPICs of the broker at URL, a message a line, until interrupted.
 
     The topic "self" shows what is sent to this client's own ETID, which is printed on the standard error as soon
@@ -223,7 +249,7 @@ def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **
     """
     try:
         if over_mqtt.is_mqtt(url):
-            _sub_mqtt(url, topics, qos=int(qos or 0), version=mqtt or "5", **options)
+            _sub_mqtt(url, topics, int(qos or 0), mqtt or "5", **options)
         else:
             _refuse("MQTT", qos=qos, mqtt=mqtt)
             _sub(url, topics, **options)
@@ -242,28 +268,31 @@ def _sub(
     count: int | None,
     subtopic: str | None,
     timeout: float | None,
-    **connection: Any,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     messages: Queue[Any] = Queue()
-    with open_client(url, reconnect_delay=1.0, **connection) as client:
+    with open_client(url, reconnect_delay_s=1.0, **connection) as client:
         client.onclose = partial(_lost, client, messages)
         for topic in topics:
             _subscribe(client, messages, topic, subtopic)
         if client.flush() and "self" in topics:
             click.echo(f"self is ETID {client.gettid()}", err=True)
-        printed = 0
-        with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
-            while count is None or printed < count:
-                topic, *message = _next(messages)
-                write_line(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], raw, verbose))
-                printed += 1
-            return
-    if count is not None:
-        raise TimeRanOut(f"{printed} of {count} messages came within {timeout:g} seconds")
+        for topic, *message in received(messages, count, timeout):
+            write_line(_as_json(client, topic, *message) if as_json else _as_text(topic, message[0], raw, verbose))
 
 
 def _sub_mqtt(
-    url: str, topics: tuple[str, ...], as_json: bool, raw: bool, verbose: bool, subtopic: str | None, **options: Any
+    url: str,
+    topics: tuple[str, ...],
+    qos: int,
+    version: str,
+    as_json: bool,
+    raw: bool,
+    verbose: bool,
+    count: int | None,
+    subtopic: str | None,
+    timeout: float | None,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     _refuse("SMQ", subtopic=subtopic)
 
@@ -271,7 +300,7 @@ def _sub_mqtt(
         as_text = partial(_as_text, topic, payload, raw, verbose)
         write_line(_mqtt_as_json(topic, payload, properties, cpt) if as_json else as_text())
 
-    over_mqtt.subscribe(url, topics, show, **options)
+    over_mqtt.subscribe(url, topics, show, count, timeout, qos, version, **connection)
 
 
 def _mqtt_as_json(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> bytes:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 _SHARE_EVERY_S = 0.2
 
 
-def payload_fields(payload: bytes) -> dict[str, Any]:
+def payload_fields(payload: bytes) -> dict[str, object]:
     """Returns a message's payload as every `--json` shows it: as `payload` when it is UTF-8, else as `payload_hex`; and
     its value as `json` when it is JSON.
     """
@@ -53,7 +53,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def json_line(fields: dict[str, Any]) -> bytes:
+def json_line(fields: Mapping[str, object]) -> bytes:
     """Returns one JSON object as a line, without its end, that is safe to print."""
     return printable.json_line(fields).encode()
 
