@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from smqrt.lua.api import codec, httpc, mqtt, scheduling, servcon, sockets, system, tls
+from smqrt.lua.api import codec, httpc, mqtt, mqttbroker, scheduling, servcon, sockets, system, tls
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-PARTS = (system, scheduling, codec, tls, sockets, httpc, servcon, mqtt)
+PARTS = (system, scheduling, codec, tls, sockets, httpc, servcon, mqtt, mqttbroker)
 """What needs nothing of a server around it."""
 
 

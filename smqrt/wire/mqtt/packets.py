@@ -36,8 +36,6 @@ class WillMessage(NamedTuple):
     qos: int = 0
     retain: bool = False
     properties: Props = _NO_PROPERTIES
-    property_bytes: bytes = b""
-    """As they came, with their length."""
 
 
 class Connect(NamedTuple):

@@ -228,6 +228,8 @@ _TABLE = (  # §2.2.2.2, table 2-4
 )
 _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
+NAMES = tuple(item.name for item in _TABLE)
+"""Of all properties of the standard, in the order of their numbers."""
 _SUBSCRIPTION = _BY_NAME["subscriptionidentifier"]
 
 # ---- bytes to a dict

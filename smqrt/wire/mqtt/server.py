@@ -56,6 +56,19 @@ class ServerEvents(EndpointEvents, Protocol):
         """UNSUBSCRIBE came; to be answered by `answer`."""
 
 
+def check_message_properties(properties: Props) -> None:
+    """Check the properties of a message or a will that a client sent, beyond what `decode` does.
+
+    Raises:
+        MqttError: a subscription identifier [MQTT-3.3.4-6], or a response topic that is none [MQTT-3.3.2-14].
+    """
+    if "subscriptionidentifier" in properties:
+        raise MqttError(Reason.PROTOCOL_ERROR, "a client that names a subscription")
+    topic = properties.get("responsetopic")
+    if topic is not None and not is_topic_name(str(topic)):
+        raise MqttError(Reason.PROTOCOL_ERROR, "the response topic has a wildcard, or is empty")
+
+
 class MqttServerEndpoint(MqttEndpoint):
     """A server, for one connection.
 
@@ -102,6 +115,8 @@ class MqttServerEndpoint(MqttEndpoint):
         if not packet.client_identifier and packet.version == 4 and not packet.clean_start:  # 3.1.1 [MQTT-3.1.3-8]
             raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a client without identifier that resumes a session")
         self._splitter.only = 0
+        if packet.will is not None:
+            check_message_properties(packet.will.properties)
         self.will = packet.will
         self._keepalive_s = packet.keepalive_s
         properties = packet.properties
@@ -166,12 +181,8 @@ class MqttServerEndpoint(MqttEndpoint):
             raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server has not")  # [MQTT-3.2.2-11]
         if message.retain and not self._retain_available and self._version == 5:
             raise MqttError(Reason.RETAIN_NOT_SUPPORTED, "this server retains no messages")  # [MQTT-3.2.2-14]
-        properties = message.properties
-        if "subscriptionidentifier" in properties:
-            raise MqttError(Reason.PROTOCOL_ERROR, "a client that names a subscription")  # [MQTT-3.3.4-6]
-        topic = properties.get("responsetopic")
-        if topic is not None and not is_topic_name(str(topic)):
-            raise MqttError(Reason.PROTOCOL_ERROR, "a response topic with a wildcard")  # [MQTT-3.3.2-14]
+        if message.properties:
+            check_message_properties(message.properties)
         super()._receive(message)
 
     def _on_subscribe(self, first: int, body: bytes) -> None:

@@ -1,9 +1,9 @@
 -- A client inside the process of the broker, with the methods of mqttc (spec: smq §8). Its callbacks run one after the other in a
 -- cosocket of its own, so they may wait without holding up who published.
 
+local codec = require "mqttbroker.codec"
 local inbox = require "mqttbroker.inbox"
 local message = require "mqttbroker.message"
-local properties = require "mqttbroker.properties"
 local refusal = require "mqttbroker.refusal"
 local topics = require "mqttbroker.topics"
 
@@ -35,7 +35,7 @@ end
 
 local function new_message(topic, payload, options, values)
   values = values or {}
-  return message.new(topic, tostring(payload), options.retain == true, properties.pack_message(values), function() return values end)
+  return message.new(topic, tostring(payload), options.retain == true, codec.pack_message(values), function() return values end)
 end
 
 -- ---- what comes to it

@@ -1,12 +1,11 @@
 -- A message, and the PUBLISH packets of it. Most subscribers get the same bytes, which are made once for each protocol version.
 
 local fields = require "mqttbroker.fields"
-local properties = require "mqttbroker.properties"
 
 local char = string.char
 
 local PUBLISH <const>, RETAINED <const> = 0x30, 0x31
-local EMPTY <const> = properties.EMPTY
+local EMPTY <const> = "\0"
 
 local Message = {}
 Message.__index = Message

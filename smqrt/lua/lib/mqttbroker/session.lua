@@ -1,7 +1,6 @@
 -- The conversation with one client of the network, without its socket: bytes come in by `receive`, go out through an outbox.
 
-local decode = require "mqttbroker.decode"
-local encode = require "mqttbroker.encode"
+local codec = require "mqttbroker.codec"
 local framer = require "mqttbroker.framer"
 local refusal = require "mqttbroker.refusal"
 
@@ -29,11 +28,11 @@ end
 -- ---- the end
 
 local function farewell(self, code, text)
-  if self.connected then return self.version >= 5 and encode.disconnect(code, text) or "" end
+  if self.connected then return self.version >= 5 and codec.disconnect_packet(code, text) or "" end
   if not self.version then return "" end
-  if self.version >= 5 then return encode.connack(5, code, {reasonstring = text}) end
+  if self.version >= 5 then return codec.connack(5, code, {reasonstring = text}) end
   local returned = refusal.CONNACK_3[code]
-  return returned and encode.connack(4, returned) or ""
+  return returned and codec.connack(4, returned) or ""
 end
 
 -- The reason string is left out where the client could not take it (MQTT 5 §3.1.2.11.4).
@@ -136,12 +135,12 @@ local function welcome(self, request)
   self.max_bytes = request.properties.maximumpacketsize or self.max_bytes
   self.limit_ms = request.keepalive_s > 0 and request.keepalive_s * KEEPALIVE_MS or nil
   self.session_expiry = request.properties.sessionexpiryinterval or 0
-  self.outbox:put(encode.connack(self.version, refusal.NORMAL, capabilities(self, request)))
+  self.outbox:put(codec.connack(self.version, refusal.NORMAL, capabilities(self, request)))
 end
 
 local function connect(self, body)
-  self.version = decode.version(body)
-  local request = decode.connect(body)
+  self.version = codec.version(body)
+  local request = codec.connect(body)
   check_connect(request)
   self.id = request.id ~= "" and request.id or self.broker.random_identifier()
   describe(self, request)
@@ -158,33 +157,33 @@ local handlers = {}
 handlers[CONNECT] = {0, function() refusal.protocol_error("a second CONNECT") end}
 
 handlers[PUBLISH] = {nil, function(self, body, header)
-  local message = decode.publish(header, body, self.version)
+  local message = codec.publish(header, body, self.version)
   if is_allowed(self, message) then self.work = self.work + self.router:publish(message, self) end
 end}
 
 handlers[8] = {2, function(self, body) -- SUBSCRIBE
-  local id, wanted = decode.subscribe(body, self.version)
+  local id, wanted = codec.subscribe(body, self.version)
   local codes = {}
   for i, entry in ipairs(wanted) do codes[i] = self.router:subscribe(self, entry) end
   self.work = self.work + #wanted
-  self.outbox:put(encode.suback(self.version, id, codes))
+  self.outbox:put(codec.suback(self.version, id, codes))
 end}
 
 handlers[10] = {2, function(self, body) -- UNSUBSCRIBE
-  local id, filters = decode.unsubscribe(body, self.version)
+  local id, filters = codec.unsubscribe(body, self.version)
   local codes = {}
   for i, filter in ipairs(filters) do codes[i] = self.router:unsubscribe(self, filter) end
   self.work = self.work + #filters
-  self.outbox:put(encode.unsuback(self.version, id, codes))
+  self.outbox:put(codec.unsuback(self.version, id, codes))
 end}
 
 handlers[12] = {0, function(self, body) -- PINGREQ
   if body ~= "" then refusal.malformed("PINGREQ has a body") end
-  self.outbox:put(encode.PINGRESP)
+  self.outbox:put(codec.PINGRESP)
 end}
 
 handlers[14] = {0, function(self, body) -- DISCONNECT
-  local code, found = decode.disconnect(body, self.version)
+  local code, found = codec.disconnect(body, self.version)
   if self.session_expiry == 0 and (found.sessionexpiryinterval or 0) > 0 then
     refusal.protocol_error("DISCONNECT asks for a session that CONNECT did not ask for")
   end

@@ -1,0 +1,137 @@
+"""`require"mqttbroker"`: MQTT's codec for the broker that is written in Lua; the Lua half is lib/mqttbroker/codec.lua.
+
+What is called for every message stays in Lua, where it costs less than a call into Python does: cutting the stream, and
+PUBLISH without properties.
+"""
+
+from __future__ import annotations
+
+from smqrt.errors import MqttError
+from smqrt.lua import table_codec
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.wire.mqtt.decode import connect_version, decode
+from smqrt.wire.mqtt.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Subscribe,
+    SubscribeAnswer,
+    Unsubscribe,
+    WillMessage,
+    encode,
+)
+from smqrt.wire.mqtt.properties import NAMES, PacketType, Props, decode_properties, pack_properties, varint
+from smqrt.wire.mqtt.server import check_message_properties
+
+Refusal = tuple[None, int, bytes]
+"""None, the reason code, and an English reason."""
+
+_FORWARDED = frozenset(
+    ("payloadformatindicator", "messageexpiryinterval", "contenttype", "responsetopic", "correlationdata")
+)
+
+
+def _refusal(error: MqttError) -> Refusal:
+    return None, int(error.code), str(error).encode()
+
+
+def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
+    """A packet of a client, PUBLISH aside, as a flat table."""
+    try:
+        return table_codec.dump(_table(decode(first, body, version, True)))
+    except MqttError as error:
+        return _refusal(error)
+
+
+def _table(packet: Packet) -> dict[str, object]:
+    if isinstance(packet, Connect):
+        return {
+            "version": packet.version,
+            "clean": packet.clean_start,
+            "keepalive_s": packet.keepalive_s,
+            "properties": packet.properties,
+            "id": packet.client_identifier,
+            "will": None if packet.will is None else _will_table(packet.will),
+            "username": packet.username,
+            "password": packet.password,
+        }
+    if isinstance(packet, Subscribe):
+        return {
+            "id": packet.packet_identifier,
+            "filters": [one.topic for one in packet.subscriptions],
+            "options": [one.options for one in packet.subscriptions],
+            "subscription": packet.properties.get("subscriptionidentifier"),
+        }
+    if isinstance(packet, Unsubscribe):
+        return {"id": packet.packet_identifier, "filters": packet.topics}
+    return {"code": packet.code, "properties": packet.properties} if isinstance(packet, Disconnect) else {}
+
+
+def _will_table(will: WillMessage) -> dict[str, object]:
+    check_message_properties(will.properties)
+    return will._asdict() | {"forwarded": pack_properties(_forwarded(will.properties), PacketType.PUBLISH)}
+
+
+def message_properties(body: bytes, at: int) -> tuple[bytes, int, bool] | Refusal:
+    """The properties at a position of a PUBLISH packet: those that go with the message, packed; the position behind
+    them; and whether they have a topic alias. Positions are those of Python."""
+    try:
+        found, end = decode_properties(body, at, PacketType.PUBLISH)
+        check_message_properties(found)
+    except MqttError as error:
+        return _refusal(error)
+    start = at
+    while body[start] & 0x80:
+        start += 1
+    return body[start + 1 : end], end, "topicalias" in found
+
+
+def message_table(forwarded: bytes) -> bytes:
+    """Properties that go with a message, packed, as a flat table for applications. Of several user properties with one
+    name it has the last one."""
+    found = decode_properties(varint(len(forwarded)) + forwarded, 0, PacketType.PUBLISH)[0]
+    return table_codec.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
+
+
+def pack_message(values: bytes) -> bytes:
+    """The properties that an application gives a message, packed. What the standard has for other packets is left
+    out."""
+    return pack_properties(_forwarded(_named(values)), PacketType.PUBLISH)
+
+
+def _forwarded(properties: Props) -> Props:
+    return {name: value for name, value in properties.items() if name in _FORWARDED or name not in NAMES}
+
+
+def _named(values: bytes) -> dict[str, object]:
+    table = table_codec.load(values)
+    return {key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): table[key] for key in table}
+
+
+def connack(version: int, code: int, values: bytes) -> bytes:
+    """CONNACK without a session; the properties in the order of their numbers."""
+    found = _named(values)
+    return encode(Connack(False, code, {name: found[name] for name in NAMES if name in found}), version)
+
+
+def suback(version: int, number: int, codes: bytes) -> bytes:
+    """SUBACK."""
+    return encode(SubscribeAnswer(PacketType.SUBACK, number, codes), version)
+
+
+def unsuback(version: int, number: int, codes: bytes) -> bytes:
+    """UNSUBACK."""
+    return encode(SubscribeAnswer(PacketType.UNSUBACK, number, codes), version)
+
+
+def disconnect(code: int, text: bytes | None) -> bytes:
+    """DISCONNECT, for MQTT 5."""
+    return encode(Disconnect(code, {"reasonstring": text} if text is not None else {}), 5)
+
+
+def install(vm: Vm, _services: Services) -> None:
+    """Give Lua the codec."""
+    functions = (decode_packet, message_properties, message_table, pack_message, connack, suback, unsuback, disconnect)
+    vm.namespace("mqttbroker.codec", {fn.__name__: fn for fn in functions} | {"connect_version": connect_version})

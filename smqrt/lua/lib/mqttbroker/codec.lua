@@ -1,0 +1,134 @@
+-- The packets of clients and the answers to them. All but what every message needs is done by the codec in Python.
+
+local core, py = ...
+
+local fields = require "mqttbroker.fields"
+local message = require "mqttbroker.message"
+local refusal = require "mqttbroker.refusal"
+local topics = require "mqttbroker.topics"
+
+local byte, char, dump, load, sub = string.byte, string.char, core.table_codec.dump, core.table_codec.load, string.sub
+local unpack = table.unpack
+
+local CONNECT <const>, SUBSCRIBE <const>, UNSUBSCRIBE <const>, DISCONNECT <const> = 0x10, 0x82, 0xA2, 0xE0
+local NO_LOCAL <const>, AS_PUBLISHED <const> = 0x04, 0x08
+local NO_VALUES <const> = dump {}
+
+local function no_properties() return {} end
+
+local codec = {PINGRESP = "\xD0\0"}
+
+local function decoded(first, body, version)
+  local packed, code, text = py.decode_packet(first, body, version)
+  if not packed then refusal.raise(code, text) end
+  return load(packed)
+end
+
+-- ---- CONNECT
+
+local function check_will(will, version)
+  if version < 5 then return end -- its subscribers get QoS 0 at any rate
+  if will.qos ~= 0 then refusal.raise(refusal.QOS, "the will has another QoS than 0") end
+  if will.retain then refusal.raise(refusal.RETAIN, "this broker retains no messages, the will neither") end
+end
+
+--- The version in whose way a CONNECT packet is to be answered when it is refused; nil when it is of no MQTT.
+function codec.version(body)
+  local version = py.connect_version(body)
+  return version ~= 0 and version or nil
+end
+
+--- {version, clean, keepalive_s, properties, id, will, username, password}
+function codec.connect(body)
+  local request = decoded(CONNECT, body, 0)
+  local will = request.will
+  if will then
+    check_will(will, request.version)
+    request.will = message.new(will.topic, will.payload, will.retain, will.forwarded, function() return will.properties end)
+  end
+  return request
+end
+
+-- ---- PUBLISH
+
+local function check_header(header, version)
+  if header & 0x06 == 0x06 then refusal.malformed("PUBLISH has QoS 3") end
+  if header & 0x06 ~= 0 then refusal.raise(refusal.QOS, "this broker takes QoS 0 only") end
+  if header & 0x08 ~= 0 then refusal.malformed("PUBLISH with QoS 0 is marked as sent again") end
+  if version >= 5 and header & 0x01 ~= 0 then refusal.raise(refusal.RETAIN, "this broker retains no messages") end
+end
+
+-- What goes with a message, and the position behind its properties. Positions of Python begin with 0.
+local function read_properties(body, at)
+  local forwarded, after, has_alias = py.message_properties(body, at - 1)
+  if not forwarded then refusal.raise(after, has_alias) end
+  if has_alias then refusal.raise(refusal.TOPIC_ALIAS, "this broker takes no topic aliases") end
+  return forwarded, after + 1, function() return load(py.message_table(forwarded)) end
+end
+
+--- A message. That of a 3.1.1 client, who was not told that nothing is retained, may have the mark.
+function codec.publish(header, body, version)
+  check_header(header, version)
+  local topic, at = fields.text(body, 1)
+  local forwarded, properties = "", no_properties
+  if version >= 5 then
+    local first = byte(body, at)
+    if first == 0 then at = at + 1 else forwarded, at, properties = read_properties(body, at) end
+  end
+  if not topics.is_name(topic) then refusal.raise(refusal.TOPIC_NAME, "the topic is empty or has a wildcard") end
+  return message.new(topic, sub(body, at), header & 0x01 ~= 0, forwarded, properties)
+end
+
+-- ---- the other packets of clients
+
+--- The packet identifier, and a list of {filter, nolocal, retainaspublished, id}.
+function codec.subscribe(body, version)
+  local packet, wanted = decoded(SUBSCRIBE, body, version), {}
+  for i, filter in ipairs(packet.filters) do
+    local options = packet.options[i]
+    wanted[i] = {
+      filter = filter, id = packet.subscription,
+      nolocal = options & NO_LOCAL ~= 0, retainaspublished = options & AS_PUBLISHED ~= 0,
+    }
+  end
+  return packet.id, wanted
+end
+
+--- The packet identifier and the list of filters.
+function codec.unsubscribe(body, version)
+  local packet = decoded(UNSUBSCRIBE, body, version)
+  return packet.id, packet.filters
+end
+
+--- The reason code and the properties.
+function codec.disconnect(body, version)
+  local packet = decoded(DISCONNECT, body, version)
+  return packet.code, packet.properties
+end
+
+-- ---- what the broker sends
+
+--- CONNACK without a session. code: in 3.1.1 the return code, in 5 the reason code. values: the properties.
+function codec.connack(version, code, values)
+  return py.connack(version, code, values and dump(values) or NO_VALUES)
+end
+
+--- DISCONNECT, for MQTT 5 only. text: the reason, for who reads the logs of the client.
+codec.disconnect_packet = py.disconnect
+
+--- SUBACK. codes: the reason codes of MQTT 5; 3.1.1 knows but one refusal.
+function codec.suback(version, id, codes)
+  return py.suback(version, id, char(unpack(codes)))
+end
+
+--- UNSUBACK; in 3.1.1 it has no codes.
+function codec.unsuback(version, id, codes)
+  return py.unsuback(version, id, char(unpack(codes)))
+end
+
+--- The bytes of the properties that an application gives a message, which may have none.
+function codec.pack_message(values)
+  return next(values) and py.pack_message(dump(values)) or ""
+end
+
+return codec
