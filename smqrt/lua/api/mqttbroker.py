@@ -22,7 +22,7 @@ from smqrt.wire.mqtt.packets import (
     WillMessage,
     encode,
 )
-from smqrt.wire.mqtt.properties import NAMES, PacketType, Props, decode_properties, pack_properties, varint
+from smqrt.wire.mqtt.properties import NAMES, PacketType, Props, pack_properties, unpack_properties
 from smqrt.wire.mqtt.server import check_message_properties
 
 Refusal = tuple[None, int, bytes]
@@ -74,24 +74,20 @@ def _will_table(will: WillMessage) -> dict[str, object]:
     return will._asdict() | {"forwarded": pack_properties(_forwarded(will.properties), PacketType.PUBLISH)}
 
 
-def message_properties(body: bytes, at: int) -> tuple[bytes, int, bool] | Refusal:
-    """The properties at a position of a PUBLISH packet: those that go with the message, packed; the position behind
-    them; and whether they have a topic alias. Positions are those of Python."""
+def has_alias(properties: bytes) -> bool | Refusal:
+    """Whether the properties of a PUBLISH packet, their length left out, have a topic alias. All are checked."""
     try:
-        found, end = decode_properties(body, at, PacketType.PUBLISH)
+        found = unpack_properties(properties, 0, len(properties), PacketType.PUBLISH)
         check_message_properties(found)
     except MqttError as error:
         return _refusal(error)
-    start = at
-    while body[start] & 0x80:
-        start += 1
-    return body[start + 1 : end], end, "topicalias" in found
+    return "topicalias" in found
 
 
 def message_table(forwarded: bytes) -> bytes:
     """Properties that go with a message, packed, as a flat table for applications. Of several user properties with one
     name it has the last one."""
-    found = decode_properties(varint(len(forwarded)) + forwarded, 0, PacketType.PUBLISH)[0]
+    found = unpack_properties(forwarded, 0, len(forwarded), PacketType.PUBLISH)
     return table_codec.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
 
 
@@ -133,5 +129,5 @@ def disconnect(code: int, text: bytes | None) -> bytes:
 
 def install(vm: Vm, _services: Services) -> None:
     """Give Lua the codec."""
-    functions = (decode_packet, message_properties, message_table, pack_message, connack, suback, unsuback, disconnect)
+    functions = (decode_packet, has_alias, message_table, pack_message, connack, suback, unsuback, disconnect)
     vm.namespace("mqttbroker.codec", {fn.__name__: fn for fn in functions} | {"connect_version": connect_version})

@@ -250,13 +250,17 @@ def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Propert
         MqttError: they break a rule.
     """
     size, at = read_varint(data, at, len(data))
-    end = at + size
-    if end > len(data):
+    if at + size > len(data):
         raise cut_off()
+    return unpack_properties(data, at, at + size, packet), at + size
+
+
+def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Properties:
+    """The properties from a position to another; as `decode_properties`, without their length in front."""
     found: Properties = {}
     for _ in range(MAX_PROPERTIES):
         if at == end:
-            return found, end
+            return found
         if data[at] == _USER:
             name, at = read_text(data, at + 1, end)
             value, at = read_text(data, at, end)
@@ -265,7 +269,7 @@ def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Propert
         else:
             at = _read_one(found, data, at, end, packet)
     if at == end:
-        return found, end
+        return found
     raise TooManyPropertiesError
 
 

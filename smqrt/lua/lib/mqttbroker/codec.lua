@@ -58,12 +58,15 @@ local function check_header(header, version)
   if version >= 5 and header & 0x01 ~= 0 then refusal.raise(refusal.RETAIN, "this broker retains no messages") end
 end
 
--- What goes with a message, and the position behind its properties. Positions of Python begin with 0.
+-- The properties of a message as bytes, the position behind them, and the function that makes a table of them.
 local function read_properties(body, at)
-  local forwarded, after, has_alias = py.message_properties(body, at - 1)
-  if not forwarded then refusal.raise(after, has_alias) end
+  local size, from = fields.length(body, at)
+  if not size or from + size - 1 > #body then refusal.malformed("the packet ends inside its properties") end
+  local found = sub(body, from, from + size - 1)
+  local has_alias, code, text = py.has_alias(found)
+  if has_alias == nil then refusal.raise(code, text) end
   if has_alias then refusal.raise(refusal.TOPIC_ALIAS, "this broker takes no topic aliases") end
-  return forwarded, after + 1, function() return load(py.message_table(forwarded)) end
+  return found, from + size, function() return load(py.message_table(found)) end
 end
 
 --- A message. That of a 3.1.1 client, who was not told that nothing is retained, may have the mark.

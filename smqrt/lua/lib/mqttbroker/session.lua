@@ -8,7 +8,7 @@ local byte, clock, pcall = string.byte, ba.clock, pcall
 
 local CONNECT <const>, PUBLISH <const> = 1, 3
 local CONNECT_MS <const> = 10000  -- from the connection to a complete CONNECT
-local FAREWELL_MS <const> = 5000  -- for the last bytes
+local CLOSE_MS <const> = 5000     -- for the last bytes
 local BODY_BITS <const> = 8       -- 256 bytes of a packet cost about as much as a small one: properties, UTF-8
 local WORK <const> = 3000         -- packets and deliveries, a large one counting for several, until others get their turn
 local KEEPALIVE_MS <const> = 1500 -- for each second that the client asked for: one and a half times (MQTT 5 §3.1.2.10)
@@ -27,7 +27,7 @@ end
 
 -- ---- the end
 
-local function farewell(self, code, text)
+local function closing_packet(self, code, text)
   if self.connected then return self.version >= 5 and codec.disconnect_packet(code, text) or "" end
   if not self.version then return "" end
   if self.version >= 5 then return codec.connack(5, code, {reasonstring = text}) end
@@ -37,8 +37,8 @@ end
 
 -- The reason string is left out where the client could not take it (MQTT 5 §3.1.2.11.4).
 local function fitting(self, code, text)
-  local bytes = farewell(self, code, text)
-  return #bytes <= self.max_bytes and bytes or farewell(self, code)
+  local bytes = closing_packet(self, code, text)
+  return #bytes <= self.max_bytes and bytes or closing_packet(self, code)
 end
 
 local function is_allowed(self, message)
@@ -65,7 +65,7 @@ end
 --- Ends the session from the side of the broker: the client is told why (in MQTT 5), its will is published.
 function Session:stop(code, text)
   if self.left then return end
-  self.deadline_ms = clock() + FAREWELL_MS
+  self.deadline_ms = clock() + CLOSE_MS
   self.outbox:finish(fitting(self, code, text))
   leave(self)
 end
@@ -189,7 +189,7 @@ handlers[14] = {0, function(self, body) -- DISCONNECT
   end
   if code == refusal.NORMAL then self.will = nil end
   self.outbox:finish("")
-  self.deadline_ms = clock() + FAREWELL_MS
+  self.deadline_ms = clock() + CLOSE_MS
   leave(self)
 end}
 
