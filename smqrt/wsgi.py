@@ -141,10 +141,10 @@ class HandoverMixin(_Base):
         self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
         return taken
 
-    def MessageClass(self, fp: io.BufferedIOBase) -> OldMessage:  # the server's name
+    def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the server's name
         """The fields of a head."""
         try:
-            return super().MessageClass(fp)
+            return super().MessageClass(fp, *more)  # type: ignore[call-arg]  # its stubs know one
         except HTTPException as error:
             raise ValueError(str(error)) from None  # one line in the log
 
