@@ -144,7 +144,7 @@ class HandoverMixin(_Base):
     def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the server's name
         """The fields of a head."""
         try:
-            return super().MessageClass(fp, *more)  # type: ignore[call-arg]  # its stubs know one
+            return super().MessageClass(fp, *more)
         except HTTPException as error:
             raise ValueError(str(error)) from None  # one line in the log
 
