@@ -99,7 +99,7 @@ def pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
 
 def spark(state: Path) -> Any:
     """Starts Spark with the settings that pipelines have on one machine."""
-    return session.spark("local[2]", "smqrt bench", state, {"spark.driver.memory": "3g"})
+    return session.start_spark("local[2]", "smqrt bench", state, {"spark.driver.memory": "3g"})
 
 
 @dataclass(frozen=True)

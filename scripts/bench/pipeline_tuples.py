@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from smqrt.journal.record import DDL
-from smqrt.pipeline.smq_source.batch import BatchReader
 from smqrt.pipeline.smq_source.options import ReadOptions
+from smqrt.pipeline.smq_source.reading import BatchReader
 
 
 class TupleReader(DataSourceReader):

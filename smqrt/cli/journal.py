@@ -269,8 +269,8 @@ def _compacted(place: Path, options: Options, variant: bool) -> Done:
     with progress("compact", rows_to_compact(place, options)) as advance:
         if not variant:
             return run(place, options, on_rows=advance)
+        from smqrt.pipeline.journal_spark import Shredder
         from smqrt.pipeline.session import interruptible
-        from smqrt.pipeline.variant import Shredder
 
         def shredded(_stopping: threading.Event) -> Done:
             with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte

@@ -19,9 +19,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from smqrt.cli.pipeline_places import Places, with_app, with_journal
-from smqrt.cli.pipeline_progress import shown, watching
-from smqrt.cli.pipeline_table import table
+from smqrt.cli.pipeline_locations import PipelineLocations, with_app, with_journal
+from smqrt.cli.pipeline_status import shown_progress, status_table, watch_table
 from smqrt.cli.terminal import Interruptible, json_line, write_line
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import locations
@@ -106,23 +105,23 @@ def _settings(conf: Sequence[str], driver_memory: str | None, packages: str | No
 @pipeline.command()
 @click.argument("name")
 @with_app
-def init(name: str, places: Places) -> None:
+def init(name: str, paths: PipelineLocations) -> None:
     """Make a pipeline NAME to start from, with rows to test it on."""
-    from smqrt.pipeline import initial
+    from smqrt.pipeline import fixtures
 
-    for path in initial.make(places.pipelines, name):
+    for path in fixtures.make_pipeline(paths.pipelines, name):
         click.echo(f"Made {path}")
-    where = "" if places.app == Path.cwd() else f" --app {places.app}"
+    where = "" if paths.app == Path.cwd() else f" --app {paths.app}"
     click.echo(f"Try it with: smqrt pipeline test{where}; run it with: smqrt pipeline run {name}{where}")
 
 
 @pipeline.command("list")
 @with_app
-def list_(places: Places) -> None:
+def list_(paths: PipelineLocations) -> None:
     """Print the queries, what each does with its rows, and where it is written."""
     rows = []
-    for query in places.catalog().queries():
-        status = read(places.state / query.name)
+    for query in paths.catalog().queries():
+        status = read(paths.state / query.name)
         target = query.options.get("to") or query.options.get("path") or ""
         rows.append((query.name, query.kind, str(target), status.state if status else "never ran", query.where))
     for row in _aligned(rows):
@@ -150,16 +149,16 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     metavar="PORT",
     help="Answer Prometheus on this port of 127.0.0.1.",
 )
-def run(names: tuple[str, ...], places: Places, metrics_port: int | None, **options: Any) -> None:
+def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | None, **options: object) -> None:
     """Run the queries NAME, or all of them, until Ctrl-C or `smqrt pipeline stop`."""
     from smqrt.pipeline import metrics, runner
 
-    catalog = places.catalog()
+    catalog = paths.catalog()
     chosen = [query.name for query in catalog.select(names)]
     if metrics_port is not None:
-        metrics.serve(places.state, chosen, metrics_port, places.journal)
-    with shown(places.state, chosen) as report:
-        code = runner.run(catalog, names, places.options(report=report, **options))
+        metrics.serve(paths.state, chosen, metrics_port, paths.journal)
+    with shown_progress(paths.state, chosen) as report:
+        code = runner.run(catalog, names, paths.options(report=report, **options))
     sys.exit(code)
 
 
@@ -168,40 +167,40 @@ def run(names: tuple[str, ...], places: Places, metrics_port: int | None, **opti
 @with_app
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per query and line.")
-def status(names: tuple[str, ...], places: Places, watch: bool, as_json: bool) -> None:
+def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
     """Tell how queries are doing, also when they run elsewhere under the same --state.
 
     Exit code 1 when one of them has failed or died.
     """
     if watch:
-        watching(lambda: _chosen(places, names))
+        watch_table(lambda: _chosen(paths, names))
         return
-    found = _chosen(places, names)
+    found = _chosen(paths, names)
     if as_json:
         for each in found:
             write_line(json_line(asdict(each) | {"since": _moment(each.since), "updated": _moment(each.updated)}))
     elif found:
         console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(table(found, console.width))
-        for line in _beside(places, found):
+        console.print(status_table(found, console.width))
+        for line in _beside(paths, found):
             console.print(Text(line), soft_wrap=True)
     else:
-        click.echo(f"Nothing has run yet with the state in {places.state}.", err=True)
+        click.echo(f"Nothing has run yet with the state in {paths.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))
 
 
-def _beside(places: Places, found: Sequence[Status]) -> Iterator[str]:
+def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
     """What else there is to say: where Spark's own pages are, and which queries have been silent for long."""
     yield from dict.fromkeys(
         f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
     )
-    if "://" in places.journal:
+    if "://" in paths.journal:
         return
     from smqrt.journal import readers
 
     names, now_us = {each.name for each in found}, time.time_ns() // 1000
     with suppress(JournalError):  # which says nothing about the queries
-        for reader, behind in readers.waiting(Path(places.journal)):
+        for reader, behind in readers.waiting(Path(paths.journal)):
             query = reader.name.partition(".")[0]
             if query in names and (since := readers.silence(reader, behind, now_us)):
                 yield f"{reader.name} {since} in the journal; run it, or smqrt pipeline reset {query}"
@@ -212,11 +211,11 @@ def _moment(seconds: float) -> str | None:
     return iso(round(seconds * 1_000_000)) if seconds else None
 
 
-def _chosen(places: Places, names: Sequence[str]) -> list[Status]:
-    known = {each.name: each for each in read_all(places.state)}
+def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
+    known = {each.name: each for each in read_all(paths.state)}
     for name in names:
         if name not in known:
-            raise PipelineError(f"{name} never ran with the state in {places.state}; there are: {_list(known)}.")
+            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {_list(known)}.")
     return [known[name] for name in names or known]
 
 
@@ -235,35 +234,35 @@ def _list(names: Iterable[str]) -> str:
     show_default=True,
     help="Seconds to wait for the end.",
 )
-def stop(names: tuple[str, ...], places: Places, timeout_s: float) -> None:
+def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> None:
     """Stop the queries NAME, or all of them, after the micro-batch under way, and wait for it."""
-    wanted = [each.name for each in _chosen(places, names)]
-    working = {name: where for name in wanted if (where := _where(places, name))}
+    wanted = [each.name for each in _chosen(paths, names)]
+    working = {name: where for name in wanted if (where := _where(paths, name))}
     for name in working:
-        process.request_stop(places.state / name)
-    for pid in _all_of(places, working):
+        process.request_stop(paths.state / name)
+    for pid in _all_of(paths, working):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     for name in wanted:
-        _wait_stopped(places, name, deadline)
+        _wait_stopped(paths, name, deadline)
         click.echo(f"{name} is stopped" if name in working else f"{name} was not running")
 
 
-def _where(places: Places, name: str) -> int | str | None:
+def _where(paths: PipelineLocations, name: str) -> int | str | None:
     """The process of this machine, or the other machine, on which a query runs."""
-    return process.running(places.state / name) or process.elsewhere(places.state / name)
+    return process.running(paths.state / name) or process.elsewhere(paths.state / name)
 
 
-def _all_of(places: Places, working: Mapping[str, int | str]) -> set[int]:
+def _all_of(paths: PipelineLocations, working: Mapping[str, int | str]) -> set[int]:
     """The processes here that have nothing else to do than these queries, and needn't go on."""
-    folders = [path for path in places.state.iterdir() if path.is_dir()] if places.state.is_dir() else []
+    folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
     others = {process.running(path) for path in folders if path.name not in working}
     return {where for where in working.values() if isinstance(where, int)} - others
 
 
-def _wait_stopped(places: Places, name: str, deadline: float) -> None:
-    while where := _where(places, name):
+def _wait_stopped(paths: PipelineLocations, name: str, deadline: float) -> None:
+    while where := _where(paths, name):
         if time.monotonic() > deadline:
             there = f"as process {where}; kill -9 {where}" if isinstance(where, int) else f"on {where}; kill -9 there"
             raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
@@ -274,20 +273,20 @@ def _wait_stopped(places: Places, name: str, deadline: float) -> None:
 @click.argument("name")
 @with_journal
 @click.option("--keep-output", is_flag=True, help="Leave the files of a table where they are.")
-def reset(name: str, places: Places, keep_output: bool) -> None:
+def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
     """Forget how far the query NAME is, and remove its table: it starts anew with the next run."""
     from smqrt.pipeline import resume as resetting
 
-    table_of = None if keep_output else _table_of(places, name)
-    for removed in resetting.reset(places.state, name, places.journal, table_of):
+    table_of = None if keep_output else _table_of(paths, name)
+    for removed in resetting.reset(paths.state, name, paths.journal, table_of):
         click.echo(f"Removed {removed}")
 
 
-def _table_of(places: Places, name: str) -> str | None:
+def _table_of(paths: PipelineLocations, name: str) -> str | None:
     from smqrt.pipeline import tables
 
-    query = places.catalog().declarations.get(name)
-    return tables.location(query, places.app, places.tables) if query and query.kind == "table" else None
+    query = paths.catalog().declarations.get(name)
+    return tables.location(query, paths.app, paths.tables) if query and query.kind == "table" else None
 
 
 @pipeline.command()
@@ -295,12 +294,12 @@ def _table_of(places: Places, name: str) -> str | None:
 @with_journal
 @click.option("--vacuum", metavar="TIME", help="Also remove files that only versions older than this read, such as 7d.")
 @click.option("--delete", metavar="CONDITION", help="First delete rows: SQL, such as \"date < '2026-01-01'\".")
-def optimize(names: tuple[str, ...], places: Places, vacuum: str | None, delete: str | None) -> None:
+def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | None, delete: str | None) -> None:
     """Join the small files of the Delta and Iceberg tables NAME, or of all, to large ones. Their queries may run."""
     from smqrt.pipeline import tables
 
     retain = tables.retention(vacuum) if vacuum else None
-    for name, found in tables.chosen_lake_tables(places.catalog().select(names), places.app, places.tables):
+    for name, found in tables.chosen_lake_tables(paths.catalog().select(names), paths.app, paths.tables):
         click.echo(f"{name}: {tables.optimized(found, delete, retain)}")
 
 
@@ -311,7 +310,7 @@ def optimize(names: tuple[str, ...], places: Places, vacuum: str | None, delete:
     "--journal", "rows", type=click.Path(path_type=Path), help="Rows to test on.", show_default="the .jsonl of tests"
 )
 @click.option("--update", is_flag=True, help="Keep what comes out as what is expected.")
-def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool) -> None:
+def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, update: bool) -> None:
     """Run the queries NAME, or all of them, on recorded rows, and compare what comes out with files. No hub is needed.
 
     FOLDER holds the pipelines, without it the folder `pipelines` of the application; in its folder `tests` are the rows
@@ -321,7 +320,7 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
     from smqrt.pipeline.session import interruptible
 
     given = bool(what) and Path(what[0]).exists()
-    folder = Path(what[0]).absolute() if given else places.pipelines
+    folder = Path(what[0]).absolute() if given else paths.pipelines
     names = what[given:]
     sys.exit(interruptible(lambda stopping: testing.run(folder, rows, update, names, click.echo, stopping=stopping)))
 
@@ -334,13 +333,13 @@ def test_(what: tuple[str, ...], places: Places, rows: Path | None, update: bool
 @click.option("--republish", is_flag=True, help="Publish the results; without it only tables are written.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark computes.")
 @_spark_settings
-def backfill(name: str, places: Places, **options: Any) -> None:
+def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
     """Compute the query NAME once more on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again
     from smqrt.pipeline.session import interruptible
 
-    catalog = places.catalog()
-    sys.exit(interruptible(lambda stopping: again(catalog, name, places.options(**options), stopping=stopping)))
+    catalog = paths.catalog()
+    sys.exit(interruptible(lambda stopping: again(catalog, name, paths.options(**options), stopping=stopping)))
 
 
 @pipeline.command(cls=_Submit)
@@ -358,45 +357,66 @@ def submit(
     extra: list[str],
     /,
     names: tuple[str, ...],
-    places: Places,
+    paths: PipelineLocations,
     dry_run: bool,
-    **options: Any,
+    master: str,
+    deploy_mode: str,
+    python: str | None,
+    start: str,
+    once: bool,
+    republish: bool,
 ) -> None:
     """Run the queries NAME, or all of them, on a cluster. What stands behind -- goes to spark-submit."""
     from smqrt.pipeline.submit import Submission, prepare
 
-    if options["deploy_mode"] == "cluster" and not places.state_given:
+    if deploy_mode == "cluster" and not paths.state_given:
         raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
-    if not locations.is_address(places.journal):
-        places = replace(places, journal=str(Path(places.journal).absolute()))
-    queries, master = places.catalog().select(names), options.pop("master")
-    _check_tables(queries, places, options["deploy_mode"])
-    _check_hub(queries, places, master, options["deploy_mode"])
-    given = Submission(names, master, places.app, places.journal, places.state, places.tables, **options)
-    command = prepare(replace(given, token=places.token, cafile=places.cafile, extra=tuple(extra)))
+    if not locations.is_address(paths.journal):
+        paths = replace(paths, journal=str(Path(paths.journal).absolute()))
+    queries = paths.catalog().select(names)
+    _check_tables(queries, paths, deploy_mode)
+    _check_hub(queries, paths, master, deploy_mode)
+    command = prepare(
+        Submission(
+            names,
+            master,
+            paths.app,
+            paths.journal,
+            paths.state,
+            paths.tables,
+            deploy_mode,
+            paths.token,
+            paths.cafile,
+            python,
+            start,
+            once,
+            republish,
+            tuple(extra),
+        )
+    )
     if dry_run:
         click.echo(str(command))
     else:
         command.execute()
 
 
-def _check_hub(queries: Sequence[Declaration], places: Places, master: str, deploy_mode: str) -> None:
+def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master: str, deploy_mode: str) -> None:
     """With the driver here, most results are published from here."""
     from smqrt.pipeline.submit import unreachable_hub
 
     publishing = [query.name for query in queries if query.kind in ("publish", "alert")]
-    if publishing and (sentence := unreachable_hub(places.journal, master)):
+    if publishing and (sentence := unreachable_hub(paths.journal, master)):
         sentence = f"{', '.join(publishing)}: {sentence}"
         if deploy_mode == "cluster":
             raise PipelineError(sentence)
         click.echo(f"Warning: {sentence}", err=True)
 
 
-def _check_tables(queries: Sequence[Declaration], places: Places, deploy_mode: str) -> None:
+def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, deploy_mode: str) -> None:
     """The application's folder is a temporary one in a driver of the cluster, and what is written there is lost."""
     from smqrt.pipeline import tables
 
-    for query in queries if deploy_mode == "cluster" and not places.tables else ():
+    for query in queries if deploy_mode == "cluster" and not paths.tables else ():
         if query.kind == "table" and tables.is_relative(query):
             path = query.options["path"]
             raise PipelineError(
@@ -408,13 +428,13 @@ def _check_tables(queries: Sequence[Declaration], places: Places, deploy_mode: s
 @pipeline.command()
 @with_journal
 @click.option("--no-spark", is_flag=True, help="Don't start Spark, which would plan every query.")
-def doctor(places: Places, no_spark: bool) -> None:
+def doctor(paths: PipelineLocations, no_spark: bool) -> None:
     """Look whether everything is there that pipelines need. Exit code 1 when something is missing."""
-    from smqrt.pipeline.doctor import Place, examine
+    from smqrt.pipeline.doctor import DoctorOptions, examine
     from smqrt.pipeline.session import interruptible
 
-    place = Place(places.app, places.state, places.journal, places.token, places.cafile, not no_spark)
-    sys.exit(interruptible(lambda stopping: _tell(examine(place), stopping)))
+    options = DoctorOptions(paths.app, paths.state, paths.journal, paths.token, paths.cafile, not no_spark)
+    sys.exit(interruptible(lambda stopping: _tell(examine(options), stopping)))
 
 
 def _tell(checks: Generator[Check], stopping: threading.Event) -> int:

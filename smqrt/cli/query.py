@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -29,6 +29,8 @@ from smqrt.cli.terminal import polled_progress
 from smqrt.journal import locations
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
+
     from smqrt.journal.reader import Journal, Offsets
 
 
@@ -37,7 +39,7 @@ class _Engine(Protocol):
 
     def __enter__(self) -> _Engine: ...
     def __exit__(self, *exception: object) -> None: ...
-    def run(self, sql: str) -> tuple[Any, Iterator[Any]]: ...
+    def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]: ...
     def cancel(self) -> None: ...
     def share(self) -> float: ...
 
@@ -86,7 +88,7 @@ def query(
     _answer(make, sql, kind, file)
 
 
-def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, ...] | None) -> Any:
+def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, ...] | None) -> Callable[[], _Engine]:
     from smqrt.journal.duckdb_views import DuckDB
 
     return partial(DuckDB, opened, first, last, topics)
@@ -94,14 +96,14 @@ def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, .
 
 def _spark(
     path: str, given: dict[str, str | None], first: Offsets, last: Offsets, topics: tuple[str, ...] | None
-) -> Any:
-    from smqrt.pipeline.spark_views import Spark
+) -> Callable[[], _Engine]:
+    from smqrt.pipeline.journal_spark import Spark
 
-    place = path if locations.is_address(path) else str(folder(Path(path)).absolute())
-    return partial(Spark, place, given, first, last, topics)
+    location = path if locations.is_address(path) else str(folder(Path(path)).absolute())
+    return partial(Spark, location, given, first, last, topics)
 
 
-def _answer(make: Any, sql: str, kind: str, file: Path | None) -> None:
+def _answer(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) -> None:
     """Runs the engine in a thread, so that Ctrl-C ends also what is busy in C or Java."""
     from smqrt.pipeline.session import interruptible
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,9 @@ from rich.text import Text
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import touch
 from smqrt.printable import json_line, printable
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
 
 FORMATS = ("table", "csv", "json", "parquet")
 TABLE_ROWS = 1000
@@ -47,7 +50,7 @@ def format_of(chosen: str | None, to: Path | None) -> str:
     return found
 
 
-def to_file(kind: str, to: Path, schema: Any, batches: Iterator[Any]) -> int:
+def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
     """Writes a file, which is there when it is complete, not earlier.
 
     Returns:
@@ -68,13 +71,13 @@ def to_file(kind: str, to: Path, schema: Any, batches: Iterator[Any]) -> int:
     return rows
 
 
-def begun(batches: Iterator[Any]) -> Iterator[Any]:
+def begun(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
     """Returns the same batches, when the first of them is there."""
     first = next(batches, None)
     return iter(()) if first is None else chain([first], batches)
 
 
-def to_stdout(kind: str, schema: Any, batches: Iterator[Any]) -> None:
+def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None:
     """Prints a result."""
     if kind == "table":
         _print_table(schema, batches)
@@ -86,12 +89,12 @@ def to_stdout(kind: str, schema: Any, batches: Iterator[Any]) -> None:
             file.detach()
 
 
-def _text(kind: str, path: Path, schema: Any, batches: Iterator[Any]) -> int:
+def _text(kind: str, path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
     with path.open("w", encoding="utf-8", newline="") as file:
         return _WRITERS[kind](file, schema, batches, False)
 
 
-def _parquet(path: Path, schema: Any, batches: Iterator[Any]) -> int:
+def _parquet(path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
     import pyarrow
     from pyarrow import parquet
 
@@ -103,7 +106,7 @@ def _parquet(path: Path, schema: Any, batches: Iterator[Any]) -> int:
     return rows
 
 
-def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
+def _grouped(batches: Iterator[RecordBatch]) -> Iterator[list[Any]]:
     group: list[Any] = []
     for batch in batches:
         group.append(batch)
@@ -117,12 +120,12 @@ def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
 # ---- text
 
 
-def _rows(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+def _rows(batches: Iterator[RecordBatch]) -> Iterator[tuple[Any, ...]]:
     for batch in batches:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _csv(file: TextIO, schema: Any, batches: Iterator[Any], shown: bool) -> int:
+def _csv(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], shown: bool) -> int:
     """`shown`: on a terminal, which what strangers have sent must not steer."""
     writer, rows = csv.writer(file, lineterminator="\n"), 0
     safe: Callable[[str], str] = printable if shown else str
@@ -133,7 +136,7 @@ def _csv(file: TextIO, schema: Any, batches: Iterator[Any], shown: bool) -> int:
     return rows
 
 
-def _json(file: TextIO, schema: Any, batches: Iterator[Any], shown: bool) -> int:
+def _json(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], shown: bool) -> int:
     rows = 0
     for row in _rows(batches):
         file.write(json_line(_fields(zip(schema.names, row, strict=True))) + "\n")
@@ -141,7 +144,7 @@ def _json(file: TextIO, schema: Any, batches: Iterator[Any], shown: bool) -> int
     return rows
 
 
-_WRITERS: dict[str, Callable[[TextIO, Any, Iterator[Any], bool], int]] = {"csv": _csv, "json": _json}
+_WRITERS: dict[str, Callable[[TextIO, Schema, Iterator[RecordBatch], bool], int]] = {"csv": _csv, "json": _json}
 
 
 def _fields(pairs: Any) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def _cell(value: Any) -> str:
 # ---- table
 
 
-def _print_table(schema: Any, batches: Iterator[Any]) -> None:
+def _print_table(schema: Schema, batches: Iterator[RecordBatch]) -> None:
     rows = list(islice(_rows(batches), TABLE_ROWS + 1))
     width = None if sys.stdout.isatty() else _WIDEST  # a pipe has room
     Console(width=width, highlight=False).print(_table(schema, rows[:TABLE_ROWS]), crop=False)
@@ -193,7 +196,7 @@ def _print_table(schema: Any, batches: Iterator[Any]) -> None:
         Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
-def _table(schema: Any, rows: Sequence[tuple[Any, ...]]) -> Table:
+def _table(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> Table:
     from pyarrow import types
 
     shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")

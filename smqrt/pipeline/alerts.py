@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
@@ -74,7 +74,7 @@ class AlarmEvent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateRule:
     """A change that raises an alarm.
 
     Attributes:
@@ -97,12 +97,12 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Rules:
+class AlertRules:
     """What raises alarms; times in microseconds, None where there is no such rule."""
 
     cooldown_us: int = 0
     absent_us: int | None = None
-    rate: Rate | None = None
+    rate: RateRule | None = None
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Alarm:
 
 
 @dataclass
-class Key:
+class KeyAlarms:
     """What is remembered of a key.
 
     Attributes:
@@ -140,7 +140,7 @@ class Key:
     rate: Alarm = field(default_factory=Alarm)
     points: list[tuple[int, float]] = field(default_factory=list)
 
-    def take(self, row: AlertRow, rules: Rules) -> Iterator[AlarmEvent]:
+    def take(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
         """Takes the next row of this key, and yields what it raises and clears, in order of time."""
         if rules.absent_us is not None:
             yield from self._end_silence(row, rules)
@@ -152,20 +152,20 @@ class Key:
         if self.last_us is None or row.ts_us >= self.last_us:
             self.last_us, self.values = row.ts_us, row.values
 
-    def silent_from_us(self, rules: Rules) -> int | None:
+    def silent_from_us(self, rules: AlertRules) -> int | None:
         """Returns when the alarm for silence is due if nothing comes; None when it's raised already or there's none."""
         if self.last_us is None or rules.absent_us is None or self.absent.raised:
             return None
         return max(self.last_us + rules.absent_us, self.absent.free_us(rules.cooldown_us) or 0)
 
-    def silence(self, rules: Rules) -> Iterator[AlarmEvent]:
+    def silence(self, rules: AlertRules) -> Iterator[AlarmEvent]:
         """Raises the alarm for silence, which is due."""
         due_us = self.silent_from_us(rules)
         if due_us is not None:
             self.absent = Alarm(True, due_us)
             yield AlarmEvent(ABSENT, RAISED, due_us, self.values)
 
-    def _end_silence(self, row: AlertRow, rules: Rules) -> Iterator[AlarmEvent]:
+    def _end_silence(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
         due_us = self.silent_from_us(rules)
         if due_us is not None and due_us < row.ts_us:
             yield from self.silence(rules)
@@ -173,14 +173,16 @@ class Key:
             self.absent.raised = False
             yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
 
-    def _is_fast(self, ts_us: int, value: float, rate: Rate) -> bool:
+    def _is_fast(self, ts_us: int, value: float, rate: RateRule) -> bool:
         self.points = [point for point in self.points if point[0] >= ts_us - rate.per_us]
         _keep_points(self.points, ts_us, value, rate)
         extreme = min if rate.rises else max
         return rate.exceeded(value - extreme(point[1] for point in self.points))
 
 
-def _turn(rule: str, alarm: Alarm, row: AlertRow, raises: bool, clears: bool, rules: Rules) -> Iterator[AlarmEvent]:
+def _turn(
+    rule: str, alarm: Alarm, row: AlertRow, raises: bool, clears: bool, rules: AlertRules
+) -> Iterator[AlarmEvent]:
     free_us = alarm.free_us(rules.cooldown_us)
     if not alarm.raised and raises and (free_us is None or row.ts_us >= free_us):
         alarm.raised, alarm.since_us = True, row.ts_us
@@ -190,7 +192,7 @@ def _turn(rule: str, alarm: Alarm, row: AlertRow, raises: bool, clears: bool, ru
         yield AlarmEvent(rule, CLEARED, row.ts_us, row.values)
 
 
-def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate: Rate) -> None:
+def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate: RateRule) -> None:
     """Keeps what a key remembers small, however fast its rows come."""
     part_us = max(1, rate.per_us // _KEPT_POINTS)
     if not points or points[-1][0] // part_us != ts_us // part_us:
@@ -239,7 +241,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
         frame = frame.withWatermark("ts", "0 seconds")
     events = processors.transform(
         _readings(frame, declaration, told).groupBy(*declaration.options["key"]),
-        Processor(declaration.options["key"], rules(declaration), clock),
+        AlertProcessor(declaration.options["key"], rules(declaration), clock),
         _event_schema(frame, declaration.options["key"]),
         str(declaration.options["mode"]).capitalize(),
         clock,
@@ -256,7 +258,7 @@ def endless(declaration: Declaration) -> bool:
     return is_timed and declaration.options.get("clock", WALL) == WALL
 
 
-def rules(declaration: Declaration) -> Rules:
+def rules(declaration: Declaration) -> AlertRules:
     """Returns what raises the alarms of an @alert.
 
     Raises:
@@ -264,14 +266,14 @@ def rules(declaration: Declaration) -> Rules:
     """
     options = declaration.options
     absent = options["absent"]
-    return Rules(
+    return AlertRules(
         _microseconds(options["cooldown"] or "0 s"),
         _microseconds(absent) if absent else None,
         _rate(declaration)[1] if options["rate"] else None,
     )
 
 
-class Processor(StatefulProcessor):
+class AlertProcessor(StatefulProcessor):
     """The alarms of each key, kept by Spark.
 
     Args:
@@ -280,7 +282,7 @@ class Processor(StatefulProcessor):
         time_mode: what Spark's timers go by; "None" for none.
     """
 
-    def __init__(self, keys: Sequence[str], rules: Rules, time_mode: str) -> None:
+    def __init__(self, keys: Sequence[str], rules: AlertRules, time_mode: str) -> None:
         self._keys, self._rules = list(keys), rules
         self._timed, self._by_event = time_mode != _NO_TIMERS, time_mode == _BY_EVENT
 
@@ -289,7 +291,7 @@ class Processor(StatefulProcessor):
         self._handle = handle
         self._state = handle.getValueState("alarms", _STATE)
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
+    def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
         """Takes the rows of a key in a micro-batch; called by Spark."""
         alarms, seen_ms, timer_ms = self._load()
         for row in sorted(rows, key=lambda row: (row._ts, row._seq)):
@@ -301,7 +303,7 @@ class Processor(StatefulProcessor):
         self._save(alarms, seen_ms, timer_ms)
 
     def handleExpiredTimer(
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+        self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """Raises the alarm for silence if it still lasts; called by Spark."""
         alarms, seen_ms, _ = self._load()
@@ -319,14 +321,14 @@ class Processor(StatefulProcessor):
     def _now_ms(self, times: TimerValues) -> int:
         return int(times.getCurrentWatermarkInMs() if self._by_event else times.getCurrentProcessingTimeInMs())
 
-    def _due_ms(self, alarms: Key, seen_ms: int) -> int | None:
+    def _due_ms(self, alarms: KeyAlarms, seen_ms: int) -> int | None:
         """The clock on the wall is ahead of the messages by what there is to catch up on, so waiting begins anew."""
         due_us = alarms.silent_from_us(self._rules)
         if due_us is None or self._by_event:
             return None if due_us is None else -(-due_us // 1000)
         return seen_ms + -(-(due_us - (alarms.last_us or 0)) // 1000)
 
-    def _set_timer(self, alarms: Key, seen_ms: int, now_ms: int) -> int:
+    def _set_timer(self, alarms: KeyAlarms, seen_ms: int, now_ms: int) -> int:
         """One timer a key, moved on only when it expires: most keys speak long before that."""
         due_ms = self._due_ms(alarms, seen_ms)
         if due_ms is None or due_ms <= now_ms:
@@ -334,21 +336,21 @@ class Processor(StatefulProcessor):
         self._handle.registerTimer(due_ms)
         return due_ms
 
-    def _told(self, key: Any, events: Iterator[AlarmEvent]) -> Iterator[Row]:
+    def _told(self, key: tuple[object, ...], events: Iterator[AlarmEvent]) -> Iterator[Row]:
         names = (*self._keys, "rule", "state", "_ts", "_values")
         for event in events:
             yield Row(*names)(*key, event.rule, event.state, event.ts_us, event.values)
 
-    def _load(self) -> tuple[Key, int, int]:
+    def _load(self) -> tuple[KeyAlarms, int, int]:
         found = self._state.get()
         if found is None:
-            return Key(), 0, 0
+            return KeyAlarms(), 0, 0
         last_us, values, when, when_us, absent, absent_us, rate, rate_us, times, points, seen_ms, timer_ms = found
         pairs = list(zip(times, points, strict=True))
         alarms = Alarm(when, when_us), Alarm(absent, absent_us), Alarm(rate, rate_us)
-        return Key(last_us, values, *alarms, pairs), seen_ms, timer_ms
+        return KeyAlarms(last_us, values, *alarms, pairs), seen_ms, timer_ms
 
-    def _save(self, alarms: Key, seen_ms: int, timer_ms: int) -> None:
+    def _save(self, alarms: KeyAlarms, seen_ms: int, timer_ms: int) -> None:
         flags = (part for alarm in (alarms.when, alarms.absent, alarms.rate) for part in (alarm.raised, alarm.since_us))
         times, points = [ts_us for ts_us, _ in alarms.points], [value for _, value in alarms.points]
         self._state.update((alarms.last_us, alarms.values, *flags, times, points, seen_ms, timer_ms))
@@ -414,7 +416,7 @@ def _check(frame: DataFrame, declaration: Declaration) -> None:
             raise PipelineError(f"{begins} has a key called {name!r}, as a column of its result is; rename the column.")
 
 
-def _rate(declaration: Declaration) -> tuple[str, Rate]:
+def _rate(declaration: Declaration) -> tuple[str, RateRule]:
     """Returns the expression whose change is watched, and the change."""
     text = str(declaration.options["rate"])
     match = _RATE.fullmatch(text.strip())
@@ -423,7 +425,7 @@ def _rate(declaration: Declaration) -> tuple[str, Rate]:
             f"{declaration.where}: rate={text!r} can't be read; write a rise as 'temp > 5 per 1 minute' "
             "and a fall as 'temp < -5 per 1 minute'."
         )
-    return match[1], Rate(match[2][0] == ">", match[2].endswith("="), float(match[3]), _microseconds(match[4]))
+    return match[1], RateRule(match[2][0] == ">", match[2].endswith("="), float(match[3]), _microseconds(match[4]))
 
 
 def _microseconds(duration: str) -> int:

@@ -14,28 +14,33 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from smqrt.errors import ArgumentError, PipelineError
-from smqrt.pipeline import option_values
-from smqrt.pipeline.option_values import Template
+from smqrt.errors import PipelineError
+from smqrt.pipeline.option_values import CHECKS, choice, text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 Kind = Literal["source", "view", "publish", "table", "alert", "reference"]
 Mode = Literal["append", "update", "complete"]
+PipelineFunction = Callable[..., "DataFrame"]
 Function = TypeVar("Function", bound=Callable[..., Any])
+"""As it was written: for a type checker a decorator changes nothing."""
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
-TABLE_FORMATS = ("parquet", "delta", "iceberg")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
 
-PLACE: ContextVar[str] = ContextVar("place", default="")
+DECLARED_AT: ContextVar[str] = ContextVar("place", default="")
 """`file:line` that messages begin with when a decorator is applied for a SQL file."""
 
 _DECLARATION = "__smqrt_declaration__"
 _EXPECTATIONS = "__smqrt_expectations__"
 _STATE = "__smqrt_state__"
 _WITH_STATE: tuple[Kind, ...] = ("view", "publish", "table")
+_ON_FAIL = choice("drop", "dead_letter", "fail")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class State:
+class StatefulOptions:
     """What a function's rows go through, key by key: see `stateful`.
 
     Attributes:
@@ -67,7 +72,7 @@ class State:
         recorded: the times of the rows are the clock, as `smqrt pipeline test` has it.
     """
 
-    processor: Any
+    processor: StatefulProcessor | type[StatefulProcessor]
     key: tuple[str, ...]
     schema: str
     time: Literal["processing", "event"] | None
@@ -91,13 +96,13 @@ class Declaration:
 
     name: str
     kind: Kind
-    function: Callable[..., Any]
+    function: PipelineFunction
     inputs: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     expectations: list[Expectation] = field(default_factory=list)
     file: str = ""
     line: int = 0
-    state: State | None = None
+    state: StatefulOptions | None = None
 
     @property
     def where(self) -> str:
@@ -127,7 +132,7 @@ def source(
     rows_per_partition: int | None = None,
     bytes_per_partition: int | str | None = None,
     fail_on_data_loss: bool = True,
-    **unknown: Any,
+    **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares where messages come from: the function gets them as a DataFrame and returns the one that others read.
 
@@ -154,37 +159,24 @@ def source(
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "source", source, unknown)
-    options = {
-        "topics": _texts(where, "topics", topics),
-        "exclude": _texts(where, "exclude", exclude),
-        "json": _optional(where, "json", json),
-        "prefix": _text(where, "prefix", prefix, empty=True),
-        "watermark": _duration(where, "watermark", watermark),
-        "event_time": _text(where, "event_time", event_time),
-        "max_future": _duration(where, "max_future", max_future),
-        "dead_letter": _optional(where, "dead_letter", dead_letter),
-        "include_pipeline": _flag(where, "include_pipeline", include_pipeline),
-        "max_rows": _count(where, "max_rows", max_rows),
-        "max_bytes": _size(where, "max_bytes", max_bytes),
-        "min_partitions": _optional_count(where, "min_partitions", min_partitions),
-        "rows_per_partition": _optional_count(where, "rows_per_partition", rows_per_partition),
-        "bytes_per_partition": _size(where, "bytes_per_partition", bytes_per_partition),
-        "fail_on_data_loss": _flag(where, "fail_on_data_loss", fail_on_data_loss),
-    }
+    where = _where("source", unknown)
+    options = _checked(where, "source", locals())
     if options["dead_letter"] and not json and not watermark:
         raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is good.")
     return _declares("source", options, raw_frame=True)
 
 
-def view(function: Function | None = None, **unknown: Any) -> Any:
+@overload
+def view(function: Function) -> Function: ...
+@overload
+def view(function: None = None, **unknown: object) -> Callable[[Function], Function]: ...
+def view(function: Function | None = None, **unknown: object) -> Function | Callable[[Function], Function]:
     """Declares a function that others name as an input, and that doesn't run by itself. Written `@view`.
 
     Raises:
         PipelineError: it is given options.
     """
-    _no_unknown(_caller(), "view", view, unknown)
+    _where("view", unknown)
     return _declares("view", {}) if function is None else _declares("view", {})(function)
 
 
@@ -194,7 +186,7 @@ def publish(
     subtopic: str | None = None,
     mode: Mode = "append",
     trigger: str = DEFAULT_TRIGGER,
-    **unknown: Any,
+    **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query whose rows are published, each exactly once.
 
@@ -209,15 +201,7 @@ def publish(
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "publish", publish, unknown)
-    options = {
-        "to": _template(where, "to", to),
-        "subtopic": None if subtopic is None else _template(where, "subtopic", subtopic),
-        "mode": _choice(where, "mode", mode, ("append", "update", "complete")),
-        "trigger": _duration(where, "trigger", trigger),
-    }
-    return _declares("publish", options)
+    return _declares("publish", _checked(_where("publish", unknown), "publish", locals()))
 
 
 def table(
@@ -226,7 +210,7 @@ def table(
     partition_by: str | Sequence[str] = (),
     format: str = "parquet",
     trigger: str = "10 seconds",
-    **unknown: Any,
+    **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query whose rows are kept as a table, each exactly once.
 
@@ -241,16 +225,7 @@ def table(
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "table", table, unknown)
-    options = {
-        "path": _text(where, "path", path),
-        "partition_by": _texts(where, "partition_by", partition_by),
-        "format": _choice(where, "format", format, TABLE_FORMATS),
-        "mode": "append",
-        "trigger": _duration(where, "trigger", trigger),
-    }
-    return _declares("table", options)
+    return _declares("table", _checked(_where("table", unknown), "table", locals()) | {"mode": "append"})
 
 
 def alert(
@@ -263,7 +238,7 @@ def alert(
     absent: str | None = None,
     rate: str | None = None,
     trigger: str | None = None,
-    **unknown: Any,
+    **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
 
@@ -281,26 +256,14 @@ def alert(
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "alert", alert, unknown)
+    where = _where("alert", unknown)
     if not (when or absent or rate):
         raise PipelineError(f"{where}: @alert needs when=, absent= or rate=, which say what raises it.")
-    options = {
-        "to": _template(where, "to", to),
-        "subtopic": None,
-        "key": _texts(where, "key", key),
-        "when": _optional(where, "when", when),
-        "clear": _optional(where, "clear", clear),
-        "cooldown": _duration(where, "cooldown", cooldown),
-        "absent": _duration(where, "absent", absent),
-        "rate": _optional(where, "rate", rate),
-        "mode": "update",
-        "trigger": _duration(where, "trigger", trigger or (TIMED_TRIGGER if absent else DEFAULT_TRIGGER)),
-    }
-    return _declares("alert", options)
+    trigger = trigger or (TIMED_TRIGGER if absent else DEFAULT_TRIGGER)
+    return _declares("alert", _checked(where, "alert", locals()) | {"subtopic": None, "mode": "update"})
 
 
-def reference(path: str, *, schema: str | None = None, **unknown: Any) -> Callable[[Function], Function]:
+def reference(path: str, *, schema: str | None = None, **unknown: object) -> Callable[[Function], Function]:
     """Declares a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
 
     Args:
@@ -310,19 +273,16 @@ def reference(path: str, *, schema: str | None = None, **unknown: Any) -> Callab
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "reference", reference, unknown)
-    options = {"path": _text(where, "path", path), "schema": _optional(where, "schema", schema)}
-    return _declares("reference", options, raw_frame=True)
+    return _declares("reference", _checked(_where("reference", unknown), "reference", locals()), raw_frame=True)
 
 
 def stateful(
-    processor: Any,
+    processor: StatefulProcessor | type[StatefulProcessor],
     *,
     key: str | Sequence[str],
     schema: str,
     time: Literal["processing", "event"] | None = None,
-    **unknown: Any,
+    **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares that the rows which a function returns go, key by key, through a processor that remembers what it likes.
 
@@ -340,18 +300,12 @@ def stateful(
     Raises:
         PipelineError: an option is unknown or wrong, or the function is a source, a reference or an alert.
     """
-    where = _caller()
-    _no_unknown(where, "stateful", stateful, unknown)
+    where = _where("stateful", unknown)
     if not callable(getattr(processor, "handleInputRows", None)):
         raise PipelineError(
             f"{where}: {processor!r} is no StatefulProcessor of pyspark.sql.streaming, nor an object of one."
         )
-    found = State(
-        processor,
-        _texts(where, "key", key),
-        _text(where, "schema", schema),
-        None if time is None else _choice(where, "time", time, ("processing", "event")),  # type: ignore[arg-type]
-    )
+    found = StatefulOptions(processor, **_checked(where, "stateful", locals()))
 
     def decorate(function: Function) -> Function:
         if getattr(function, _STATE, None) is not None:
@@ -366,8 +320,8 @@ def stateful(
     return decorate
 
 
-def _fitting_state(kind: Kind, function: Callable[..., Any]) -> State | None:
-    state: State | None = getattr(function, _STATE, None)
+def _fitting_state(kind: Kind, function: PipelineFunction) -> StatefulOptions | None:
+    state: StatefulOptions | None = getattr(function, _STATE, None)
     if state is not None and kind not in _WITH_STATE:
         raise PipelineError(
             f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__name__} is a @{kind}, "
@@ -377,7 +331,7 @@ def _fitting_state(kind: Kind, function: Callable[..., Any]) -> State | None:
 
 
 def expect(
-    condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: Any
+    condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: object
 ) -> Callable[[Function], Function]:
     """Declares what the rows that a function returns must be like. May be given several times; written below the kind.
 
@@ -390,8 +344,7 @@ def expect(
     Raises:
         PipelineError: an option is unknown or wrong.
     """
-    where = _caller()
-    _no_unknown(where, "expect", expect, unknown)
+    where = _where("expect", unknown)
     found = expectation(where, condition, on_fail, topic, name)
 
     def decorate(function: Function) -> Function:
@@ -411,26 +364,27 @@ def expectation(
         PipelineError: an option is wrong.
     """
     action, _, rest = on_fail.partition(":")
-    action = _choice(where, "on_fail", action, ("drop", "dead_letter", "fail"))
+    _ON_FAIL(where, "on_fail", action)
     topic = rest or topic or ""
     if (action == "dead_letter") != bool(topic):
         raise PipelineError(
             f"{where}: on_fail={on_fail!r} and topic={topic!r} don't go together; "
             "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."
         )
-    return Expectation(_text(where, "condition", condition), action, topic, name or condition)  # type: ignore[arg-type]
+    text(where, "condition", condition)
+    return Expectation(condition, action, topic, name or condition)  # type: ignore[arg-type]
 
 
-def declaration_of(function: Any) -> Declaration | None:
+def declaration_of(function: object) -> Declaration | None:
     """Returns what a decorator has left on a function; one with `@expect` or `@stateful` alone is a view."""
     found = getattr(function, _DECLARATION, None)
     if isinstance(found, Declaration):
         return found
     said = getattr(function, _EXPECTATIONS, None) or getattr(function, _STATE, None)
-    return implied_view(function) if said else None
+    return implied_view(function) if said and callable(function) else None
 
 
-def implied_view(function: Callable[..., Any]) -> Declaration:
+def implied_view(function: PipelineFunction) -> Declaration:
     """Returns the declaration of a plain function that another one names as an input."""
     return _declaration("view", {}, function, raw_frame=False)
 
@@ -449,7 +403,7 @@ def _declares(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> C
     return decorate
 
 
-def _declaration(kind: Kind, options: dict[str, Any], function: Callable[..., Any], raw_frame: bool) -> Declaration:
+def _declaration(kind: Kind, options: dict[str, Any], function: PipelineFunction, raw_frame: bool) -> Declaration:
     code = function.__code__
     where = f"{code.co_filename}:{code.co_firstlineno}"
     inputs = _parameters(where, function)
@@ -473,7 +427,7 @@ def _declaration(kind: Kind, options: dict[str, Any], function: Callable[..., An
     )
 
 
-def _parameters(where: str, function: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(where: str, function: PipelineFunction) -> tuple[str, ...]:
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -484,7 +438,7 @@ def _parameters(where: str, function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _caller() -> str:
-    if place := PLACE.get():
+    if place := DECLARED_AT.get():
         return place
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
@@ -492,76 +446,19 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _no_unknown(where: str, decorator: str, function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+def _where(decorator: str, unknown: Mapping[str, object]) -> str:
+    """Returns `file:line` of a decorator, which has no unknown options."""
+    where = _caller()
     for name in unknown:
-        known = [known for known in inspect.signature(function).parameters if known not in ("unknown", "function")]
+        parameters = inspect.signature(globals()[decorator]).parameters
+        known = [known for known in parameters if known not in ("unknown", "function")]
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         options = f"its options are {', '.join(known)}" if known else "it takes none"
         raise PipelineError(f"{where}: @{decorator} has no option {name!r}; {hint}{options}.")
+    return where
 
 
-def _text(where: str, name: str, value: Any, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (empty or value):
-        raise PipelineError(f"{where}: {name}={value!r} must be a text{'' if empty else ' that is not empty'}.")
-    return value
-
-
-def _optional(where: str, name: str, value: Any) -> str | None:
-    return None if value is None else _text(where, name, value)
-
-
-def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    values = (value,) if isinstance(value, str) else value
-    if not isinstance(values, Sequence) or not all(isinstance(item, str) and item for item in values):
-        raise PipelineError(f"{where}: {name}={value!r} must be a text or a list of texts.")
-    return tuple(values)
-
-
-def _flag(where: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise PipelineError(f"{where}: {name}={value!r} must be True or False.")
-    return value
-
-
-def _count(where: str, name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PipelineError(f"{where}: {name}={value!r} must be a whole number above 0.")
-    return value
-
-
-def _optional_count(where: str, name: str, value: Any) -> int | None:
-    return None if value is None else _count(where, name, value)
-
-
-def _size(where: str, name: str, value: Any) -> int | None:
-    from smqrt.options import parse_size  # Spark's helpers import this file, and need no journal for it
-
-    try:
-        return None if value is None else _count(where, name, parse_size(value))
-    except ArgumentError as error:
-        raise PipelineError(f"{where}: {name}={value!r}: {error}") from None
-
-
-def _choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    if value not in choices:
-        raise PipelineError(f"{where}: {name}={value!r} must be one of {', '.join(map(repr, choices))}.")
-    return str(value)
-
-
-def _duration(where: str, name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        option_values.milliseconds(value)
-    except PipelineError as error:
-        raise PipelineError(f"{where}: {name}: {error}") from None
-    return str(value)
-
-
-def _template(where: str, name: str, value: Any) -> str:
-    try:
-        Template(_text(where, name, value))
-    except PipelineError as error:
-        raise PipelineError(f"{where}: {name}: {error}") from None
-    return str(value)
+def _checked(where: str, decorator: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Returns the options of a decorator, each checked; `given` has its arguments, and may have more."""
+    return {name: check(where, name, given[name]) for name, check in CHECKS[decorator].items()}

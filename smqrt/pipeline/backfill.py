@@ -59,7 +59,7 @@ def backfill(
     task = _Task(catalog, declaration, options, stopping or threading.Event())
     if spark is not None:
         return task.run(spark)
-    spark = session.spark(options.master, f"smqrt backfill {name}", options.state, options.settings)
+    spark = session.start_spark(options.master, f"smqrt backfill {name}", options.state, options.settings)
     try:
         return task.run(spark)
     finally:
@@ -111,7 +111,7 @@ class _Task:
         self._options.report(f"{self._declaration.name}: written to {path}")
 
     def _check_unwritten(self, path: str) -> None:
-        began = checkpoint.began(self._folder)
+        began = checkpoint.start_offsets(self._folder)
         if began is not None and _overlap(self._start, self._end, began, {}):
             raise PipelineError(
                 f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
@@ -131,7 +131,9 @@ class _Task:
 
     def _publish(self, frame: DataFrame) -> None:
         options = self._options
-        hub = sinks.Hub(options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile)
+        hub = sinks.CommitClient(
+            options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile
+        )
         name = f"backfill.{self._declaration.name}.{self._key()}"
         new = sinks.publish(as_messages(frame, self._declaration), hub, name, 0, self._are_many)
         again = "" if new else " now: there are no results, or an earlier backfill has published them"

@@ -15,12 +15,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.pipeline import tables
 from smqrt.pipeline.api import Declaration
+
+if TYPE_CHECKING:
+    from smqrt.journal.reader import Journal
+    from smqrt.journal.remote import RemoteJournal
 
 Offsets = dict[str, int]
 """By node, the number of the next row."""
@@ -31,7 +35,7 @@ _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.js
 
 
 @dataclass(frozen=True)
-class Start:
+class QueryStart:
     """Where a query began when it ran for the first time.
 
     Attributes:
@@ -47,7 +51,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Commit:
+class PublishCommit:
     """A micro-batch whose results were about to be published.
 
     Attributes:
@@ -97,7 +101,7 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
     write_json(query / _IDENTITY, now)
 
 
-def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
+def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
     """Returns where the query began; the first time that is decided here, and kept.
 
     Args:
@@ -109,41 +113,41 @@ def start(query: Path, journal: Any, begin: str, quiet: bool) -> Start:
     Raises:
         PipelineError: `begin` is none of these.
     """
-    found = kept(query)
+    found = saved_start(query)
     if found is None:
         end = dict(journal.end())
         starting = end if begin == "latest" else offsets(journal, begin)
-        found = Start(starting, end if quiet and starting != end else None)
-        _keep(query, found)
+        found = QueryStart(starting, end if quiet and starting != end else None)
+        _save_start(query, found)
     return found
 
 
-def kept(query: Path) -> Start | None:
+def saved_start(query: Path) -> QueryStart | None:
     """Returns where a query began, as it was decided; None when it never ran."""
-    found = read_json(query / _START)
-    return None if found is None else Start(found["starting"], found["split"], found.get("pending"))
+    found = cast("dict[str, Any] | None", read_json(query / _START))
+    return None if found is None else QueryStart(found["starting"], found["split"], found.get("pending"))
 
 
-def _keep(query: Path, start: Start) -> None:
+def _save_start(query: Path, start: QueryStart) -> None:
     write_json(query / _START, {"starting": start.starting, "split": start.split, "pending": start.pending})
 
 
-def began(query: Path) -> Offsets | None:
+def start_offsets(query: Path) -> Offsets | None:
     """Returns where a query's stream began; None when it never ran."""
-    found = kept(query)
+    found = saved_start(query)
     return None if found is None else dict(found.starting)
 
 
-def begin_anew(query: Path, start: Start | None) -> None:
+def replace_start(query: Path, start: QueryStart | None) -> None:
     """Changes where a query without a checkpoint begins; with None the next call of `start` decides."""
     if start is None:
         (query / _START).unlink(missing_ok=True)
     else:
-        _keep(query, start)
+        _save_start(query, start)
     (query / _COMMIT).unlink(missing_ok=True)
 
 
-def reached(query: Path, batch: int | None = None) -> Offsets | None:
+def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
     """Returns where a query is that has done a micro-batch: what the slowest of its sources reads next, per node.
 
     Args:
@@ -168,11 +172,17 @@ def last_batch(query: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-def note_commit(query: Path, query_id: str, batch: int) -> None:
+def save_commit(query: Path, query_id: str, batch: int) -> None:
     """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
     start, before = (_starts(query, number) for number in (batch, batch - 1))
     stateful = (folder(query) / "state").exists()
-    values = {"query_id": query_id, "batch": batch, "start": start, "end": reached(query, batch), "stateful": stateful}
+    values = {
+        "query_id": query_id,
+        "batch": batch,
+        "start": start,
+        "end": committed_offsets(query, batch),
+        "stateful": stateful,
+    }
     values["before"] = before
     write_json(
         query / _COMMIT, values, lasting=False
@@ -180,16 +190,16 @@ def note_commit(query: Path, query_id: str, batch: int) -> None:
 
 
 def _starts(query: Path, batch: int) -> Offsets | None:
-    return reached(query, batch - 1) if batch > 0 else began(query) if batch == 0 else None
+    return committed_offsets(query, batch - 1) if batch > 0 else start_offsets(query) if batch == 0 else None
 
 
-def last_commit(query: Path) -> Commit | None:
+def last_commit(query: Path) -> PublishCommit | None:
     """Returns the last commit of a query that was begun; None when nobody knows."""
-    found = read_json(query / _COMMIT) or {}
-    return Commit(**found) if found.get("start") is not None and found.get("end") is not None else None
+    found = cast("dict[str, Any]", read_json(query / _COMMIT) or {})
+    return PublishCommit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
-def check_moment(moment: str, option: str) -> None:
+def check_position(moment: str, option: str) -> None:
     """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with a moment."""
     if moment.startswith("{"):
         _given(moment)
@@ -197,7 +207,7 @@ def check_moment(moment: str, option: str) -> None:
         _time_us(moment, option)
 
 
-def offsets(journal: Any, moment: str, end: bool = False) -> Offsets:
+def offsets(journal: Journal | RemoteJournal, moment: str, end: bool = False) -> Offsets:
     """Returns the next seq of each node at a moment.
 
     Args:
@@ -233,12 +243,12 @@ def _time_us(text: str, option: str) -> int:
     return parse_moment(text, option)
 
 
-class Gate:
+class PublishGate:
     """Tells which micro-batches consist of rows from before the query's first start.
 
     Args:
         query: `<state>/<name>`.
-        split, pending: as in `Start`; without a split everything passes.
+        split, pending: as in `QueryStart`; without a split everything passes.
 
     The source never gives a micro-batch rows from both sides, so a batch is old or new as a whole, each time that it
     is replayed too.
@@ -250,7 +260,7 @@ class Gate:
 
     def note_commit(self, query_id: str, batch: int) -> None:
         """Notes that the results of micro-batch number `batch` are about to be published."""
-        note_commit(self._query, query_id, batch)
+        save_commit(self._query, query_id, batch)
 
     def is_old(self, batch: int) -> bool:
         """Whether the results of micro-batch number `batch` stay unpublished."""
@@ -303,7 +313,7 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, object] | None:
     """Returns what a file of the state holds; None when there is none. Raises PipelineError when it is damaged."""
     try:
         return dict(json.loads(path.read_text("utf-8")))
@@ -313,7 +323,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise PipelineError(f"{path} can't be read ({error}); remove the folder {path.parent} to start anew.") from None
 
 
-def write_json(path: Path, values: Mapping[str, Any], lasting: bool = True) -> None:
+def write_json(path: Path, values: Mapping[str, object], lasting: bool = True) -> None:
     """Replaces the file as a whole, and for good when what follows relies on it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
@@ -339,8 +349,8 @@ def ranges_file(query: Path) -> Path:
 
 def table_folder(query: Path) -> str | None:
     """Returns the folder that a query's stream writes to; None when it never ran."""
-    kept = read_json(query / _TABLE)
-    return None if kept is None else str(kept["folder"])
+    found = read_json(query / _TABLE)
+    return None if found is None else str(found["folder"])
 
 
 def keep_table_folder(query: Path, folder: str) -> None:
@@ -351,7 +361,8 @@ def keep_table_folder(query: Path, folder: str) -> None:
 
 def table_ranges(query: Path) -> Ranges:
     """Returns by folder where its rows begin and end."""
-    return {folder: (start, end) for folder, (start, end) in (read_json(query / _RANGES) or {}).items()}
+    found = cast("dict[str, tuple[Offsets, Offsets]]", read_json(query / _RANGES) or {})
+    return {folder: (start, end) for folder, (start, end) in found.items()}
 
 
 def add_table_range(query: Path, folder: str, start: Offsets, end: Offsets) -> None:

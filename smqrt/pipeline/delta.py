@@ -18,7 +18,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
-from smqrt.pipeline import crash_points, lake_files
+from smqrt.pipeline import lake_files, process
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,10 +100,10 @@ class DeltaTable:
             return self._append_by_spark(frame, said)
         schema = self._fitting(frame)
         files = lake_files.written(frame, self.location, self._by)
-        crash_points.crash_at("before_commit", batch)
+        process.crash_at("before_commit", batch)
         if files:
             self._commit(schema, files, said)
-        crash_points.crash_at("after_commit", batch)
+        process.crash_at("after_commit", batch)
         return len(files)
 
     def _commit(self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any]) -> None:

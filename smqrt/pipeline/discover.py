@@ -189,7 +189,7 @@ def _imported(path: Path) -> ModuleType:
     except PipelineError:
         raise
     except Exception as error:
-        raise PipelineError(f"{_place(error, path)}: {_sentence(error)}") from error
+        raise PipelineError(f"{_error_line(error, path)}: {_sentence(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
         _forget(path.parent, set(sys.modules) - before)
@@ -203,7 +203,7 @@ def _forget(folder: Path, names: set[str]) -> None:
             del sys.modules[name]
 
 
-def _place(error: Exception, path: Path) -> str:
+def _error_line(error: Exception, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)]

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smqrt.errors import SmqrtError
 from smqrt.pipeline import jvm
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from smqrt.pipeline.api import Declaration
-    from smqrt.pipeline.graph import Graph, Plan
+    from smqrt.pipeline.graph import Graph, QueryPlan
 
 EXTRA = "pip install 'smqrt[spark]'"
 PYSPARK = ((4, 2), (5,))
@@ -54,7 +56,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Place:
+class DoctorOptions:
     """What to look at.
 
     Attributes:
@@ -74,7 +76,7 @@ class Place:
     spark: bool = True
 
 
-def examine(place: Place) -> Generator[Check]:
+def examine(options: DoctorOptions) -> Generator[Check]:
     """Looks at everything that pipelines need, the cheap things first.
 
     Spark is started only where Java and these packages are there and the pipelines could be read.
@@ -86,16 +88,16 @@ def examine(place: Place) -> Generator[Check]:
         package("pandas", *PANDAS),
         package("protobuf", *PROTOBUF),
         memory(),
-        disk(place.state),
-        writable(place.state),
+        disk(options.state),
+        writable(options.state),
         executable(Path(tempfile.gettempdir())),
     ]
     yield from checks
-    yield _guarded("journal", _journal, place)
-    yield _guarded("hub", _hub, place)
-    yield (pipelines := _guarded("pipelines", _pipelines, place))
-    if place.spark and pipelines.ok and all(check.ok for check in checks[:4]):
-        yield from _plans(place)
+    yield _guarded("journal", _journal, options)
+    yield _guarded("hub", _hub, options)
+    yield (pipelines := _guarded("pipelines", _pipelines, options))
+    if options.spark and pipelines.ok and all(check.ok for check in checks[:4]):
+        yield from _plans(options)
 
 
 def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
@@ -167,84 +169,84 @@ def _java() -> Check:
     return Check("java", True, f"version {found.version}, {found.command}")
 
 
-def _guarded(name: str, check: Callable[[Place], Check], place: Place) -> Check:
+def _guarded(name: str, check: Callable[[DoctorOptions], Check], options: DoctorOptions) -> Check:
     """A check whose fault is an error of ours, which names its remedy itself."""
     try:
-        return check(place)
+        return check(options)
     except SmqrtError as error:
         what, separator, remedy = str(error).rpartition(": ")
         return Check(name, False, what, remedy) if separator else Check(name, False, remedy)
 
 
-def _journal(place: Place) -> Check:
+def _journal(options: DoctorOptions) -> Check:
     from smqrt.journal.remote import open_journal
 
-    journal = open_journal(place.journal, place.token, cafile=place.cafile, retry_s=0)
+    journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
     rows = {node: end - journal.begin().get(node, 0) for node, end in journal.end().items()}
     if not rows:
         remedy = "give the hub journal=True, and publish something"
-        return Check("journal", False, f"{place.journal} holds no rows", remedy)
-    return Check("journal", True, f"{place.journal}, {sum(rows.values()):,} rows of {', '.join(rows)}")
+        return Check("journal", False, f"{options.journal} holds no rows", remedy)
+    return Check("journal", True, f"{options.journal}, {sum(rows.values()):,} rows of {', '.join(rows)}")
 
 
-def _hub(place: Place) -> Check:
+def _hub(options: DoctorOptions) -> Check:
     from smqrt.journal.locations import HubAddress
     from smqrt.journal.remote import RemoteJournal
 
-    address = HubAddress.of(place.journal, place.token, place.cafile).find()
+    address = HubAddress.of(options.journal, options.token, options.cafile).find()
     RemoteJournal(address.url, address.token, cafile=address.certificates, retry_s=0).end()
     return Check("hub", True, f"{address.url} answers")
 
 
-def _pipelines(place: Place) -> Check:
+def _pipelines(options: DoctorOptions) -> Check:
     from smqrt.pipeline.discover import load
 
-    names = [query.name for query in load(place.app / "pipelines").queries()]
+    names = [query.name for query in load(options.app / "pipelines").queries()]
     if not names:
-        return Check("pipelines", False, f"nothing in {place.app / 'pipelines'}", "smqrt pipeline init NAME")
+        return Check("pipelines", False, f"nothing in {options.app / 'pipelines'}", "smqrt pipeline init NAME")
     return Check("pipelines", True, ", ".join(names))
 
 
-def _plans(place: Place) -> Iterator[Check]:
-    from smqrt.pipeline.session import spark
+def _plans(options: DoctorOptions) -> Iterator[Check]:
+    from smqrt.pipeline.session import start_spark
 
     began = time.monotonic()
     try:
-        session = spark("local[1]", "smqrt doctor", place.state, {})
+        session = start_spark("local[1]", "smqrt doctor", options.state, {})
     except Exception as error:
         yield Check("spark", False, first_line(error).rstrip("."), "smqrt pipeline doctor --no-spark shows the rest")
         return
     yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
     try:
-        yield from planned(place, session)
+        yield from planned(options, session)
     finally:
         session.stop()
 
 
-def planned(place: Place, session: Any) -> Iterator[Check]:
+def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
     """Looks whether Spark can run each query.
 
     Args:
-        place: what to look at.
+        options: what to look at.
         session: the SparkSession.
     """
     from smqrt.pipeline import references
-    from smqrt.pipeline.checkpoint import Start
+    from smqrt.pipeline.checkpoint import QueryStart
     from smqrt.pipeline.discover import load
     from smqrt.pipeline.graph import Graph, JournalSource, plans
 
-    catalog, start = load(place.app / "pipelines"), Start({}, None)
-    rows = JournalSource(place.journal, place.token, place.cafile)
+    catalog, start = load(options.app / "pipelines"), QueryStart({}, None)
+    rows = JournalSource(options.journal, options.token, options.cafile)
     graph = Graph(  # one for all queries: what they share is made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),
         lambda reference: references.table(session, reference, catalog.folder),
     )
     for plan in plans(catalog, catalog.queries()):
-        yield _guarded(plan.name, partial(_plan, plan, graph, session), place)
+        yield _guarded(plan.name, partial(_plan, plan, graph, session), options)
 
 
-def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
+def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, options: DoctorOptions) -> Check:
     """Whether Spark can run a query as a stream; no row is read for it."""
     frame = plan.make(graph)
     try:
@@ -257,7 +259,7 @@ def _plan(plan: Plan, graph: Graph, session: Any, place: Place) -> Check:
     return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
 
 
-def _check_output(frame: Any, declaration: Declaration) -> None:
+def _check_output(frame: DataFrame, declaration: Declaration) -> None:
     """Whether the result has the columns that topics, or the folders of a table, are made of."""
     from smqrt.pipeline import tables
     from smqrt.pipeline.sinks import as_messages, partitioned

@@ -87,12 +87,12 @@ _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 
 def planning_error(declaration: Declaration, error: Exception) -> PipelineError:
     """Returns the error for a declaration of which Spark, or the function itself, says that it can't be."""
-    return PipelineError(f"{_place(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}")
+    return PipelineError(f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}")
 
 
 def running_error(declaration: Declaration, error: BaseException) -> str:
     """Returns the sentence for a query that has failed: where it is written, its name, what happened."""
-    return f"{_place(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}"
+    return f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}"
 
 
 def sentence(name: str, error: BaseException) -> str:
@@ -174,7 +174,7 @@ def _first_sentence(error: BaseException, text: str) -> str:
     return clear if hasattr(error, "getCondition") or said != text else f"{type(error).__name__}: {clear}"
 
 
-def _place(declaration: Declaration, error: BaseException) -> str:
+def _failed_line(declaration: Declaration, error: BaseException) -> str:
     """The line of the pipeline's own file that failed, when the error tells it."""
     traceback, lines = error.__traceback__, []
     while traceback is not None:

@@ -1,6 +1,6 @@
 """DataFrames of queries, made of declarations: the same for a stream, for a batch (backfill) and for `pipeline test`.
 
-A `Plan` is one query to run, a `Graph` makes its DataFrame, `JournalSource` gives the rows of the journal.
+A `QueryPlan` is one query to run, a `Graph` makes its DataFrame, `JournalSource` gives the rows of the journal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smqrt.journal import json_column, locations
 from smqrt.journal.record import Flag
 from smqrt.pipeline import option_values, row_checks, session
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
-from smqrt.pipeline.checkpoint import Offsets, Start
+from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 
@@ -101,7 +101,7 @@ class Graph:
         if not options["include_pipeline"]:
             frame = frame.where(frame["flags"].bitwiseAND(int(Flag.PIPELINE)) == 0)
         if options["json"]:
-            frame, bad = row_checks.parse_json(frame, declaration.name, options, declaration.where)
+            frame, bad = row_checks.parse_json(frame, declaration)
             if options["dead_letter"]:
                 self._rejected[declaration.name].append((options["dead_letter"], bad))
         return self._watermarked(frame, declaration)
@@ -115,7 +115,7 @@ class Graph:
         if not options["watermark"] or column not in frame.columns or known:
             return frame
         self._watermarks[source.name] = column, option_values.milliseconds(options["watermark"])
-        frame, ahead = row_checks.split_future(frame, source.name, options)
+        frame, ahead = row_checks.split_future(frame, source)
         if ahead is not None and options["dead_letter"]:
             self._rejected[source.name].append((options["dead_letter"], ahead))
         return frame.withWatermark(column, option_values.spark_duration(options["watermark"]))
@@ -135,7 +135,7 @@ def _check(frame: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryPlan:
     """One streaming query.
 
     Attributes:
@@ -164,22 +164,22 @@ class Plan:
         return {source: self.name if alone else f"{self.name}.{source}" for source in self.sources}
 
 
-def plans(catalog: Catalog, queries: list[Declaration]) -> list[Plan]:
+def plans(catalog: Catalog, queries: list[Declaration]) -> list[QueryPlan]:
     """Returns what to run so that these queries run, dead letters included."""
     found = [_query_plan(catalog, query) for query in queries]
     parts = {each.name: each for query in queries for each in catalog.walk(query)}
     return found + [_letters_plan(catalog, each) for each in parts.values() if _has_letters(each)]
 
 
-def _query_plan(catalog: Catalog, query: Declaration) -> Plan:
-    return Plan(query, query, _source_names(catalog, query), lambda graph: graph.frame(query))
+def _query_plan(catalog: Catalog, query: Declaration) -> QueryPlan:
+    return QueryPlan(query, query, _source_names(catalog, query), lambda graph: graph.frame(query))
 
 
 def _has_letters(part: Declaration) -> bool:
     return bool(part.options.get("dead_letter")) or any(each.on_fail == "dead_letter" for each in part.expectations)
 
 
-def _letters_plan(catalog: Catalog, part: Declaration) -> Plan:
+def _letters_plan(catalog: Catalog, part: Declaration) -> QueryPlan:
     """One query for a part's dead letters, however many queries read the part: each letter is published once."""
     options = {
         "to": "{topic}",
@@ -191,7 +191,7 @@ def _letters_plan(catalog: Catalog, part: Declaration) -> Plan:
         f"{part.name}.dead_letters", "publish", part.function, part.inputs, options, [], part.file, part.line
     )
     make = partial(_make_letters, part)
-    return Plan(query, part, _source_names(catalog, part), make, shared=True)
+    return QueryPlan(query, part, _source_names(catalog, part), make, shared=True)
 
 
 def _make_letters(part: Declaration, graph: Graph) -> DataFrame:
@@ -225,7 +225,7 @@ class JournalSource:
     token: str | None = None
     cafile: str | None = None
 
-    def stream(self, spark: SparkSession, source: Declaration, start: Start, reports_as: str) -> DataFrame:
+    def stream(self, spark: SparkSession, source: Declaration, start: QueryStart, reports_as: str) -> DataFrame:
         """Returns the rows of a source as a stream.
 
         Args:
@@ -264,9 +264,11 @@ class JournalSource:
         from smqrt.pipeline import history
 
         if ordered:
-            return history.sourced(spark, self._options(spark, source), start, end)
+            return history.frame_by_source(spark, self._options(spark, source), start, end)
         ddl = source.options["json"]
-        wanted = history.Wanted(json=row_checks.compacted_ddl(ddl), computes=False, variant=ddl == row_checks.VARIANT)
+        wanted = history.ReadColumns(
+            json=row_checks.compacted_ddl(ddl), computes=False, variant=ddl == row_checks.VARIANT
+        )
         frame = history.frame(spark, self._options(spark, source), start, end, wanted)
         return frame if wanted.json is None else frame.withColumnRenamed(json_column.JSON_COLUMN, row_checks.TYPED)
 

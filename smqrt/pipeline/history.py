@@ -24,7 +24,8 @@ from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
-from smqrt.pipeline import checkpoint, variant
+from smqrt.pipeline import checkpoint
+from smqrt.pipeline.row_checks import VARIANT, payload_variant
 from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
@@ -52,7 +53,7 @@ _MOST_GAPS = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadColumns:
     """Which columns a read gives.
 
     Attributes:
@@ -70,7 +71,7 @@ class Wanted:
     @property
     def names(self) -> list[str]:
         """All columns, in their order."""
-        return [*self.columns, *[json_column.JSON_COLUMN] * (self.json is not None), *[variant.COLUMN] * self.variant]
+        return [*self.columns, *[json_column.JSON_COLUMN] * (self.json is not None), *[VARIANT] * self.variant]
 
 
 def read_journal(
@@ -99,8 +100,7 @@ def read_journal(
         path: the journal's folder (file:///… too), or the http(s) address of one on a hub, which the source reads.
         topics: MQTT filters; none means every row, also those to one client.
         exclude: MQTT filters of what is left out.
-        start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON with one for each node;
-            the row at `end` itself is left out.
+        start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON by node; `end` is exclusive.
         columns: of the journal; all if not given.
         json: fields of JSON payloads as DDL, such as "device string, temp double": adds a column `json`, a struct of
             these, null where the payload is no JSON object. Compacted with the same fields (`compact --schema`) it is
@@ -123,7 +123,7 @@ def read_journal(
     begin, behind = checkpoint.offsets(journal, start), checkpoint.offsets(journal, end, end=True)
     if json is not None:
         payload_schema.parse_ddl(json)
-    return frame(spark, options, begin, behind, Wanted(_known(columns), json, True, variant))
+    return frame(spark, options, begin, behind, ReadColumns(_known(columns), json, True, variant))
 
 
 def _options(
@@ -142,7 +142,7 @@ def _options(
 
 
 def _known(columns: Sequence[str] | None) -> tuple[str, ...]:
-    known = Wanted().columns
+    known = ReadColumns().columns
     for name in columns or ():
         if name not in known:
             raise ArgumentError(f'The journal has no column "{name}". It has: {", ".join(known)}.')
@@ -154,7 +154,7 @@ def _opened(options: ReadOptions) -> Journal | RemoteJournal:
 
 
 def frame(
-    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted = Wanted()
+    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
     """Returns the rows between two offsets; native where the journal is a folder.
 
@@ -169,12 +169,12 @@ def frame(
     """
     read = ReadOptions.parse(options)
     if locations.is_address(read.journal):
-        return sourced(spark, options, start, end, wanted)
+        return frame_by_source(spark, options, start, end, wanted)
     plan, paths = _planned(read, start, end, wanted)
     made = list(_native(spark, read, plan, paths, wanted))
     for gap in plan.gaps if made or plan.gaps else [{}]:
         first, behind = ({node: range_[at] for node, range_ in gap.items()} for at in (0, 1))
-        made.append(sourced(spark, options, first, behind, wanted))
+        made.append(frame_by_source(spark, options, first, behind, wanted))
     return reduce(lambda one, more: one.unionByName(more), made)
 
 
@@ -197,7 +197,7 @@ class _Plan(NamedTuple):
     gaps: list[dict[str, Range]]
 
 
-def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: Wanted) -> tuple[_Plan, list[Path]]:
+def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumns) -> tuple[_Plan, list[Path]]:
     """Returns the plan, and where each of its files is held."""
     journal, topics = _opened(read), read.filter()
     for _ in range(_ATTEMPTS):
@@ -246,7 +246,7 @@ def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Calla
     return found
 
 
-def _is_native(file: DataFile, topics: Filter | None, wanted: Wanted) -> bool:
+def _is_native(file: DataFile, topics: Filter | None, wanted: ReadColumns) -> bool:
     return wanted.json is None or not wanted.computes or has_json(file, topics, wanted.json)
 
 
@@ -280,7 +280,7 @@ def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
 
 
 def _native(
-    spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: Wanted
+    spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: ReadColumns
 ) -> Iterator[DataFrame]:
     """Yields a frame for all files that have the same columns."""
     groups: dict[tuple[bool, bool], list[str]] = {}
@@ -307,13 +307,12 @@ def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
         yield F.when(F.current_timestamp() < F.timestamp_seconds(F.lit(until_s)), F.lit(True)).otherwise(late)
 
 
-def _ddl(wanted: Wanted, has_json: bool, has_variant: bool) -> str:
+def _ddl(wanted: ReadColumns, has_json: bool, has_variant: bool) -> str:
     """Returns the columns to read of a file; Spark reads those that a query needs of these."""
     columns = [f"{column.name} {column.type}" for column in COLUMNS]
-    columns += (
-        [f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
-    )
-    return ", ".join([*columns, *[f"{variant.COLUMN} VARIANT"] * has_variant])
+    if has_json and wanted.json:
+        columns.append(f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
+    return ", ".join([*columns, *[f"{VARIANT} VARIANT"] * has_variant])
 
 
 def _parquet(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
@@ -332,14 +331,14 @@ def _listed_here(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_LISTING, before or "32")
 
 
-def _completed(found: DataFrame, wanted: Wanted) -> DataFrame:
+def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
     """Returns the columns that are wanted; those that are not there yet are computed or null."""
     from pyspark.sql import functions as F
 
     if wanted.json is not None and json_column.JSON_COLUMN not in found.columns:
         found = found.withColumn(json_column.JSON_COLUMN, F.lit(None).cast(str(payload_schema.parse_ddl(wanted.json))))
-    if wanted.variant and variant.COLUMN not in found.columns:
-        found = found.withColumn(variant.COLUMN, variant.parsed())
+    if wanted.variant and VARIANT not in found.columns:
+        found = found.withColumn(VARIANT, payload_variant())
     return found.select(*wanted.names)
 
 
@@ -397,8 +396,8 @@ def _matches(pattern: str) -> Column:
 # ---- the source
 
 
-def sourced(
-    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: Wanted = Wanted()
+def frame_by_source(
+    spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
     """Returns the rows between two offsets, all by the source: of each node in the order of their numbers.
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.journal.reader import Offsets
-from smqrt.pipeline import crash_points, lake_files
+from smqrt.pipeline import lake_files, process
 from smqrt.pipeline.lake_files import Joined
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -107,7 +108,7 @@ class IcebergTable:
             return 0
         self._make_fit(frame)
         files = lake_files.written(frame, f"{self.location}/data", self._by, keep=True)
-        crash_points.crash_at("before_commit", batch)
+        process.crash_at("before_commit", batch)
         if files:
             said = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
             last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **said}
@@ -117,7 +118,7 @@ class IcebergTable:
                 commit.set_properties(_kept([last]))
             if len(self._table.snapshots()) > MOST_SNAPSHOTS:
                 self._limit()
-        crash_points.crash_at("after_commit", batch)
+        process.crash_at("after_commit", batch)
         return len(files)
 
     def _limit(self) -> None:
@@ -255,7 +256,7 @@ _ATTEMPTS = 5
 _FOLDERS = ("data", "metadata")
 
 
-def join_files(table: Any, target_bytes: int | None) -> Joined:
+def join_files(table: Table, target_bytes: int | None) -> Joined:
     """Joins the small files of each partition, in one snapshot.
 
     Args:
@@ -275,7 +276,7 @@ def join_files(table: Any, target_bytes: int | None) -> Joined:
     return Joined(len(small), len(large))
 
 
-def _groups(table: Any, target_bytes: int) -> Iterator[list[Any]]:
+def _groups(table: Table, target_bytes: int) -> Iterator[list[Any]]:
     """Yields files to be joined; those with deleted rows beside them are left to engines that know all kinds."""
     by_partition: dict[Any, list[Any]] = defaultdict(list)
     for task in table.scan().plan_files():
@@ -298,7 +299,7 @@ def _filled(tasks: Iterable[Any], target_bytes: int) -> Iterator[list[Any]]:
     yield group
 
 
-def _large(table: Any, tasks: list[Any]) -> Iterator[Any]:
+def _large(table: Table, tasks: list[Any]) -> Iterator[Any]:
     """Writes the rows of files, one of them at a time in memory, with the columns that the table has now."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, parquet_files_to_data_files, schema_to_pyarrow
@@ -314,7 +315,7 @@ def _large(table: Any, tasks: list[Any]) -> Iterator[Any]:
     return parquet_files_to_data_files(table.io, table.metadata, iter(paths))
 
 
-def _replace(change: Any, small: Iterable[Any], large: Iterable[Any]) -> None:
+def _replace(change: Transaction, small: Iterable[Any], large: Iterable[Any]) -> None:
     with change.update_snapshot().overwrite() as snapshot:
         for file in small:
             snapshot.delete_data_file(file)
@@ -322,7 +323,7 @@ def _replace(change: Any, small: Iterable[Any], large: Iterable[Any]) -> None:
             snapshot.append_data_file(file)
 
 
-def attempted(table: Any, change: Callable[[Any], None]) -> None:
+def attempted(table: Table, change: Callable[[Transaction], object]) -> None:
     """Commits a change of a table, again where somebody else was quicker.
 
     Raises:
@@ -343,7 +344,7 @@ def attempted(table: Any, change: Callable[[Any], None]) -> None:
                 ) from None
 
 
-def delete_rows(table: Any, condition: str) -> int:
+def delete_rows(table: Table, condition: str) -> int:
     """Deletes the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
 
     Raises:
@@ -363,7 +364,7 @@ def delete_rows(table: Any, condition: str) -> int:
     return sum(int(one.get("deleted-records", 0)) - int(one.get("added-records", 0)) for one in figures)
 
 
-def expire_snapshots(table: Any, before: datetime, properties: Mapping[str, str]) -> int:
+def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, str]) -> int:
     """Forgets the snapshots from before a time, except the last one and those that have names; then removes files
     from before that time which nobody refers to, also those that were never committed.
 
@@ -383,7 +384,7 @@ def expire_snapshots(table: Any, before: datetime, properties: Mapping[str, str]
     return sum(1 for _ in _removed(table.refresh(), before))
 
 
-def limit_snapshots(table: Any, properties: Mapping[str, str]) -> None:
+def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
     """Forgets the older half of the snapshots when there are more than `MOST_SNAPSHOTS`: each commit writes and reads a
     description of all. Their files go with the next `expire_snapshots`.
 
@@ -393,12 +394,12 @@ def limit_snapshots(table: Any, properties: Mapping[str, str]) -> None:
     Raises:
         PipelineError: as `expire_snapshots`.
     """
-    numbers = sorted(snapshot.sequence_number for snapshot in table.snapshots())
+    numbers = sorted(snapshot.sequence_number or 0 for snapshot in table.snapshots())
     if len(numbers) > MOST_SNAPSHOTS:
-        _forget(table, properties, lambda snapshot: snapshot.sequence_number < numbers[len(numbers) // 2])
+        _forget(table, properties, lambda snapshot: (snapshot.sequence_number or 0) < numbers[len(numbers) // 2])
 
 
-def _forget(table: Any, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
+def _forget(table: Table, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
     if properties:
         attempted(table, lambda change: change.set_properties(dict(properties)))
     heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}
@@ -407,7 +408,7 @@ def _forget(table: Any, properties: Mapping[str, str], is_old: Callable[[Any], b
         table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
-def _removed(table: Any, before: datetime) -> Iterator[str]:
+def _removed(table: Table, before: datetime) -> Iterator[str]:
     from pyarrow import fs
 
     system, root = locations.filesystem(table.location())
@@ -420,7 +421,7 @@ def _removed(table: Any, before: datetime) -> Iterator[str]:
         yield path
 
 
-def _referred(table: Any) -> Iterator[str]:
+def _referred(table: Table) -> Iterator[str]:
     """Yields the URIs of all files that a snapshot, or the table itself, refers to."""
     metadata = table.metadata
     yield table.metadata_location

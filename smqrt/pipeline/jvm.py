@@ -1,7 +1,7 @@
 """Spark's JVM: the Java it runs on, what PySpark has no public name for, and the time that it spends on garbage.
 
 Every private name of PySpark is used here. They are those of 4.2 and 4.3; when a later one lacks one of them, this is
-the file to look at. Under Spark Connect there is no JVM in this process, and no py4j: `of` says so in one sentence.
+the file to look at. Under Spark Connect there is no JVM in this process, and no py4j: `jvm_of` says so in one sentence.
 `format("smq")` works there, as it needs nothing of this.
 """
 
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from smqrt.errors import PipelineError
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView  # type: ignore[import-untyped]
     from pyspark import SparkConf
     from pyspark.sql import DataFrame, SparkSession
 
@@ -131,7 +132,7 @@ def _spoken(command: Path) -> str:
 # ---- what PySpark has no public name for
 
 
-def of(spark: SparkSession) -> Any:
+def jvm_of(spark: SparkSession) -> JVMView:
     """Returns the JVM of a session, through which py4j reaches its classes.
 
     Raises:
@@ -172,7 +173,7 @@ def handle_signals() -> None:
     _handle(jvm, {"INT": ignore, "TERM": told, "HUP": told})  # Java takes no other handler after SIG_IGN
 
 
-def listen(spark: SparkSession, listener: Any) -> Callable[[], None]:
+def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
     """Lets Spark tell a listener about its queries.
 
     `spark.streams.addListener` asks the JVM for every field of an event by itself: 80 to 450 ms a micro-batch were
@@ -185,7 +186,7 @@ def listen(spark: SparkSession, listener: Any) -> Callable[[], None]:
     Returns:
         A function that ends it.
     """
-    java = of(spark)
+    java = jvm_of(spark)
     _take_calls(spark.sparkContext)
     streams = cast(Any, spark)._jsparkSession.streams()
     wrapper = java.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(listener)
@@ -204,7 +205,7 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
     Raises:
         AnalysisException: Spark can't run it as a stream.
     """
-    java = of(spark)
+    java = jvm_of(spark)
     modes = java.org.apache.spark.sql.streaming.OutputMode
     output = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
     checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
@@ -216,7 +217,7 @@ def glob(spark: SparkSession, pattern: str) -> list[str]:
 
     Spark's readers pass over names that begin with an underscore, as those do that say that a table is whole.
     """
-    path = of(spark).org.apache.hadoop.fs.Path(pattern)
+    path = jvm_of(spark).org.apache.hadoop.fs.Path(pattern)
     found = path.getFileSystem(cast(Any, spark)._jsc.hadoopConfiguration()).globStatus(path)
     return [status.getPath().toString() for status in found or ()]
 

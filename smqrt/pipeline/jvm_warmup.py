@@ -32,7 +32,7 @@ _SMALLEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Warmed:
+class WarmupResult:
     """What was won.
 
     Attributes:
@@ -78,7 +78,7 @@ def archive_options(found: jvm.Java) -> list[str]:
     return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", _QUIET] if usable else []
 
 
-def build() -> Warmed:
+def build() -> WarmupResult:
     """Makes the archive, in place of an older one, and measures what it brings. Takes about a minute.
 
     Raises:
@@ -87,7 +87,7 @@ def build() -> Warmed:
     found = jvm.find_java()
     path = archive(found)
     size_bytes = _make(found, path)  # first, so that the files of Spark are in memory for both measurements
-    return Warmed(path, size_bytes, _train(found, []), _train(found, archive_options(found)))
+    return WarmupResult(path, size_bytes, _train(found, []), _train(found, archive_options(found)))
 
 
 def _make(found: jvm.Java, path: Path) -> int:

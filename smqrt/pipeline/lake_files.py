@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from smqrt.journal import locations
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
     from pyspark.sql import DataFrame
 
 _TWIN = "_"
@@ -95,7 +96,7 @@ def group_rows(rows: int, size_bytes: int) -> int:
 
 
 def stored(
-    batches: Iterator[Any], schema: Any, table: str, partition_by: Sequence[str] = (), group_rows: int = 0
+    batches: Iterator[RecordBatch], schema: Schema, table: str, partition_by: Sequence[str] = (), group_rows: int = 0
 ) -> list[LakeFile]:
     """Writes batches of Arrow into files of a table; nobody reads them until they are committed.
 
@@ -128,7 +129,9 @@ def stored(
     return found
 
 
-def _write(batches: Iterator[Any], table: str, partition_by: Sequence[str], keys: Mapping[str, str]) -> Iterator[Any]:
+def _write(
+    batches: Iterator[RecordBatch], table: str, partition_by: Sequence[str], keys: Mapping[str, str]
+) -> Iterator[RecordBatch]:
     import pyarrow as pa
 
     rows = (batch for batch in batches if batch.num_rows)

@@ -1,4 +1,4 @@
-"""How running queries are doing, for Prometheus: `smqrt pipeline run --metrics PORT` answers on /metrics.
+"""Metrics of running queries for Prometheus: `smqrt pipeline run --metrics PORT` answers on /metrics.
 
 The figures are those of the status files, read anew with every request.
 """
@@ -44,7 +44,7 @@ _COUNTERS = {
 }
 
 
-class Collector:
+class PipelineMetrics:
     """The metrics of the queries of one folder of state, in the form that prometheus-client asks for.
 
     Args:
@@ -130,7 +130,7 @@ def serve(state: Path, names: Iterable[str], port: int, journal: str = "") -> in
         state: the folder of state.
         names: only these queries; none means all.
         port: 0 picks a free one.
-        journal: as for `Collector`.
+        journal: as for `PipelineMetrics`.
 
     Returns:
         The port.
@@ -143,7 +143,7 @@ def serve(state: Path, names: Iterable[str], port: int, journal: str = "") -> in
     except ImportError:
         raise PipelineError("--metrics needs prometheus-client: pip install 'smqrt[spark]'") from None
     registry = CollectorRegistry()
-    registry.register(Collector(state, names, journal))
+    registry.register(PipelineMetrics(state, names, journal))
     try:
         server, _ = start_http_server(port, "127.0.0.1", registry)
     except OSError as error:

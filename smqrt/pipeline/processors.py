@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline.api import Declaration, State
+from smqrt.pipeline.api import Declaration, StatefulOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -112,7 +112,7 @@ def endless(declaration: Declaration) -> bool:
     return state is not None and state.time == "processing" and not state.recorded
 
 
-def _made(state: State, begins: str) -> StatefulProcessor:
+def _made(state: StatefulOptions, begins: str) -> StatefulProcessor:
     """The processor, after its `init` was tried: of an error in it Spark only tells that a helper crashed."""
 
     made = state.processor() if isinstance(state.processor, type) else state.processor
@@ -122,10 +122,10 @@ def _made(state: State, begins: str) -> StatefulProcessor:
             f"{begins}: the state {forgotten[0]!r} has a time to live, which goes by the clock of the computer: say "
             "time='processing', or clear it when a timer is due."
         )
-    return cast("StatefulProcessor", made)
+    return made
 
 
-def _sparks(frame: DataFrame, state: State, made: StatefulProcessor, schema: StructType) -> DataFrame:
+def _sparks(frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, schema: StructType) -> DataFrame:
     """With Spark's own clock."""
 
     order = _positions(frame, "ts", "seq")
@@ -133,7 +133,7 @@ def _sparks(frame: DataFrame, state: State, made: StatefulProcessor, schema: Str
 
 
 def _by_rows(
-    frame: DataFrame, state: State, made: StatefulProcessor, schema: StructType, column: str, delay_ms: int
+    frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, schema: StructType, column: str, delay_ms: int
 ) -> DataFrame:
     """With a column of milliseconds, as the times of rows come to Python without their zone."""
     from pyspark.sql import functions as F
@@ -161,7 +161,7 @@ def _event_clock(frame: DataFrame, declared: Iterable[Watermark], begins: str) -
     return found
 
 
-def _check_columns(frame: DataFrame, state: State, begins: str) -> None:
+def _check_columns(frame: DataFrame, state: StatefulOptions, begins: str) -> None:
     needed = (*state.key, *(("ts",) if state.time == "processing" else ()))
     for name in needed:
         if name not in frame.columns:
@@ -171,7 +171,7 @@ def _check_columns(frame: DataFrame, state: State, begins: str) -> None:
             )
 
 
-def _schema(state: State, begins: str) -> StructType:
+def _schema(state: StatefulOptions, begins: str) -> StructType:
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
@@ -204,13 +204,13 @@ class InOrder(StatefulProcessor):
         """Is called by Spark in each task."""
         self._processor.init(handle)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Any]:
+    def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
         """Takes the rows of a key in a micro-batch; called by Spark."""
         yield from self._processor.handleInputRows(key, iter(self._sorted(rows)), timerValues)
 
     def handleExpiredTimer(
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
-    ) -> Iterator[Any]:
+        self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
         """Takes a timer that is due; called by Spark."""
         yield from self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
@@ -218,7 +218,7 @@ class InOrder(StatefulProcessor):
         """Is called by Spark at the end of each task."""
         self._processor.close()
 
-    def _sorted(self, rows: Any) -> Any:
+    def _sorted(self, rows: Iterator[Row]) -> Iterable[Row]:
         def place(row: Row) -> list[tuple[bool, Any]]:
             return [(row[at] is not None, row[at]) for at in self._order]
 
@@ -245,7 +245,7 @@ class ByRows(InOrder):
         self._clock = _Clock(handle, self._is_stream)
         self._processor.init(self._clock)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Any]:
+    def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
         """Takes the rows of a key in a micro-batch; called by Spark."""
         self._clock.begin(timerValues)
         for row in self._sorted(rows):
@@ -256,8 +256,8 @@ class ByRows(InOrder):
         self._clock.end()
 
     def handleExpiredTimer(
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
-    ) -> Iterator[Any]:
+        self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
         """Takes a timer that was left to Spark, and those that it leads to; called by Spark."""
         self._clock.begin(timerValues)
         until_ms, due_ms = self._clock.now_ms, expiredTimerInfo.getExpiryTimeInMs()
@@ -266,13 +266,13 @@ class ByRows(InOrder):
         yield from self._until(key, until_ms)
         self._clock.end()
 
-    def _until(self, key: Any, until_ms: int) -> Iterator[Any]:
+    def _until(self, key: tuple[object, ...], until_ms: int) -> Iterator[Row]:
         while (due_ms := self._clock.next_due(until_ms)) is not None:
             yield from self._expired(key, due_ms)
             self._clock.deleteTimer(due_ms)
         self._clock.now_ms = max(self._clock.now_ms, until_ms)
 
-    def _expired(self, key: Any, due_ms: int) -> Iterator[Any]:
+    def _expired(self, key: tuple[object, ...], due_ms: int) -> Iterator[Row]:
         self._clock.now_ms = due_ms
         yield from self._processor.handleExpiredTimer(key, self._clock.values(), ExpiredTimerInfo(due_ms))
 

@@ -24,13 +24,13 @@ from smqrt.pipeline.failures import (
     running_error,
     spark_gone,
 )
-from smqrt.pipeline.graph import Graph, Plan
+from smqrt.pipeline.graph import Graph, QueryPlan
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.run_context import Context
+    from smqrt.pipeline.run_context import RunContext
 
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
@@ -52,8 +52,8 @@ class Query:
         over: it won't be started any more; failed: because of an error.
     """
 
-    plan: Plan
-    context: Context
+    plan: QueryPlan
+    context: RunContext
     spark_query: Any = None
     stopping: threading.Event = field(default_factory=threading.Event)
     over: bool = False
@@ -106,7 +106,7 @@ class Query:
         elif not self.context.options.once and self._references_now() != self._references:
             self.spark_query.stop()
             self._try()
-        elif self.context.board.waits_behind(self.plan.name) not in (None, self._marked):
+        elif self.context.status.waits_behind(self.plan.name) not in (None, self._marked):
             self._leave_mark()
 
     def finish(self) -> None:
@@ -147,7 +147,7 @@ class Query:
         pid = process.running(self.folder)
         if pid is None or pid == self.context.pid:
             checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
-            self.context.board.starting(self.plan.name, self.plan.declaration.kind, self._pace_s())
+            self.context.status.starting(self.plan.name, self.plan.declaration.kind, self._pace_s())
             return
         if self.plan.shared:
             self.over = True
@@ -158,7 +158,9 @@ class Query:
 
     def _start(self) -> None:
         start, context = self._where(), self.context
-        context.mark(self.plan, checkpoint.reached(self.folder) or self._there(start), commit.PROGRESS_RETRY_S)
+        context.mark(
+            self.plan, checkpoint.committed_offsets(self.folder) or self._there(start), commit.PROGRESS_RETRY_S
+        )
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
@@ -174,7 +176,7 @@ class Query:
         parts = self.context.catalog.walk(self.plan.root)
         return any(alerts.endless(part) or processors.endless(part) for part in parts)
 
-    def _there(self, start: checkpoint.Start) -> Offsets:
+    def _there(self, start: checkpoint.QueryStart) -> Offsets:
         """Where it begins, as far as there are rows: a hub gives no row a number that a mark says was read."""
         end = self.context.journal.end()
         return {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
@@ -192,22 +194,22 @@ class Query:
     def _trigger(self) -> str:
         return option_values.spark_duration(self.context.options.trigger or self.plan.declaration.options["trigger"])
 
-    def _where(self) -> checkpoint.Start:
+    def _where(self) -> checkpoint.QueryStart:
         options = self.context.options
         if self.plan.declaration.kind == "table":
             return self._where_of_table()
-        self._tell(resume.published(self.folder, self.context.journal, self._hub()))
+        self._tell(resume.resume_published(self.folder, self.context.journal, self._hub()))
         return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
 
-    def _where_of_table(self) -> checkpoint.Start:
+    def _where_of_table(self) -> checkpoint.QueryStart:
         context, location = self.context, self._location()
         tables.make_parent(location)
         self._table = tables.open_lake_table(self.plan.declaration, location)
         if self._table is not None:
-            end, told = resume.lake_table(self.folder, self._table, context.journal)
+            end, told = resume.resume_lake_table(self.folder, self._table, context.journal)
             self._tell(told)
             return self._start_of_table(end)
-        self._output, end, told = resume.table(self.folder, location, context.spark, context.journal)
+        self._output, end, told = resume.resume_table(self.folder, location, context.spark, context.journal)
         self._tell(told)
         return self._start_of_table(end)
 
@@ -215,7 +217,7 @@ class Query:
         options = self.context.options
         return tables.location(self.plan.declaration, options.app, options.tables)
 
-    def _start_of_table(self, end: Offsets | None) -> checkpoint.Start:
+    def _start_of_table(self, end: Offsets | None) -> checkpoint.QueryStart:
         start = json.dumps(end) if end else self.context.options.start
         return checkpoint.start(self.folder, self.context.journal, start, False)
 
@@ -223,7 +225,7 @@ class Query:
         if sentence:
             self.context.report(f"{self.plan.declaration.where}: {self.plan.name}: {sentence}")
 
-    def _writer(self, frame: Any, start: checkpoint.Start) -> Any:
+    def _writer(self, frame: Any, start: checkpoint.QueryStart) -> Any:
         declaration = self.plan.declaration
         if self._table is not None:
             self._sink = sinks.TableSink(self._table, self.folder)
@@ -231,20 +233,20 @@ class Query:
         if declaration.kind == "table":
             tables.check_types(frame, self._location(), declaration.options["partition_by"])
             return sinks.table_writer(frame, declaration, self._output)
-        gate, hub = checkpoint.Gate(self.folder, start.split, start.pending), self._hub()
+        gate, hub = checkpoint.PublishGate(self.folder, start.split, start.pending), self._hub()
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
         outgoing = as_messages(frame, declaration)
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
-    def _hub(self) -> sinks.Hub:
+    def _hub(self) -> sinks.CommitClient:
         return self.context.hub(self.stopping, self._troubled)
 
     def _troubled(self, why: str) -> None:
-        self.context.board.troubled(self.plan.name, why)
+        self.context.status.troubled(self.plan.name, why)
 
     def _published(self, rows: int) -> None:
-        self.context.board.count(self.plan.name, published=rows)
+        self.context.status.count(self.plan.name, published=rows)
 
     def _try(self) -> None:
         try:
@@ -301,14 +303,14 @@ class Query:
     def _end(self, state: str, error: str = "") -> None:
         self.over = True
         self._leave_mark()
-        self.context.board.ended(self.plan.name, state, error)
+        self.context.status.ended(self.plan.name, state, error)
 
     def _leave_mark(self) -> None:
         """Tells how far it came. Spark tells the source of a micro-batch only when the next one begins."""
-        offset = None if self.spark_query is None else checkpoint.reached(self.folder)
+        offset = None if self.spark_query is None else checkpoint.committed_offsets(self.folder)
         if offset:
             self._marked = checkpoint.last_batch(self.folder)
-            self.context.board.reached(self.plan.name, self._marked, offset)
+            self.context.status.reached(self.plan.name, self._marked, offset)
             self.context.mark(self.plan, offset, 0.0)
 
 

@@ -1,7 +1,8 @@
 """Tables that streams are joined with: small files beside the pipelines, read by the driver, sent along with the plan.
 
-So workers on other machines need no access to the file, and a micro-batch reads nothing. When a file changes, `Watch`
-tells so, and the queries that use it start anew from their checkpoints: that takes about a second and loses nothing.
+So workers on other machines need no access to the file, and a micro-batch reads nothing. When a file changes,
+`ReferenceWatch` tells so, and the queries that use it start anew from their checkpoints: that takes about a second and
+loses nothing.
 
 Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
 """
@@ -51,7 +52,7 @@ def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFr
     return spark.createDataFrame(_read(declaration, folder))
 
 
-class Watch:
+class ReferenceWatch:
     """Tells when references have changed.
 
     Args:

@@ -8,17 +8,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.pipeline import checkpoint, process, status, tables
-from smqrt.pipeline.checkpoint import Commit, Offsets, Start
+from smqrt.pipeline.checkpoint import Offsets, PublishCommit, QueryStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.sinks import Hub
+    from smqrt.journal.reader import Journal
+    from smqrt.journal.remote import RemoteJournal
+    from smqrt.pipeline.sinks import CommitClient
     from smqrt.pipeline.tables import LakeTable
 
 
@@ -28,7 +30,9 @@ _REMEMBERED = (
 )
 
 
-def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tuple[str, Offsets | None, str]:
+def resume_table(
+    query: Path, location: str, spark: SparkSession, journal: Journal | RemoteJournal
+) -> tuple[str, Offsets | None, str]:
     """Finds the folder that the stream of a table writes to.
 
     Spark's file sink leaves out micro-batches whose numbers its folder has. So a stream that begins anew gets a folder
@@ -51,7 +55,7 @@ def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tupl
     if not checkpoint.exists(query):
         if tables.is_streamed(spark, folder):
             told = _left(query, location, folder)
-            checkpoint.begin_anew(query, None)
+            checkpoint.replace_start(query, None)
             folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
         checkpoint.keep_table_folder(query, folder)
         end = checkpoint.table_end(query)
@@ -62,7 +66,7 @@ def table(query: Path, location: str, spark: SparkSession, journal: Any) -> tupl
     return folder, None, ""
 
 
-def lake_table(query: Path, table: LakeTable, journal: Any) -> tuple[Offsets | None, str]:
+def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJournal) -> tuple[Offsets | None, str]:
     """Finds where the stream of a table with commits begins: they say which rows it has.
 
     Args:
@@ -71,12 +75,12 @@ def lake_table(query: Path, table: LakeTable, journal: Any) -> tuple[Offsets | N
         journal: the journal, opened.
 
     Returns:
-        As `table`, without the folder.
+        As `resume_table`, without the folder.
     """
     if checkpoint.exists(query) or not table.exists():
         return None, ""
-    end, lost = table.end(query.name), checkpoint.kept(query) is not None
-    checkpoint.begin_anew(query, None)
+    end, lost = table.end(query.name), checkpoint.saved_start(query) is not None
+    checkpoint.replace_start(query, None)
     if end is None:
         return None, (
             f"adds to the table in {table.location}, whose commits don't say which rows of the journal it has; "
@@ -92,12 +96,12 @@ def _left(query: Path, location: str, folder: str) -> str:
     """Says what there is of a table that is to be gone on with, and notes its rows."""
     if folder in checkpoint.table_ranges(query):
         return f"goes on where its table in {location} ends{_at(query)}; what comes now is in a folder beside it."
-    if checkpoint.began(query) is None:
+    if checkpoint.start_offsets(query) is None:
         return (
             f"adds to the table in {location} of an earlier run, whose state is gone; rows that it has come again "
             "where --from is before its end."
         )
-    again = keep_range(query)
+    again = save_written_range(query)
     return (
         f"the checkpoint in {query} is gone. It goes on where its table ends{_at(query)}{again}; what windows and "
         f"joins remembered is gone too: smqrt pipeline reset {query.name} and run --from earliest compute all anew."
@@ -109,7 +113,7 @@ def _at(query: Path) -> str:
     return f", at {checkpoint.offset_text(end)}" if end else ""
 
 
-def keep_range(query: Path) -> str:
+def save_written_range(query: Path) -> str:
     """Notes which rows the stream of a table has written, before its checkpoint is forgotten.
 
     Args:
@@ -121,9 +125,9 @@ def keep_range(query: Path) -> str:
     Raises:
         PipelineError: nobody knows.
     """
-    folder, start, last = checkpoint.table_folder(query), checkpoint.began(query), status.read(query)
+    folder, start, last = checkpoint.table_folder(query), checkpoint.start_offsets(query), status.read(query)
     batch = tables.last_batch(folder) if folder else -1
-    end = checkpoint.reached(query, batch if batch >= 0 else None) or (last.offset if last else None)
+    end = checkpoint.committed_offsets(query, batch if batch >= 0 else None) or (last.offset if last else None)
     if not folder or start is None or not end:
         raise PipelineError(
             f"The checkpoint in {query} is gone, and nobody knows which rows its table has: smqrt pipeline reset "
@@ -134,7 +138,7 @@ def keep_range(query: Path) -> str:
     return "" if certain else "; its last micro-batch may be in it twice"
 
 
-def published(query: Path, journal: Any, hub: Hub) -> str:
+def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitClient) -> str:
     """Decides where a query that publishes goes on when its checkpoint is gone: after what the hub has of it.
 
     What it remembered (windows, joins, alarms) is computed anew, without publishing anything, from where it began.
@@ -151,7 +155,7 @@ def published(query: Path, journal: Any, hub: Hub) -> str:
         Unreachable: the hub is away.
         JournalError: it can't tell.
     """
-    before, commit = checkpoint.kept(query), checkpoint.last_commit(query)
+    before, commit = checkpoint.saved_start(query), checkpoint.last_commit(query)
     if checkpoint.exists(query) or before is None:
         return ""
     if commit is None:
@@ -163,11 +167,11 @@ def published(query: Path, journal: Any, hub: Hub) -> str:
     done = _most(before.split or {}, ended)
     starting = _most(before.starting, dict(journal.begin())) if commit.stateful else done
     pending = _most(before.split or {}, begun) if commit.stateful and begun else None
-    checkpoint.begin_anew(query, Start(starting, None if starting == done else done, pending))
+    checkpoint.replace_start(query, QueryStart(starting, None if starting == done else done, pending))
     return f"the checkpoint in {query} is gone. {_goes_on(commit, done)}"
 
 
-def _goes_on(commit: Commit, done: Offsets) -> str:
+def _goes_on(commit: PublishCommit, done: Offsets) -> str:
     anew = "What it remembered is computed anew from what the journal has, and it" if commit.stateful else "It"
     return f"{anew} publishes what comes after {checkpoint.offset_text(done)}, where the hub's list of commits ends."
 
@@ -208,7 +212,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     if not table:
         with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
-            keep_range(query)
+            save_written_range(query)
     # The checkpoint goes last: after a failure in between, the same command does the rest.
     for path in [
         *(tables.folders(Path(table)) if table else []),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal import payload_schema as types
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import option_values, variant
-from smqrt.pipeline.api import Expectation
+from smqrt.pipeline import option_values
+from smqrt.pipeline.api import Declaration, Expectation
 from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def met(expectation: Expectation) -> Column:
     return F.coalesce(F.expr(expectation.condition), F.lit(False))
 
 
-def failed_counts(observed: Mapping[str, Any]) -> dict[str, int]:
+def failed_counts(observed: Mapping[str, object]) -> dict[str, int]:
     """Returns how many rows failed each expectation in one micro-batch.
 
     Args:
@@ -198,7 +198,7 @@ def future_observation(source: str) -> str:
     return f"smqrt.future.{source}"
 
 
-def split_future(frame: DataFrame, name: str, options: Mapping[str, Any]) -> tuple[DataFrame, DataFrame | None]:
+def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame | None]:
     """Takes out the rows whose event time is more than `max_future` after the hub got them.
 
     In a stream it is compared with the time of reading too, as a hub's own clock may be wrong. Spark keeps that time
@@ -206,23 +206,22 @@ def split_future(frame: DataFrame, name: str, options: Mapping[str, Any]) -> tup
 
     Args:
         frame: rows with the column of the event time.
-        name: of the source.
-        options: of its declaration; "event_time", "max_future" and "recorded" are looked at.
+        source: its options "event_time", "max_future" and "recorded" are looked at.
 
     Returns:
         The other rows, and those with a column `reason`; None when nothing tells the time, or it isn't to be looked at.
     """
     from pyspark.sql import functions as F
 
-    column, most = options["event_time"], options["max_future"]
-    now = _now(frame, options)
+    column, most = source.options["event_time"], source.options["max_future"]
+    now = _now(frame, source.options)
     if most is None or now is None or dict(frame.dtypes)[column] not in _TIMES:
         return frame, None
     ahead = F.col(f"`{column}`").cast("timestamp") > now + F.expr(f"INTERVAL '{option_values.spark_duration(most)}'")
     marked = frame.withColumn(_AHEAD, F.coalesce(ahead, F.lit(False)))
     reason = F.lit(f"{column} is more than {most} in the future").alias(REASON)
     future = marked.where(F.col(_AHEAD)).select(*frame.columns, reason)
-    counted = marked.observe(future_observation(name), F.count_if(F.col(_AHEAD)).alias(FUTURE))
+    counted = marked.observe(future_observation(source.name), F.count_if(F.col(_AHEAD)).alias(FUTURE))
     return counted.where(~F.col(_AHEAD)).select(*frame.columns), future
 
 
@@ -274,14 +273,12 @@ def compacted_ddl(ddl: str | None) -> str | None:
     return ddl if all(isinstance(kind, types.ScalarType) and kind.name in _ALIKE for kind in kinds) else None
 
 
-def parse_json(frame: DataFrame, name: str, options: Mapping[str, Any], where: str) -> tuple[DataFrame, DataFrame]:
+def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame]:
     """Adds the fields of the payload to each row.
 
     Args:
         frame: rows of the journal.
-        name: of the source.
-        options: of its declaration; "json" and "prefix" are looked at.
-        where: file:line, for messages.
+        source: its options "json" and "prefix" are looked at.
 
     Returns:
         The rows with a column for each field, and those whose payload is no JSON object, with a column `reason`.
@@ -291,12 +288,13 @@ def parse_json(frame: DataFrame, name: str, options: Mapping[str, Any], where: s
     """
     from pyspark.sql import functions as F
 
+    options = source.options
     if options["json"] == VARIANT:
-        return _variant(frame, name)
-    names = _field_names(frame, options["json"], where)
-    _no_collision(names, options["prefix"], where)
+        return _variant(frame, source.name)
+    names = _field_names(options["json"], source.where)
+    _no_collision(names, options["prefix"], source.where)
     marked = _marked(frame, options["json"]).observe(
-        json_observation(name),
+        json_observation(source.name),
         F.count_if(F.col(_STATE) == _BAD).alias(BAD_JSON),
         F.count_if(F.col(_STATE) == _WRONG).alias(WRONG_TYPE),
     )
@@ -307,19 +305,26 @@ def parse_json(frame: DataFrame, name: str, options: Mapping[str, Any], where: s
     return good, bad.withColumn(REASON, F.lit("the payload is no JSON object"))
 
 
+def payload_variant() -> Column:
+    """Returns the payload as a VARIANT; null where it is no JSON."""
+    from pyspark.sql import functions as F
+
+    return F.try_parse_json(F.col("payload").cast("string"))
+
+
 def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
     """Adds the payload as a VARIANT; what compaction has written is there already."""
     from pyspark.sql import functions as F
 
     if VARIANT not in frame.columns:
-        frame = frame.withColumn(VARIANT, variant.parsed())
+        frame = frame.withColumn(VARIANT, payload_variant())
     is_bad = F.col(VARIANT).isNull()
     counts = F.count_if(is_bad).alias(BAD_JSON), F.count_if(F.lit(False)).alias(WRONG_TYPE)
     good = frame.observe(json_observation(name), *counts).where(~is_bad)
     return good, frame.where(is_bad).drop(VARIANT).withColumn(REASON, F.lit("the payload is no JSON"))
 
 
-def _field_names(frame: DataFrame, ddl: str, where: str) -> list[str]:
+def _field_names(ddl: str, where: str) -> list[str]:
     from pyspark.sql.types import StructType
 
     try:

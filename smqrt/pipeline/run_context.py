@@ -16,10 +16,10 @@ from smqrt.journal import commit, locations
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, option_values, references, session, sinks
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import Start
+from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import Catalog
-from smqrt.pipeline.graph import JournalSource, Plan
-from smqrt.pipeline.status import Age, Board
+from smqrt.pipeline.graph import JournalSource, QueryPlan
+from smqrt.pipeline.status import LagSeconds, StatusWriter
 from smqrt.printable import printable
 
 if TYPE_CHECKING:
@@ -77,20 +77,20 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", locations.state_folder(self.state))
-        checkpoint.check_moment(self.start, "--from")
-        checkpoint.check_moment(self.until or "latest", "--to")
+        checkpoint.check_position(self.start, "--from")
+        checkpoint.check_position(self.until or "latest", "--to")
         session.check_master(self.master)
         if self.trigger is not None:
             option_values.milliseconds(self.trigger, "--trigger ")
 
 
-class Context:
+class RunContext:
     """What the queries of one run share.
 
     Attributes:
         catalog, options: as given; pid: of this process.
         spark: the session; journal: the journal, opened.
-        board: keeps the status files; report: is told what fails.
+        status: keeps the status files; report: is told what fails.
         watch: tells when references have changed.
     """
 
@@ -99,23 +99,23 @@ class Context:
         self.pid = os.getpid()
         self._address = options.journal, options.token, options.cafile
         self.journal = open_journal(*self._address[:2], cafile=options.cafile)
-        self.board = Board(options.state, age(*self._address))
+        self.status = StatusWriter(options.state, lag_seconds(*self._address))
         self._rows = JournalSource(*self._address)
         tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
-        self.watch = references.Watch(tables, catalog.folder, options.report)
+        self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
-    def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.Hub:
+    def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.CommitClient:
         """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
         options = self.options
-        return sinks.Hub(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
+        return sinks.CommitClient(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
 
-    def sources(self, plan: Plan, start: Start) -> Callable[[Declaration], DataFrame]:
+    def sources(self, plan: QueryPlan, start: QueryStart) -> Callable[[Declaration], DataFrame]:
         """Returns what gives the streams of a query's sources."""
         marks = plan.marks
         return lambda source: self._rows.stream(self.spark, source, start, marks[source.name])
 
-    def mark(self, plan: Plan, offset: Mapping[str, int], retry_s: float) -> None:
+    def mark(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
             address = locations.HubAddress.of(*self._address)
@@ -129,7 +129,7 @@ class Context:
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
-def age(place: str, token: str | None = None, cafile: str | None = None) -> Age:
+def lag_seconds(place: str, token: str | None = None, cafile: str | None = None) -> LagSeconds:
     """Returns what tells a `Board` how far a query is behind, in seconds.
 
     Args:

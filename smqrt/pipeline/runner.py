@@ -11,22 +11,26 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from smqrt.errors import PipelineError
+from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import session, sinks, stuck
+from smqrt.pipeline import checkpoint, jvm, session, sinks
+from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog
-from smqrt.pipeline.graph import Plan, plans
+from smqrt.pipeline.graph import QueryPlan, plans
 from smqrt.pipeline.query import Query
-from smqrt.pipeline.run_context import Context, RunOptions
+from smqrt.pipeline.run_context import RunContext, RunOptions
+from smqrt.pipeline.status import Status, StatusWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 _LOOK_S, _FINISH_LOOK_S = 0.2, 0.02
 
@@ -71,22 +75,22 @@ class Runner:
         """Runs queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
         wanted = plans(self._catalog, self._catalog.select(names))
         self._options.state.mkdir(parents=True, exist_ok=True)
-        context = Context(self._catalog, self._options)
+        context = RunContext(self._catalog, self._options)
         try:
             with self._session(wanted) as context.spark:
-                context.board.watch(context.spark)
+                context.status.watch(context.spark)
                 with self._watchdog(context).watching():
                     return self._all([Query(plan, context) for plan in wanted])
         except sinks.Stopped:
             return 0
 
-    def _watchdog(self, context: Context) -> stuck.Watchdog:
+    def _watchdog(self, context: RunContext) -> ProgressWatchdog:
         options = self._options
         journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
-        return stuck.Watchdog(context.board, options.state, journal.end)
+        return ProgressWatchdog(context.status, options.state, journal.end)
 
     @contextmanager
-    def _session(self, wanted: list[Plan]) -> Iterator[SparkSession]:
+    def _session(self, wanted: list[QueryPlan]) -> Iterator[SparkSession]:
         if self._spark is not None:
             yield self._spark
             return
@@ -100,7 +104,7 @@ class Runner:
     def _started(self, title: str) -> SparkSession:
         options = self._options
         try:
-            return session.spark(options.master, title, options.state, options.settings)
+            return session.start_spark(options.master, title, options.state, options.settings)
         except PipelineError as error:
             # A signal to all processes of a service ends a JVM that has only begun to start.
             if self._stopping.wait(_LOOK_S):
@@ -153,3 +157,90 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+# ---- queries that make no progress: their status says so, since when, and why. Spark tells of a micro-batch when it is
+# done, and every ten seconds that there is nothing to do. When it tells nothing, the journal and the checkpoint do,
+# which are looked at here; Spark isn't asked, which may have no memory to answer with.
+
+STUCK_AFTER_S = 60.0
+STUCK_AFTER_BATCHES = 10
+"""A query is stuck when nothing is heard of it for so many times the usual micro-batch, `STUCK_AFTER_S` at least."""
+MOST_GARBAGE = 0.5
+"""A Java that spends more of its time on it has too little memory."""
+_WATCH_EVERY_S = 1.0
+_QUIET_S = 2.0
+
+JournalEnd = Callable[[], Offsets]
+"""Gives the end of the journal."""
+
+
+class ProgressWatchdog:
+    """Looks after the queries of one process.
+
+    Args:
+        status: where their status is kept.
+        state: folder with one folder for each query.
+        end: of the journal.
+        least_s: see `STUCK_AFTER_S`.
+        java: what watches Spark's Java; found when it is not given.
+    """
+
+    def __init__(
+        self,
+        status: StatusWriter,
+        state: Path,
+        end: JournalEnd,
+        least_s: float = STUCK_AFTER_S,
+        java: jvm.GarbageTime | None = None,
+    ) -> None:
+        self._status, self._state, self._end, self._least_s = status, state, end, least_s
+        self._java = java or jvm.find_garbage_time()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Looks every second while inside."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._until, args=(over,), name="stuck", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _until(self, over: threading.Event) -> None:
+        while not over.wait(_WATCH_EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """Brings the status of queries up to date of which nothing has been heard for a while."""
+        share = (self._java.share() if self._java else None) or 0.0
+        for status, quiet_s in self._status.quiet(_QUIET_S):
+            lag_rows = self._lag_rows(status)
+            if lag_rows:
+                usual_s = status.batch_ms / 1000
+                late = quiet_s > max(self._least_s, STUCK_AFTER_BATCHES * usual_s)
+                self._status.under_way(
+                    status.name, lag_rows, self._why(status, quiet_s, usual_s, share) if late else ""
+                )
+
+    def _lag_rows(self, status: Status) -> int:
+        try:
+            folder = self._state / status.name
+            done = checkpoint.committed_offsets(folder) or checkpoint.start_offsets(folder)
+            return sum(max(0, seq - done.get(node, 0)) for node, seq in self._end().items()) if done else 0
+        except (SmqrtError, OSError, ValueError):  # a hub that is away, a file that was just removed
+            return status.lag_rows or 1
+
+    @staticmethod
+    def _why(status: Status, quiet_s: float, usual_s: float, garbage_share: float) -> str:
+        if status.trouble:
+            return status.trouble
+        before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
+        why = "Its rows may be too many"
+        if garbage_share > MOST_GARBAGE:
+            why = f"The JVM collects garbage, {garbage_share:.0%} of the time: its memory is too small for these rows"
+        return (
+            f"micro-batch {status.batch + 1} has been under way for {quiet_s:.0f} s; {before}. {why}: "
+            "a smaller max_bytes on @source, or --driver-memory, helps, also with this one."
+        )

@@ -61,7 +61,7 @@ LOCAL = {
 """Only where one machine does it all: on HDFS and object stores Spark's own way is the safe one."""
 
 
-def spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
+def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
     """Starts Spark.
 
     Args:

@@ -20,9 +20,9 @@ from smqrt.journal import commit
 from smqrt.journal.commit import OutRow
 from smqrt.journal.locations import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import checkpoint, crash_points
+from smqrt.pipeline import checkpoint, process
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import Gate
+from smqrt.pipeline.checkpoint import PublishGate
 from smqrt.pipeline.failures import is_too_large
 from smqrt.pipeline.option_values import Template
 
@@ -123,7 +123,7 @@ class Stopped(PipelineError):
 
 
 @dataclass
-class Hub:
+class CommitClient:
     """The hub that results are given to.
 
     Attributes:
@@ -203,7 +203,9 @@ class PublishSink:
         error: what went wrong in the last call; Spark is only told that something did.
     """
 
-    def __init__(self, hub: Hub, gate: Gate, published: Callable[[int], None] = lambda rows: None) -> None:
+    def __init__(
+        self, hub: CommitClient, gate: PublishGate, published: Callable[[int], None] = lambda rows: None
+    ) -> None:
         self._hub, self._gate, self._published, self._many = hub, gate, published, False
         self.error: Exception | None = None
 
@@ -228,14 +230,14 @@ class PublishSink:
         self._published(stored)
 
 
-def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> int:
+def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: bool) -> int:
     """Publishes the rows of what `messages` returned, once, however often it is called.
 
     Few rows come to the driver, which is quick; many are sorted by Spark and published by one of its tasks, so that
     nobody ever has all of them in memory. Either way they come in the same parts.
 
     Args:
-        frame, query, batch: what, and its name, as for `Hub.commit`.
+        frame, query, batch: what, and its name, as for `CommitClient.commit`.
         hub: where to.
         many: whether many rows are expected.
 
@@ -243,7 +245,7 @@ def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> i
         How many the hub didn't have already; of many, how many there are.
 
     Raises:
-        JournalError, Stopped: as `Hub.commit`.
+        JournalError, Stopped: as `CommitClient.commit`.
     """
     if not many:
         try:
@@ -256,16 +258,16 @@ def publish(frame: DataFrame, hub: Hub, query: str, batch: int, many: bool) -> i
     return _by_task(frame, hub, query, batch)
 
 
-def _commit(hub: Hub, query: str, batch: int, rows: Sequence[OutRow]) -> int:
+def _commit(hub: CommitClient, query: str, batch: int, rows: Sequence[OutRow]) -> int:
     if not rows:
         return 0
-    crash_points.crash_at("before_commit", batch)
+    process.crash_at("before_commit", batch)
     stored = hub.commit(query, batch, rows)
-    crash_points.crash_at("after_commit", batch)
+    process.crash_at("after_commit", batch)
     return stored
 
 
-def _by_task(frame: DataFrame, hub: Hub, query: str, batch: int) -> int:
+def _by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int) -> int:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -299,7 +301,7 @@ class TableSink:
         """Appends one micro-batch, or does nothing when the table has it already."""
         try:
             key = f"{self._query.name}:{frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)}"
-            self._table.append(frame, key, batch, checkpoint.reached(self._query, batch))
+            self._table.append(frame, key, batch, checkpoint.committed_offsets(self._query, batch))
         except Exception as error:
             self.error = error
             raise RuntimeError(type(error).__name__) from None

@@ -86,7 +86,7 @@ def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Decl
     empty = not re.sub(r"--[^\n]*|/\*.*?\*/|[\s;]", "", query, flags=re.DOTALL)
     if empty != (kind in _BODILESS):
         raise PipelineError(f"{place}: @{kind} {'needs a query below it' if empty else 'takes no query'}.")
-    token = api.PLACE.set(place)
+    token = api.DECLARED_AT.set(place)
     try:
         positional, options = _arguments(place, rest)
         function = _function(query, inputs(query))
@@ -94,7 +94,7 @@ def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Decl
     except TypeError as error:
         raise PipelineError(f"{place}: @{kind}: {str(error).split('() ', 1)[-1]}.") from None
     finally:
-        api.PLACE.reset(token)
+        api.DECLARED_AT.reset(token)
     assert found is not None
     found.name, found.file, found.line = path.stem, str(path), line
     found.inputs = () if kind in _BODILESS else tuple(inputs(query))

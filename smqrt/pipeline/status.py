@@ -1,4 +1,4 @@
-"""What a running query tells of itself: `<state>/<query>/status.json`, written by its process, read by everybody.
+"""Status of queries: `<state>/<query>/status.json`, written by the process that runs the query, read by everybody.
 
 The file is replaced as a whole, so a reader never sees half of it. Nobody needs Spark to read it.
 """
@@ -14,9 +14,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smqrt.pipeline import jvm, process, row_checks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FILE = "status.json"
 LIVE = ("starting", "running", "waiting", "stuck")
@@ -25,7 +28,7 @@ LIVE = ("starting", "running", "waiting", "stuck")
 _AGE_EVERY_S = 1.0
 _UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
-Age = Callable[[str, dict[str, int]], float | None]
+LagSeconds = Callable[[str, dict[str, int]], float | None]
 """Tells for a query and the next sequence number per node how many seconds the oldest waiting row has waited."""
 
 
@@ -112,16 +115,16 @@ def read_all(state: Path) -> list[Status]:
     return [status for folder in folders if (status := read(folder))]
 
 
-class Board:
+class StatusWriter:
     """Keeps the status files of the queries that this process runs.
 
     Args:
         state: folder with one folder for each query.
-        age: how long the oldest waiting row of a query has waited; asked at most once a second for each.
+        lag_seconds: how long the oldest waiting row of a query has waited; asked at most once a second for each.
     """
 
-    def __init__(self, state: Path, age: Age | None = None) -> None:
-        self._state, self._age = state, age
+    def __init__(self, state: Path, lag_seconds: LagSeconds | None = None) -> None:
+        self._state, self._lag_seconds = state, lag_seconds
         self._lock = threading.Lock()
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
@@ -204,11 +207,11 @@ class Board:
         with self._lock:
             return list(self._statuses.values())
 
-    def watch(self, spark: Any) -> Callable[[], None]:
+    def watch(self, spark: SparkSession) -> Callable[[], None]:
         """Lets Spark tell about its queries, whose names are those given to `starting`.
 
         Args:
-            spark: the SparkSession.
+            spark: the session.
 
         Returns:
             A function that ends it.
@@ -224,7 +227,7 @@ class Board:
                 self._heard_s[name] = time.monotonic()
                 self._put(replace(now, state="waiting", query_id=query_id))
 
-    def progressed(self, progress: Mapping[str, Any]) -> None:
+    def progressed(self, progress: Mapping[str, object]) -> None:
         """Spark has done a micro-batch, or looked and found nothing.
 
         Args:
@@ -251,10 +254,10 @@ class Board:
 
     def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
         now = time.monotonic()
-        if self._age is None or now - self._aged.get(name, -_AGE_EVERY_S) < _AGE_EVERY_S:
+        if self._lag_seconds is None or now - self._aged.get(name, -_AGE_EVERY_S) < _AGE_EVERY_S:
             return None
         self._aged[name] = now
-        return self._age(name, ends)
+        return self._lag_seconds(name, ends)
 
     def _put(self, status: Status) -> None:
         self._statuses[status.name] = status = replace(status, updated=time.time())
@@ -268,17 +271,17 @@ class Board:
 class _Listener:
     """A listener that takes progress as JSON: see `jvm.listen`."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, status: StatusWriter) -> None:
+        self._status = status
 
     def onQueryStarted(self, event: Any) -> None:
-        self._board.started(event.id().toString(), event.name())
+        self._status.started(event.id().toString(), event.name())
 
     def onQueryProgress(self, event: Any) -> None:
-        self._board.progressed(json.loads(event.progress().json()))
+        self._status.progressed(json.loads(event.progress().json()))
 
     def onQueryIdle(self, event: Any) -> None:
-        self._board.idle(event.id().toString())
+        self._status.idle(event.id().toString())
 
     def onQueryTerminated(self, event: Any) -> None:
         """The runner, which has the exception, tells how a query ended."""

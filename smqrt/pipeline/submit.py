@@ -137,7 +137,7 @@ def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
 
 
 def _check(submission: Submission) -> None:
-    checkpoint.check_moment(submission.start, "--from")
+    checkpoint.check_position(submission.start, "--from")
     master, mode = submission.master, submission.deploy_mode
     if not master.startswith(_CLUSTERS):
         raise PipelineError(

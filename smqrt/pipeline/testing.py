@@ -18,17 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import alerts, checkpoint, golden, references, session, slices
+from smqrt.pipeline import alerts, checkpoint, fixtures, references, session
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.failures import planning_error, running_error
-from smqrt.pipeline.graph import Graph, JournalSource, Plan, plans
+from smqrt.pipeline.graph import Graph, JournalSource, QueryPlan, plans
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-FOLDER = "tests"
-"""In the folder of pipelines: the slice, and one golden file for each query."""
 
 _QUICK = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
@@ -47,8 +44,8 @@ def run(
 
     Args:
         folder: of the pipelines, or one file of it.
-        journal: the slice: a journal's folder, or a .jsonl file (see `slices.journal`); the .jsonl file in `FOLDER` if
-            not given.
+        journal: the slice: a journal's folder, or a .jsonl file (see `fixtures`); the .jsonl file in the
+            folder `tests` if not given.
         update: write the golden files instead of comparing.
         names: which queries, such as "hot" or "readings.dead_letters"; none means all.
         say: is told the lines to print.
@@ -66,17 +63,17 @@ def run(
     catalog = _tested(load(folder))
     wanted = _wanted(catalog, names)
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
-        place = _place(catalog.folder, journal, Path(scratch))
-        own = spark or session.spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
+        place = _recorded_journal(catalog.folder, journal, Path(scratch))
+        own = spark or session.start_spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
         try:
             test = _Test(own, catalog, JournalSource(str(place)), Path(scratch))
             wanted_still = takewhile(lambda _: not stopping.is_set(), wanted)
-            passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted_still]
+            passed = [_one(test, plan, catalog.folder / fixtures.FOLDER, update, say) for plan in wanted_still]
         finally:
             if spark is None:
                 own.stop()
     if not names:
-        _tell_unused(catalog.folder / FOLDER, [plan.name for plan in wanted], say)
+        _tell_unused(catalog.folder / fixtures.FOLDER, [plan.name for plan in wanted], say)
     return 0 if all(passed) else 1
 
 
@@ -90,7 +87,7 @@ class _Test:
     def __init__(self, spark: SparkSession, catalog: Catalog, journal: JournalSource, scratch: Path) -> None:
         self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
 
-    def rows(self, plan: Plan) -> list[dict[str, Any]]:
+    def rows(self, plan: QueryPlan) -> list[dict[str, object]]:
         """Returns what a query gives, as golden files have it.
 
         For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
@@ -103,8 +100,8 @@ class _Test:
         except Exception as error:
             raise planning_error(plan.declaration, error) from error
 
-    def _frame(self, plan: Plan) -> DataFrame:
-        start = checkpoint.Start({}, None)
+    def _frame(self, plan: QueryPlan) -> DataFrame:
+        start = checkpoint.QueryStart({}, None)
         graph = Graph(
             self._catalog,
             lambda source: self._journal.stream(self._spark, source, start, f"test.{plan.name}"),
@@ -113,9 +110,9 @@ class _Test:
         frame = plan.make(graph)
         return frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
 
-    def _collected(self, frame: DataFrame, plan: Plan) -> list[dict[str, Any]]:
+    def _collected(self, frame: DataFrame, plan: QueryPlan) -> list[dict[str, object]]:
         table = plan.declaration.kind == "table"
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         raised: list[Exception] = []
 
         def take(batch: DataFrame, number: int) -> None:
@@ -138,7 +135,7 @@ class _Test:
         return found
 
 
-def _wanted(catalog: Catalog, names: Sequence[str]) -> list[Plan]:
+def _wanted(catalog: Catalog, names: Sequence[str]) -> list[QueryPlan]:
     found = plans(catalog, catalog.select())
     letters = [plan.name for plan in found if plan.shared]
     catalog.select([name for name in names if name not in letters])  # says which name is unknown
@@ -164,13 +161,13 @@ def _tested(catalog: Catalog) -> Catalog:
     )
 
 
-def _place(folder: Path, journal: Path | None, scratch: Path) -> Path:
-    place = journal or _slice(folder / FOLDER)
+def _recorded_journal(folder: Path, journal: Path | None, scratch: Path) -> Path:
+    place = journal or _slice(folder / fixtures.FOLDER)
     if not place.exists():
         raise PipelineError(f"There is no {place}; give --journal a journal's folder or a .jsonl file.")
     if place.is_dir():
         return place
-    slices.journal(place, scratch / "journal")
+    fixtures.write_journal(place, scratch / "journal")
     return scratch / "journal"
 
 
@@ -185,11 +182,11 @@ def _slice(folder: Path) -> Path:
     )
 
 
-def _one(test: _Test, plan: Plan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
+def _one(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
     file = folder / f"{plan.name}.json"
     try:
         rows = test.rows(plan)
-        expected = golden.load(file) if file.exists() and not update else None
+        expected = fixtures.load_golden(file) if file.exists() and not update else None
     except PipelineError as error:
         say(f"FAILED   {plan.name}: {error}")
         return False
@@ -197,28 +194,36 @@ def _one(test: _Test, plan: Plan, folder: Path, update: bool, say: Callable[[str
         return _updated(plan, file, rows, say)
     if expected is None:
         say(f"FAILED   {plan.name}: there is no {file}; look at its {_count(rows)}, then keep them with --update:")
-        _say_all(golden.explain([], rows), say)
+        _say_all(fixtures.explain([], rows), say)
         return False
-    return _compared(plan, file, golden.differences(expected, rows), rows, say)
+    return _compared(plan, file, fixtures.differences(expected, rows), rows, say)
 
 
-def _updated(plan: Plan, file: Path, rows: list[Any], say: Callable[[str], None]) -> bool:
-    same = file.exists() and file.read_text("utf-8").strip() and golden.differences(golden.load(file), rows) == ([], [])
+def _updated(plan: QueryPlan, file: Path, rows: Sequence[object], say: Callable[[str], None]) -> bool:
+    same = (
+        file.exists()
+        and file.read_text("utf-8").strip()
+        and fixtures.differences(fixtures.load_golden(file), rows) == ([], [])
+    )
     if not same:
-        golden.save(file, rows)
+        fixtures.save_golden(file, rows)
     say(f"{'the same' if same else 'written '} {plan.name}: {_count(rows)} in {file}")
     return True
 
 
 def _compared(
-    plan: Plan, file: Path, different: tuple[list[Any], list[Any]], rows: list[Any], say: Callable[[str], None]
+    plan: QueryPlan,
+    file: Path,
+    different: tuple[list[object], list[object]],
+    rows: Sequence[object],
+    say: Callable[[str], None],
 ) -> bool:
     missing, extra = different
     if not missing and not extra:
         say(f"ok       {plan.name}: {_count(rows)}")
         return True
     say(f"FAILED   {plan.name}: {_count(missing)} of {file} missing (-), {_count(extra)} not expected (+)")
-    _say_all(golden.explain(missing, extra), say)
+    _say_all(fixtures.explain(missing, extra), say)
     return False
 
 
@@ -233,11 +238,11 @@ def _say_all(lines: Iterator[str], say: Callable[[str], None]) -> None:
         say(line)
 
 
-def _count(rows: Sequence[Any]) -> str:
+def _count(rows: Sequence[object]) -> str:
     return f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
 
 
-def _table_rows(batch: DataFrame) -> list[dict[str, Any]]:
+def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
     from pyspark.sql import functions as F
 
     times = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "false"}
@@ -245,14 +250,14 @@ def _table_rows(batch: DataFrame) -> list[dict[str, Any]]:
     return [json.loads(row.row) for row in batch.select(F.to_json(columns, times).alias("row")).collect()]
 
 
-def message_rows(batch: DataFrame) -> Iterator[dict[str, Any]]:
+def message_rows(batch: DataFrame) -> Iterator[dict[str, object]]:
     """Yields the messages of what `smqrt.pipeline.sinks.messages` returned, as golden files have them."""
     for row in batch.collect():
         told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
         yield told | _payload(bytes(row.payload or b""))
 
 
-def _payload(payload: bytes) -> dict[str, Any]:
+def _payload(payload: bytes) -> dict[str, object]:
     try:
         text = payload.decode()
     except UnicodeDecodeError:

@@ -24,8 +24,7 @@ from click.testing import CliRunner, Result
 from pyiceberg.catalog.sql import SqlCatalog
 
 from smqrt.cli import cli
-from smqrt.cli.pipeline_progress import shown
-from smqrt.cli.pipeline_table import line, table
+from smqrt.cli.pipeline_status import shown_progress, status_line, status_table
 from smqrt.journal import commit, locations
 from smqrt.manual import pages as manual
 from smqrt.pipeline import process
@@ -56,10 +55,10 @@ QUERY = """
 import sys, time, signal
 from pathlib import Path
 from smqrt.pipeline import process
-from smqrt.pipeline.status import Board
+from smqrt.pipeline.status import StatusWriter
 
 state = Path(sys.argv[1])
-board = Board(state)
+board = StatusWriter(state)
 working = sys.argv[2:]
 for name in working:
     board.starting(name, "publish")
@@ -228,8 +227,8 @@ def test_nor_while_one_watches(app: Path) -> None:
 
 
 def test_nor_in_what_run_reports(app: Path) -> None:
-    code = "import pathlib, sys; from smqrt.cli.pipeline_progress import shown\n"
-    code += "with shown(pathlib.Path(sys.argv[1]), []) as report: report(sys.argv[2])"
+    code = "import pathlib, sys; from smqrt.cli.pipeline_status import shown_progress\n"
+    code += "with shown_progress(pathlib.Path(sys.argv[1]), []) as report: report(sys.argv[2])"
     command = [sys.executable, "-c", code, str(app), STEERING]
     printed = on_a_terminal(command, lambda printed: SHOWN in printed)
     assert not set(drawn(printed)) & set("\x1b\x07\x9b\u202e")
@@ -515,35 +514,35 @@ def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
 
 
 def test_a_line_for_a_log() -> None:
-    assert line(STATUS) == (
+    assert status_line(STATUS) == (
         "means stopped, batch 7, 2,013 rows/s, lag 12,000 rows 6.0 s, batch time 1,234 ms, kept 1,204 rows 2.5 MB, "
         "watermark 2026-11-20 15:14:05 UTC, too late 3, left out 9"
     )
-    assert line(Status("hot", state="failed", error="no hub")) == (
+    assert status_line(Status("hot", state="failed", error="no hub")) == (
         "hot failed, batch -, 0 rows/s, lag 0 rows 0.0 s, batch time 0 ms: no hub"
     )
 
 
 def test_a_watermark_of_today_needs_no_date() -> None:
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    assert "watermark 01:02:03 UTC" in line(replace(STATUS, watermark=f"{today}T01:02:03.456Z"))
+    assert "watermark 01:02:03 UTC" in status_line(replace(STATUS, watermark=f"{today}T01:02:03.456Z"))
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(200, 0), (114, 2), (90, 4), (80, 4), (66, 5), (20, 5)])
 def test_a_narrow_terminal_shows_fewer_columns(width: int, left_out: int) -> None:
-    assert len(table([STATUS], width).columns) == 10 - left_out
-    assert table([STATUS], width).columns[0].header == "query"
+    assert len(status_table([STATUS], width).columns) == 10 - left_out
+    assert status_table([STATUS], width).columns[0].header == "query"
 
 
 def test_a_name_that_looks_like_markup_is_shown_as_it_is() -> None:
-    assert [str(cell) for cell in table([Status("[bold]hot")]).columns[0].cells] == ["[bold]hot"]
+    assert [str(cell) for cell in status_table([Status("[bold]hot")]).columns[0].cells] == ["[bold]hot"]
 
 
 def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A line when a state changes; what an earlier run left behind isn't shown."""
     state = app / ".pipelines"
     keep(app, replace(STATUS, name="old", since=time.time() - 1000))
-    with shown(state, ["means", "old"]) as report:
+    with shown_progress(state, ["means", "old"]) as report:
         process.claim(state / "means")
         keep(app, replace(STATUS, state="running", since=time.time()))
         printed = wait_until(lambda: capfd.readouterr().err)
@@ -560,9 +559,9 @@ def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> No
 WATCHED = """
 import sys, time
 from pathlib import Path
-from smqrt.cli.pipeline_progress import shown
+from smqrt.cli.pipeline_status import shown_progress
 
-with shown(Path(sys.argv[1]), ["means"]) as report:
+with shown_progress(Path(sys.argv[1]), ["means"]) as report:
     time.sleep(1.5)
     report("the hub is away")
     time.sleep(0.7)
@@ -625,9 +624,9 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
     place = app / ".tables" / "iceberg"
     catalog = SqlCatalog("smqrt", uri=f"sqlite:///{place}/iceberg.db", warehouse=place.as_uri())
     catalog.create_namespace("tables")
-    table = catalog.create_table("tables.readings", rows.schema, location=(place / "readings").as_uri())
+    status_table = catalog.create_table("tables.readings", rows.schema, location=(place / "readings").as_uri())
     for number in range(3):
-        table.append(pyarrow.table({"temp": [float(number)]}))
+        status_table.append(pyarrow.table({"temp": [float(number)]}))
     done = smqrt("optimize", "kept", "--vacuum", "1h", "--delete", "temp < 1")
     assert done.stdout == "kept: rows deleted: 1; small files joined: 2 to 1; old files removed: 0\n", done.output
 
@@ -678,7 +677,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
 def test_wrong_options_are_told_before_spark_starts(
     smqrt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
 ) -> None:
-    monkeypatch.setattr("smqrt.pipeline.session.spark", lambda *_: pytest.fail("it starts"))
+    monkeypatch.setattr("smqrt.pipeline.session.start_spark", lambda *_: pytest.fail("it starts"))
     refused = smqrt("run", *options)
     assert told in refused.stderr
     assert refused.exit_code in (1, 2)

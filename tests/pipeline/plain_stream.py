@@ -20,7 +20,7 @@ def main(state: Path, journal: str) -> int:
 
     from smqrt.pipeline import session
 
-    spark = session.spark("local[2]", "plain", state.parent, JAVA)
+    spark = session.start_spark("local[2]", "plain", state.parent, JAVA)
     options = {"token": token} if (token := os.environ.get("PLAIN_STREAM_TOKEN")) else {}
     rows = spark.readStream.format("smq").options(
         **options, topics="in/#", startingOffsets="earliest", queryName=state.name

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.journal import commit, locations
-from smqrt.pipeline import crash_points, status, tables
+from smqrt.pipeline import status, tables
+from smqrt.pipeline.process import CRASH_VARIABLE
 from tests.pipeline import ledger
 from tests.pipeline.plain_stream import JAVA
 from tests.waiting import wait_until
@@ -196,7 +197,7 @@ class Trial:
             plain: instead of them a stream of plain Spark, whose sink is `format("smq")`.
         """
         self._plain = plain
-        environment = {crash_points.VARIABLE: fault} if fault else {}
+        environment = {CRASH_VARIABLE: fault} if fault else {}
         where = (self._url, "--token", (self.journal / "token").read_text().strip()) if http else (str(self.journal),)
         if plain:
             command: tuple[str, ...] = ("-m", "tests.pipeline.plain_stream", str(self.state / PLAIN), where[0])

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, alerts
-from smqrt.pipeline.alerts import AlertRow, Key, Rate, Rules
+from smqrt.pipeline.alerts import AlertRow, AlertRules, KeyAlarms, RateRule
 from smqrt.pipeline.api import Declaration, declaration_of
 from tests.waiting import wait_until
 
@@ -47,19 +47,21 @@ def temperature(second: float, temp: float | None) -> AlertRow:
     )
 
 
-def told(rules: Rules, rows: Sequence[tuple[float, float | None]], key: Key | None = None) -> list[tuple[Any, ...]]:
-    key = key or Key()
+def told(
+    rules: AlertRules, rows: Sequence[tuple[float, float | None]], key: KeyAlarms | None = None
+) -> list[tuple[Any, ...]]:
+    key = key or KeyAlarms()
     events = [event for row in rows for event in key.take(temperature(*row), rules)]
     return [(event.rule, event.state, event.ts_us / S) for event in events]
 
 
 def test_between_the_two_limits_nothing_changes() -> None:
     rows = [(0, 79.0), (1, 81.0), (2, 90.0), (3, 76.0), (4, 81.0), (5, 74.0), (6, 76.0), (7, 80.5)]
-    assert told(Rules(), rows) == [("when", "raised", 1), ("when", "cleared", 5), ("when", "raised", 7)]
+    assert told(AlertRules(), rows) == [("when", "raised", 1), ("when", "cleared", 5), ("when", "raised", 7)]
 
 
 def test_a_value_that_is_unknown_changes_nothing() -> None:
-    assert told(Rules(), [(0, None), (1, 81.0), (2, None), (3, 74.0)]) == [
+    assert told(AlertRules(), [(0, None), (1, 81.0), (2, None), (3, 74.0)]) == [
         ("when", "raised", 1),
         ("when", "cleared", 3),
     ]
@@ -67,7 +69,7 @@ def test_a_value_that_is_unknown_changes_nothing() -> None:
 
 def test_an_alarm_is_raised_again_only_after_its_cool_down() -> None:
     rows = [(0, 81.0), (1, 70.0), (2, 81.0), (3, 70.0), (9.5, 81.0), (10, 81.0), (11, 82.0)]
-    assert told(Rules(cooldown_us=10 * S), rows) == [
+    assert told(AlertRules(cooldown_us=10 * S), rows) == [
         ("when", "raised", 0),
         ("when", "cleared", 1),
         ("when", "raised", 10),
@@ -76,12 +78,12 @@ def test_an_alarm_is_raised_again_only_after_its_cool_down() -> None:
 
 def test_silence_is_raised_when_it_was_due_and_over_with_the_next_row() -> None:
     rows = [(0, 1.0), (30, 1.0), (61, 1.0), (62, 1.0)]
-    assert told(Rules(absent_us=30 * S), rows) == [("absent", "raised", 60), ("absent", "cleared", 61)]
+    assert told(AlertRules(absent_us=30 * S), rows) == [("absent", "raised", 60), ("absent", "cleared", 61)]
 
 
 def test_silence_within_the_cool_down_waits_for_its_end() -> None:
     rows = [(0, 1.0), (15, 1.0), (30, 1.0), (100, 1.0), (120, 1.0)]
-    assert told(Rules(absent_us=10 * S, cooldown_us=60 * S), rows) == [
+    assert told(AlertRules(absent_us=10 * S, cooldown_us=60 * S), rows) == [
         ("absent", "raised", 10),
         ("absent", "cleared", 15),
         ("absent", "raised", 70),
@@ -90,13 +92,13 @@ def test_silence_within_the_cool_down_waits_for_its_end() -> None:
 
 
 def test_a_rise_counts_from_the_lowest_value_within_the_time() -> None:
-    rise = Rules(rate=Rate(True, False, 5.0, 60 * S))
+    rise = AlertRules(rate=RateRule(True, False, 5.0, 60 * S))
     rows = [(0, 20.0), (30, 24.0), (55, 25.0), (59, 25.5), (70, 25.0), (200, 40.0)]
     assert told(rise, rows) == [("rate", "raised", 59), ("rate", "cleared", 70)]
 
 
 def test_a_fall_counts_from_the_highest() -> None:
-    fall = Rules(rate=Rate(False, True, -5.0, 60 * S))
+    fall = AlertRules(rate=RateRule(False, True, -5.0, 60 * S))
     assert told(fall, [(0, 20.0), (10, 22.0), (20, 17.0), (90, 17.0)]) == [
         ("rate", "raised", 20),
         ("rate", "cleared", 90),
@@ -104,8 +106,8 @@ def test_a_fall_counts_from_the_highest() -> None:
 
 
 def test_what_a_fast_key_remembers_stays_small() -> None:
-    key = Key()
-    told(Rules(rate=Rate(True, False, 1e9, 60 * S)), [(n / 100, n % 7) for n in range(20_000)], key)
+    key = KeyAlarms()
+    told(AlertRules(rate=RateRule(True, False, 1e9, 60 * S)), [(n / 100, n % 7) for n in range(20_000)], key)
     assert len(key.points) <= 66
 
 
@@ -118,7 +120,7 @@ def test_what_a_fast_key_remembers_stays_small() -> None:
 def test_alarms_are_raised_and_cleared_in_turn_and_in_order(
     rows: list[tuple[int, float | None]], cooldown: int, absent: int
 ) -> None:
-    rules = Rules(cooldown * S, absent * S, Rate(True, False, 5.0, 20 * S))
+    rules = AlertRules(cooldown * S, absent * S, RateRule(True, False, 5.0, 20 * S))
     events = told(rules, sorted(rows, key=lambda row: row[0]))
     for rule in ("when", "absent", "rate"):
         own = [event for event in events if event[0] == rule]
@@ -139,7 +141,7 @@ def row(second: float, temp: float, seq: int = 0) -> Row:
 
 
 def operator(mode: str, **options: Any) -> TwsTester:
-    processor = alerts.Processor(["device"], alerts.rules(declared(**options)), mode)
+    processor = alerts.AlertProcessor(["device"], alerts.rules(declared(**options)), mode)
     time_of = (lambda row: row._ts // 1000) if mode == "EventTime" else None
     return TwsTester(processor, timeMode=mode, outputMode="Update", eventTimeExtractor=time_of)
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from smqrt.pipeline import doctor
-from smqrt.pipeline.doctor import Check, Place, examine
+from smqrt.pipeline.doctor import Check, DoctorOptions, examine
 from tests.pipeline.test_java import INSTALL, fake
 
 EXTRA = "pip install 'smqrt[spark]'"
 
 
-def found(place: Place) -> dict[str, Check]:
+def found(place: DoctorOptions) -> dict[str, Check]:
     return {check.name: check for check in examine(place)}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> DoctorOptions:
     """An application without anything; Spark stays out of these tests."""
     (tmp_path / "app").mkdir()
-    return Place(tmp_path / "app", tmp_path / "app/.pipelines", str(tmp_path / "app/.journal"), spark=False)
+    return DoctorOptions(tmp_path / "app", tmp_path / "app/.pipelines", str(tmp_path / "app/.journal"), spark=False)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def install(folder: Path, name: str, version: str) -> None:
 # ---- Java
 
 
-def test_the_path_is_empty(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_path_is_empty(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(doctor.jvm.find_java, "__defaults__", (None, tmp_path))
@@ -54,7 +54,7 @@ def test_the_path_is_empty(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert check == Check("java", False, "Java 17 or 21 is needed. As root, type", INSTALL)
 
 
-def test_java_home_is_wrong(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_home_is_wrong(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check = found(place)["java"]
     assert not check.ok
@@ -62,7 +62,7 @@ def test_java_home_is_wrong(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert check.remedy == "unset it, or name Java 17 or 21."
 
 
-def test_java_11(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_11(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(fake(tmp_path / "eleven", "11.0.21").parent))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(doctor.jvm.find_java, "__defaults__", (None, tmp_path))
@@ -75,7 +75,7 @@ def test_java_11(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("version", ["4.1.2", "3.5.9", "5.0.0", "10.1"])
-def test_another_pyspark(place: Place, distribution: Path, version: str) -> None:
+def test_another_pyspark(place: DoctorOptions, distribution: Path, version: str) -> None:
     install(distribution, "pyspark", version)
     check = found(place)["pyspark"]
     assert check == Check("pyspark", False, f"version {version}, and it has to be 4.2 or newer, before 5", EXTRA)
@@ -87,7 +87,7 @@ def test_pysparks_that_fit(distribution: Path, version: str) -> None:
     assert doctor.package("pyspark", *doctor.PYSPARK) == Check("pyspark", True, f"version {version}")
 
 
-def test_an_old_pyarrow(place: Place, distribution: Path) -> None:
+def test_an_old_pyarrow(place: DoctorOptions, distribution: Path) -> None:
     install(distribution, "pyarrow", "17.0.0")
     assert found(place)["pyarrow"] == Check("pyarrow", False, "version 17.0.0, and it has to be 18 or newer", EXTRA)
 
@@ -143,7 +143,7 @@ def test_nothing_runs_from_the_temporary_folder(tmp_path: Path, monkeypatch: pyt
 # ---- the application
 
 
-def test_an_application_without_anything(place: Place) -> None:
+def test_an_application_without_anything(place: DoctorOptions) -> None:
     checks = found(place)
     assert not checks["journal"].ok
     assert "is no folder of a journal" in checks["journal"].detail
@@ -154,7 +154,7 @@ def test_an_application_without_anything(place: Place) -> None:
     assert "spark" not in checks
 
 
-def test_a_pipeline_that_cannot_be_read(place: Place) -> None:
+def test_a_pipeline_that_cannot_be_read(place: DoctorOptions) -> None:
     (place.app / "pipelines").mkdir()
     assert found(place)["pipelines"].remedy == "smqrt pipeline init NAME"
     (place.app / "pipelines" / "broken.py").write_text("from smqrt.pipeline import sauce\n")
@@ -163,12 +163,12 @@ def test_a_pipeline_that_cannot_be_read(place: Place) -> None:
     assert "broken.py:1" in check.detail + check.remedy
 
 
-def test_a_hub_that_nobody_serves(place: Place) -> None:
+def test_a_hub_that_nobody_serves(place: DoctorOptions) -> None:
     url = "http://127.0.0.1:9/rtl/journal/app"
-    checks = found(Place(place.app, place.state, url, "a token of sixteen", spark=False))
+    checks = found(DoctorOptions(place.app, place.state, url, "a token of sixteen", spark=False))
     assert not checks["hub"].ok
     assert "127.0.0.1:9" in checks["hub"].detail + checks["hub"].remedy
-    checks = found(Place(place.app, place.state, url, None, spark=False))
+    checks = found(DoctorOptions(place.app, place.state, url, None, spark=False))
     assert "needs a token" in checks["hub"].detail + checks["hub"].remedy
 
 
@@ -207,7 +207,7 @@ def no_such_column(readings):
 """
 
 
-def test_spark_plans_each_query(place: Place, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_plans_each_query(place: DoctorOptions, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     (place.app / "pipelines").mkdir()
     (place.app / "pipelines" / "plant.py").write_text(GOOD_AND_BAD)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.cli.pipeline_table import line
+from smqrt.cli.pipeline_status import status_line
 from smqrt.pipeline import metrics
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
@@ -65,7 +65,7 @@ def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
     told = {(one.name, one.labels["query"]): one.value for one in _samples(app) if "query" in one.labels}
     assert told["smqrt_pipeline_future_total", "guards"] == 1
     assert told["smqrt_pipeline_dropped_by_watermark_total", "trusts"] == 2
-    assert ", too late 2" in line(trusts)
+    assert ", too late 2" in status_line(trusts)
     assert told["smqrt_pipeline_processed_rows_per_second", "guards"] > 0
     assert told["smqrt_pipeline_state_rows", "guards"] == 2
     assert (
@@ -79,4 +79,4 @@ def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
 
 
 def _samples(app: Application) -> list[Any]:
-    return [one for metric in metrics.Collector(app.folder / ".pipelines").collect() for one in metric.samples]
+    return [one for metric in metrics.PipelineMetrics(app.folder / ".pipelines").collect() for one in metric.samples]

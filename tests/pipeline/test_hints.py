@@ -70,7 +70,13 @@ def test_options_of_decorators_exist() -> None:
 
 
 def test_options_of_the_source_exist() -> None:
-    names = {*options.READ, *options.ALSO, *options.WRITE, *options.SPARKS_OWN, "checkpointLocation"}
+    names = {
+        *options.READ_OPTIONS,
+        *options.KAFKA_NAMES,
+        *options.WRITE_OPTIONS,
+        *options.SPARKS_OWN,
+        "checkpointLocation",
+    }
     names |= {"stateVarName", "readRegisteredTimers"}  # of Spark's format statestore
     for page in PAGES:
         for name in re.findall(r"\.option\(\"(\w+)\"", page.read_text("utf-8")):

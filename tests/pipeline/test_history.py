@@ -25,7 +25,7 @@ from smqrt.journal.compact import Options, compact
 from smqrt.journal.record import COLUMNS, Flag, Row
 from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import read_journal
-from smqrt.pipeline.variant import Shredder
+from smqrt.pipeline.journal_spark import Shredder
 from tests.journal.made import NOON_US, row, write
 from tests.pipeline.hubs import JournalingHub
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline.smq_source.options import ALSO, BATCH_ROWS, READ, ROWS_PER_PARTITION, WRITE
+from smqrt.pipeline.smq_source.options import BATCH_ROWS, KAFKA_NAMES, READ_OPTIONS, ROWS_PER_PARTITION, WRITE_OPTIONS
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
 
@@ -42,8 +42,8 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_every_option_is_described() -> None:
-    assert sorted(sum(rows_of("Options of reads"), [])) == sorted([*READ, *ALSO])
-    assert sorted(sum(rows_of("Writing"), [])) == sorted(WRITE)
+    assert sorted(sum(rows_of("Options of reads"), [])) == sorted([*READ_OPTIONS, *KAFKA_NAMES])
+    assert sorted(sum(rows_of("Writing"), [])) == sorted(WRITE_OPTIONS)
     assert f"| {ROWS_PER_PARTITION} |" in TEXT
     assert f"| {BATCH_ROWS} |" in TEXT
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from smqrt.journal import commit, locations
-from smqrt.pipeline import crash_points, sinks
-from smqrt.pipeline.checkpoint import Gate
+from smqrt.pipeline import sinks
+from smqrt.pipeline.checkpoint import PublishGate
+from smqrt.pipeline.process import CRASH_VARIABLE
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.recorded import Recorded, message
 
@@ -51,8 +52,8 @@ def expected(topic: str) -> Counter[tuple[str | None, bytes]]:
     return Counter((below.decode() if below else None, payload) for _, below, payload in messages(topic))
 
 
-def target(hub: JournalingHub) -> sinks.Hub:
-    return sinks.Hub(str(hub.journal), None, 5, threading.Event())
+def target(hub: JournalingHub) -> sinks.CommitClient:
+    return sinks.CommitClient(str(hub.journal), None, 5, threading.Event())
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -109,7 +110,7 @@ def test_how_many_rows_a_micro_batch_has(tmp_path: Path) -> None:
     offsets.mkdir(parents=True)
     for batch, ends in enumerate(([{"n1": 100}], [{"n1": 150, "n2": 7}], [{"n1": 150, "n2": 7}])):
         (offsets / str(batch)).write_text("\n".join(["v1", "{}", *map(json.dumps, ends)]))
-    assert [Gate(tmp_path, None).rows(batch) for batch in range(3)] == [100, 57, 0]
+    assert [PublishGate(tmp_path, None).rows(batch) for batch in range(3)] == [100, 57, 0]
 
 
 # ---- a driver of little memory, in a process of its own
@@ -148,7 +149,7 @@ def run(folder: Path, *options: str, fault: str = "", log: Path | None = None) -
     words = ["pipeline", "run", "--once", "--from", "earliest", "--republish", "--driver-memory", "450m", *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "smqrt", *words, "--app", str(folder)],
-        env=os.environ | ({crash_points.VARIABLE: fault} if fault else {}),
+        env=os.environ | ({CRASH_VARIABLE: fault} if fault else {}),
         start_new_session=True,
         stderr=log.open("w") if log else None,
     )

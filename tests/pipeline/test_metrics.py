@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from smqrt.errors import PipelineError
 from smqrt.journal import commit, locations
 from smqrt.pipeline import metrics
-from smqrt.pipeline.status import Board
+from smqrt.pipeline.status import StatusWriter
 from tests.pipeline.recorded import Recorded
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    board = Board(tmp_path)
+    board = StatusWriter(tmp_path)
     board.starting("per_minute", "publish")
     board.count("per_minute", published=7)
     board.starting("alarms", "alert")
@@ -50,7 +50,7 @@ def test_every_query_has_its_figures(state: Path) -> None:
 
 
 def test_how_late_and_how_fast(state: Path) -> None:
-    board = Board(state)
+    board = StatusWriter(state)
     board.starting("windows", "publish")
     watermark = datetime.fromtimestamp(time.time() - 90, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     operators = [{"numRowsTotal": 7, "memoryUsedBytes": 500, "numRowsDroppedByWatermark": 3}]

@@ -12,7 +12,7 @@ from smqrt.pipeline import process, status
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import plans
 from smqrt.pipeline.query import Query
-from smqrt.pipeline.run_context import Context, RunOptions
+from smqrt.pipeline.run_context import RunContext, RunOptions
 from tests.pipeline.recorded import Recorded
 
 FILE = (
@@ -54,12 +54,12 @@ class Bench:
         journal = str(Recorded(folder / "j").add(1).seal().path)
         self.state = folder / "state"
         catalog = load(folder / "pipelines")
-        self.context = Context(catalog, RunOptions(journal, folder, self.state, report=self.told.append, **options))
+        self.context = RunContext(catalog, RunOptions(journal, folder, self.state, report=self.told.append, **options))
         self.out, self.letters = (Query(plan, self.context) for plan in plans(catalog, catalog.queries()))
 
     def ended(self, handle: Any) -> str:
         """Lets the query's handle be this one; returns what is told about it."""
-        self.context.board.starting("out", "publish")
+        self.context.status.starting("out", "publish")
         self.out.spark_query, self.out._start_at_s = handle, 0.0
         self.out.look()
         return self.told[-1] if self.told else ""

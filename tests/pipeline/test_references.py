@@ -94,7 +94,7 @@ class Looking:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.said = 0.0, list[str]()
         monkeypatch.setattr(references.time, "monotonic", lambda: self.now_s)
-        self.watch = references.Watch([declared("devices.csv")], folder, self.said.append)
+        self.watch = references.ReferenceWatch([declared("devices.csv")], folder, self.said.append)
 
     def look(self, times: int) -> list[int]:
         found = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import references, slices
-from smqrt.pipeline.checkpoint import Start
+from smqrt.pipeline import fixtures, references
+from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.graph import Graph, JournalSource, plans
 from smqrt.pipeline.sinks import as_messages
@@ -29,11 +29,11 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
-    slices.journal(catalog.folder / "messages.jsonl", catalog.folder / "journal")
+    fixtures.write_journal(catalog.folder / "messages.jsonl", catalog.folder / "journal")
     rows = JournalSource(str(catalog.folder / "journal"))
     graph = Graph(
         catalog,
-        lambda source: rows.stream(spark, source, Start({}, None), "page"),
+        lambda source: rows.stream(spark, source, QueryStart({}, None), "page"),
         lambda reference: references.table(spark, reference, catalog.folder),
     )
     planned = plans(catalog, catalog.queries())

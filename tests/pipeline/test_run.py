@@ -280,6 +280,6 @@ def test_backfill(app: Application, backfill: Backfill, spark: Any) -> None:
 def began(app: Application) -> str:
     from smqrt.pipeline import checkpoint
 
-    start = checkpoint.began(app.folder / ".pipelines" / "kept")
+    start = checkpoint.start_offsets(app.folder / ".pipelines" / "kept")
     assert start is not None
     return json.dumps(start)

@@ -18,8 +18,8 @@ from smqrt.journal.locations import Unreachable
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import checkpoint, failures, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import Gate, Start
-from smqrt.pipeline.sinks import Hub, Stopped
+from smqrt.pipeline.checkpoint import PublishGate, QueryStart
+from smqrt.pipeline.sinks import CommitClient, Stopped
 from tests.pipeline.recorded import START_US, STEP_US, Recorded
 
 
@@ -40,14 +40,14 @@ def test_gate(tmp_path: Path) -> None:
     batch(tmp_path, 1, {"n1": 10}, "-")
     batch(tmp_path, 2, {"n1": 10}, {"n1": 11})
     batch(tmp_path, 3, {"n1": 10, "n2": 1})
-    old = {number: Gate(tmp_path, {"n1": 10}).is_old(number) for number in range(4)}
+    old = {number: PublishGate(tmp_path, {"n1": 10}).is_old(number) for number in range(4)}
     assert old == {0: True, 1: True, 2: False, 3: False}
-    assert not Gate(tmp_path, None).is_old(0)
+    assert not PublishGate(tmp_path, None).is_old(0)
 
 
 def test_gate_stays_open(tmp_path: Path) -> None:
     batch(tmp_path, 0, {"n1": 11})
-    gate = Gate(tmp_path, {"n1": 10})
+    gate = PublishGate(tmp_path, {"n1": 10})
     assert not gate.is_old(0)
     assert not gate.is_old(1)  # without looking
 
@@ -55,17 +55,19 @@ def test_gate_stays_open(tmp_path: Path) -> None:
 def test_where_a_query_begins(tmp_path: Path) -> None:
     recorded = Recorded(tmp_path / "j").add(100).seal()
     journal = Journal(recorded.path)
-    assert checkpoint.start(tmp_path / "a", journal, "latest", True) == Start({"n1": 100}, None)
-    assert checkpoint.start(tmp_path / "b", journal, "earliest", True) == Start({"n1": 0}, {"n1": 100})
-    assert checkpoint.start(tmp_path / "c", journal, "earliest", False) == Start({"n1": 0}, None)
+    assert checkpoint.start(tmp_path / "a", journal, "latest", True) == QueryStart({"n1": 100}, None)
+    assert checkpoint.start(tmp_path / "b", journal, "earliest", True) == QueryStart({"n1": 0}, {"n1": 100})
+    assert checkpoint.start(tmp_path / "c", journal, "earliest", False) == QueryStart({"n1": 0}, None)
     assert checkpoint.offsets(journal, "40") == {"n1": 40}
     assert checkpoint.offsets(journal, '{"n1": 7}') == {"n1": 7}
     assert checkpoint.offsets(journal, "2026-11-21T15:00:00.050Z") == {"n1": 50}
     assert START_US + 50 * STEP_US == 1_795_273_200_050_000
     recorded.add(10).seal()
-    assert checkpoint.start(tmp_path / "b", journal, "latest", False) == Start({"n1": 0}, {"n1": 100}), "it is kept"
-    assert checkpoint.began(tmp_path / "b") == {"n1": 0}
-    assert checkpoint.began(tmp_path / "never") is None
+    assert checkpoint.start(tmp_path / "b", journal, "latest", False) == QueryStart({"n1": 0}, {"n1": 100}), (
+        "it is kept"
+    )
+    assert checkpoint.start_offsets(tmp_path / "b") == {"n1": 0}
+    assert checkpoint.start_offsets(tmp_path / "never") is None
 
 
 @pytest.mark.parametrize("moment", ["yesterday", '{"n1": -1}', "{", ""])
@@ -107,7 +109,7 @@ def test_a_broken_file(tmp_path: Path) -> None:
 
 
 def test_hub_away(tmp_path: Path) -> None:
-    hub = Hub(str(tmp_path), None, 0.7, threading.Event())
+    hub = CommitClient(str(tmp_path), None, 0.7, threading.Event())
     began = time.monotonic()
     with pytest.raises(Unreachable, match="No hub serves .*What is to be published waits in the journal"):
         hub.commit("q", 1, [(b"t", None, b"x")])

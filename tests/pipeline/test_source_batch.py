@@ -15,8 +15,8 @@ from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, 
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.record import COLUMNS, Flag
-from smqrt.pipeline.smq_source.batch import BatchReader
 from smqrt.pipeline.smq_source.options import ReadOptions
+from smqrt.pipeline.smq_source.reading import BatchReader
 from tests.pipeline.recorded import START_US, STEP_US, Recorded, direct, message, schema, values
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

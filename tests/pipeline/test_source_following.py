@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal.remote import RemoteJournal
-from smqrt.pipeline.smq_source.stream import PACE_S, JournalFollower
+from smqrt.pipeline.smq_source.reading import PACE_S, JournalFollower
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
 

@@ -19,7 +19,7 @@ from smqrt.journal.compact import Options, compact
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.pipeline.smq_source import scan
 from smqrt.pipeline.smq_source.options import ReadOptions
-from smqrt.pipeline.smq_source.stream import StreamReader
+from smqrt.pipeline.smq_source.reading import StreamReader
 from tests.pipeline.recorded import START_US, STEP_US, Recorded, message, schema, values
 
 Batches = list[list[Any]]

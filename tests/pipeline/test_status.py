@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.pipeline import process, row_checks
 from smqrt.pipeline.row_checks import METRIC
-from smqrt.pipeline.status import FILE, Board, Status, read, read_all
+from smqrt.pipeline.status import FILE, Status, StatusWriter, read, read_all
 
 
 def progress(
@@ -39,20 +39,20 @@ def progress(
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    board = Board(tmp_path, age=lambda name, ends: 2.5)
+def board(tmp_path: Path) -> StatusWriter:
+    board = StatusWriter(tmp_path, lag_seconds=lambda name, ends: 2.5)
     board.starting("per_minute", "publish")
     return board
 
 
-def told(board: Board, tmp_path: Path, name: str = "per_minute") -> Status:
+def told(board: StatusWriter, tmp_path: Path, name: str = "per_minute") -> Status:
     status = read(tmp_path / name)
     assert status in board.statuses()
     assert status is not None
     return status
 
 
-def test_what_a_batch_tells(board: Board, tmp_path: Path) -> None:
+def test_what_a_batch_tells(board: StatusWriter, tmp_path: Path) -> None:
     assert told(board, tmp_path).state == "starting"
     board.started("78e9", "per_minute")
     board.progressed(progress())
@@ -66,7 +66,7 @@ def test_what_a_batch_tells(board: Board, tmp_path: Path) -> None:
     assert 0 < status.since <= status.updated
 
 
-def test_rows_add_up_and_a_batch_without_rows_waits(board: Board, tmp_path: Path) -> None:
+def test_rows_add_up_and_a_batch_without_rows_waits(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress(end=900))
     board.progressed(progress(rows=100, end=1000))
     assert told(board, tmp_path).rows == 600
@@ -76,7 +76,7 @@ def test_rows_add_up_and_a_batch_without_rows_waits(board: Board, tmp_path: Path
     assert status.watermark == "2026-11-21T15:14:05.000Z"
 
 
-def test_idle_has_no_lag(board: Board, tmp_path: Path) -> None:
+def test_idle_has_no_lag(board: StatusWriter, tmp_path: Path) -> None:
     board.started("78e9", "per_minute")
     board.progressed(progress())
     board.idle("78e9")
@@ -84,12 +84,12 @@ def test_idle_has_no_lag(board: Board, tmp_path: Path) -> None:
     assert (status.state, status.lag_rows, status.rows_per_s) == ("waiting", 0, 0.0)
 
 
-def test_a_first_batch_has_no_rate_of_coming(board: Board, tmp_path: Path) -> None:
+def test_a_first_batch_has_no_rate_of_coming(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed({key: value for key, value in progress().items() if key != "inputRowsPerSecond"})
     assert told(board, tmp_path).rows_per_s == 4000.0
 
 
-def test_lag_over_nodes_and_sources(board: Board, tmp_path: Path) -> None:
+def test_lag_over_nodes_and_sources(board: StatusWriter, tmp_path: Path) -> None:
     one = {"endOffset": {"n1": 5, "n2": 7}, "latestOffset": {"n1": 9, "n2": 7, "n3": 3}}
     as_text = {"endOffset": json.dumps({"n1": 8}), "latestOffset": json.dumps({"n1": 10})}
     foreign = {"endOffset": 6, "latestOffset": 9, "description": "rate"}
@@ -100,7 +100,7 @@ def test_lag_over_nodes_and_sources(board: Board, tmp_path: Path) -> None:
 
 def test_the_age_is_asked_for_where_the_slowest_source_is_and_not_often(tmp_path: Path) -> None:
     asked: list[tuple[str, dict[str, int]]] = []
-    board = Board(tmp_path, age=lambda name, ends: asked.append((name, ends)) or 1.0)
+    board = StatusWriter(tmp_path, lag_seconds=lambda name, ends: asked.append((name, ends)) or 1.0)
     board.starting("per_minute", "publish")
     one = {"endOffset": {"n1": 5}, "latestOffset": {"n1": 9}}
     two = {"endOffset": {"n1": 3, "n2": 1}, "latestOffset": {"n1": 9, "n2": 1}}
@@ -110,12 +110,12 @@ def test_the_age_is_asked_for_where_the_slowest_source_is_and_not_often(tmp_path
     assert told(board, tmp_path).lag_s == 1.0, "the last known age stays"
 
 
-def test_a_watermark_before_the_first_row_is_none(board: Board, tmp_path: Path) -> None:
+def test_a_watermark_before_the_first_row_is_none(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress(eventTime={"watermark": "1970-01-01T00:00:00.000Z"}))
     assert told(board, tmp_path).watermark == ""
 
 
-def test_counters_reach_the_file_with_the_next_progress(board: Board, tmp_path: Path) -> None:
+def test_counters_reach_the_file_with_the_next_progress(board: StatusWriter, tmp_path: Path) -> None:
     board.count("per_minute", 3)
     board.count("per_minute", 4)
     board.count("stranger", 1)
@@ -123,7 +123,7 @@ def test_counters_reach_the_file_with_the_next_progress(board: Board, tmp_path: 
     assert told(board, tmp_path).published == 7
 
 
-def test_what_spark_counted_while_rows_passed(board: Board, tmp_path: Path) -> None:
+def test_what_spark_counted_while_rows_passed(board: StatusWriter, tmp_path: Path) -> None:
     """The names of the metrics are those under which the pipeline observes."""
     json_metric = {row_checks.json_observation("readings"): {"bad_json": 1, "wrong_type": 2}}
     ahead = {row_checks.future_observation("readings"): {row_checks.FUTURE: 5}}
@@ -140,7 +140,7 @@ def test_what_spark_counted_while_rows_passed(board: Board, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
-def test_the_end_is_the_last_word(board: Board, tmp_path: Path, state: str) -> None:
+def test_the_end_is_the_last_word(board: StatusWriter, tmp_path: Path, state: str) -> None:
     board.ended("per_minute", state, "the hub went away" if state == "failed" else "")
     board.progressed(progress())  # Spark tells of the last batch after the query has ended
     board.idle("78e9")
@@ -151,7 +151,7 @@ def test_the_end_is_the_last_word(board: Board, tmp_path: Path, state: str) -> N
     assert process.running(tmp_path / "per_minute") is None
 
 
-def test_a_process_that_died_is_told_by_the_reader(board: Board, tmp_path: Path) -> None:
+def test_a_process_that_died_is_told_by_the_reader(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress())
     (tmp_path / "per_minute" / "pid").write_text(f"99999999 1 {platform.node()}\n")
     status = read(tmp_path / "per_minute")
@@ -159,7 +159,7 @@ def test_a_process_that_died_is_told_by_the_reader(board: Board, tmp_path: Path)
     assert (status.state, status.rows_per_s, status.rows) == ("dead", 0.0, 500)
 
 
-def test_what_runs_on_another_machine_is_taken_at_its_word(board: Board, tmp_path: Path) -> None:
+def test_what_runs_on_another_machine_is_taken_at_its_word(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress())
     (tmp_path / "per_minute" / "pid").write_text("99999999 1 other.example\n")
     status = read(tmp_path / "per_minute")
@@ -167,7 +167,7 @@ def test_what_runs_on_another_machine_is_taken_at_its_word(board: Board, tmp_pat
     assert status.state == "running"
 
 
-def test_all_queries_by_name(board: Board, tmp_path: Path) -> None:
+def test_all_queries_by_name(board: StatusWriter, tmp_path: Path) -> None:
     board.starting("hot", "alert")
     (tmp_path / "never-ran").mkdir()
     (tmp_path / "file").touch()
@@ -186,14 +186,14 @@ def test_a_file_of_a_later_version_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) == Status("hot", state="stopped")
 
 
-def test_progress_of_a_query_that_is_not_ours_is_passed_over(board: Board, tmp_path: Path) -> None:
+def test_progress_of_a_query_that_is_not_ours_is_passed_over(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed(progress("stranger"))
     board.started("1", "stranger")
     board.idle("1")
     assert [status.name for status in read_all(tmp_path)] == ["per_minute"]
 
 
-def test_readers_never_see_half_a_file(board: Board, tmp_path: Path) -> None:
+def test_readers_never_see_half_a_file(board: StatusWriter, tmp_path: Path) -> None:
     over = threading.Event()
 
     def write() -> None:
@@ -208,7 +208,7 @@ def test_readers_never_see_half_a_file(board: Board, tmp_path: Path) -> None:
 
 def test_spark_tells_it(spark: Any, tmp_path: Path) -> None:
     """A real query: its name, batches, watermark and state arrive through the listener."""
-    board = Board(tmp_path)
+    board = StatusWriter(tmp_path)
     unwatch = board.watch(spark)
     board.starting("ticks", "publish")
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.cli.pipeline_table import line
+from smqrt.cli.pipeline_status import status_line
 from smqrt.errors import JournalError
 from smqrt.pipeline import status
 from smqrt.pipeline.jvm import GarbageTime
-from smqrt.pipeline.status import Board
-from smqrt.pipeline.stuck import Watchdog
+from smqrt.pipeline.runner import ProgressWatchdog
+from smqrt.pipeline.status import StatusWriter
 
 NAME = "q"
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatusWriter:
     """A query that began at row 100, of which nothing has been heard for 90 s."""
     now_s = [1000.0]
     monkeypatch.setattr(status.time, "monotonic", lambda: now_s[0])
-    board = Board(tmp_path)
+    board = StatusWriter(tmp_path)
     board.starting(NAME, "publish")
     board.started("id", NAME)
     (tmp_path / NAME / "start.json").write_text(json.dumps({"starting": {"n1": 100}, "split": None}))
@@ -30,19 +30,19 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     return board
 
 
-def looked(board: Board, folder: Path, end: int = 600, least_s: float = 60) -> status.Status:
-    Watchdog(board, folder, lambda: {"n1": end}, least_s).look()
+def looked(board: StatusWriter, folder: Path, end: int = 600, least_s: float = 60) -> status.Status:
+    ProgressWatchdog(board, folder, lambda: {"n1": end}, least_s).look()
     found = status.read(folder / NAME)
     assert found
     return found
 
 
-def test_a_first_micro_batch_that_takes_long_is_no_waiting(board: Board, tmp_path: Path) -> None:
+def test_a_first_micro_batch_that_takes_long_is_no_waiting(board: StatusWriter, tmp_path: Path) -> None:
     now = looked(board, tmp_path, least_s=100)
     assert (now.state, now.lag_rows, now.trouble) == ("running", 500, "")
 
 
-def test_too_long_is_stuck_and_says_what_helps(board: Board, tmp_path: Path) -> None:
+def test_too_long_is_stuck_and_says_what_helps(board: StatusWriter, tmp_path: Path) -> None:
     now = looked(board, tmp_path)
     assert (now.state, now.lag_rows) == ("stuck", 500)
     assert "micro-batch 0 has been under way for 90 s" in now.trouble
@@ -50,22 +50,22 @@ def test_too_long_is_stuck_and_says_what_helps(board: Board, tmp_path: Path) -> 
     since = now.stuck_since
     assert since > 0
     assert looked(board, tmp_path).stuck_since == since
-    assert "q stuck" in line(now)
-    assert "UTC: micro-batch 0" in line(now)
+    assert "q stuck" in status_line(now)
+    assert "UTC: micro-batch 0" in status_line(now)
 
 
-def test_a_java_that_collects_garbage_is_why(board: Board, tmp_path: Path) -> None:
+def test_a_java_that_collects_garbage_is_why(board: StatusWriter, tmp_path: Path) -> None:
     class Thrashing(GarbageTime):
         def share(self, now_s: float | None = None) -> float:
             return 0.87
 
-    Watchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).look()
+    ProgressWatchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).look()
     now = status.read(tmp_path / NAME)
     assert now
     assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: a sm" in now.trouble
 
 
-def test_slow_is_not_stuck(board: Board, tmp_path: Path) -> None:
+def test_slow_is_not_stuck(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed({"name": NAME, "batchId": 3, "batchDuration": 20_000, "numInputRows": 1, "sources": []})
     board._heard_s[NAME] -= 90
     assert looked(board, tmp_path).state == "running"
@@ -74,32 +74,32 @@ def test_slow_is_not_stuck(board: Board, tmp_path: Path) -> None:
 def test_the_time_between_micro_batches_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
     monkeypatch.setattr(status.time, "monotonic", lambda: now_s[0])
-    board = Board(tmp_path)
+    board = StatusWriter(tmp_path)
     board.starting(NAME, "table", pace_s=300)
     now_s[0] += 301
     assert board.quiet(2) == []
 
 
-def test_without_rows_it_waits(board: Board, tmp_path: Path) -> None:
+def test_without_rows_it_waits(board: StatusWriter, tmp_path: Path) -> None:
     assert looked(board, tmp_path, end=100).state == "waiting"
 
 
-def test_a_hub_that_is_away_is_the_reason(board: Board, tmp_path: Path) -> None:
+def test_a_hub_that_is_away_is_the_reason(board: StatusWriter, tmp_path: Path) -> None:
     board.troubled(NAME, "The hub hasn't answered.")
     assert looked(board, tmp_path).trouble == "The hub hasn't answered."
 
 
-def test_a_journal_that_can_not_be_asked_is_no_end_of_looking(board: Board, tmp_path: Path) -> None:
+def test_a_journal_that_can_not_be_asked_is_no_end_of_looking(board: StatusWriter, tmp_path: Path) -> None:
     def away() -> dict[str, int]:
         raise JournalError("away")
 
-    Watchdog(board, tmp_path, away).look()
+    ProgressWatchdog(board, tmp_path, away).look()
     now = status.read(tmp_path / NAME)
     assert now
     assert now.state == "stuck"
 
 
-def test_a_micro_batch_that_ends_after_all_ends_it(board: Board, tmp_path: Path) -> None:
+def test_a_micro_batch_that_ends_after_all_ends_it(board: StatusWriter, tmp_path: Path) -> None:
     looked(board, tmp_path)
     board.progressed({"name": NAME, "batchId": 0, "numInputRows": 5, "sources": []})
     now = status.read(tmp_path / NAME)

@@ -16,11 +16,11 @@ from smqrt.journal.json_column import TypedColumn
 from smqrt.pipeline import graph, history, row_checks, source
 from smqrt.pipeline.api import Declaration, declaration_of
 from smqrt.pipeline.backfill import backfill
-from smqrt.pipeline.checkpoint import Start
+from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import load
+from smqrt.pipeline.journal_spark import Shredder
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
-from smqrt.pipeline.variant import Shredder
 from tests.journal.made import row, write
 
 ODD_VALUES = """
@@ -164,8 +164,10 @@ def declared(**options: Any) -> Declaration:
 def test_a_variant_of_a_stream(spark: Any, tmp_path: Path) -> None:
     journal, payloads = tmp_path / "journal", (b'{"temp": 21.5}', b"no JSON", b"[1]")
     write(journal, [row(seq, payload=payload) for seq, payload in enumerate(payloads)])
-    rows = graph.JournalSource(str(journal)).stream(spark, declared(json="variant"), Start({"n1": 0}, None), "reader")
-    good, bad = row_checks.parse_json(rows, "rows", {"json": "variant"}, "here")
+    rows = graph.JournalSource(str(journal)).stream(
+        spark, declared(json="variant"), QueryStart({"n1": 0}, None), "reader"
+    )
+    good, bad = row_checks.parse_json(rows, declared(json="variant"))
     assert streamed(good.selectExpr("to_json(variant) AS text"), tmp_path / "good") == ['{"temp":21.5}', "[1]"]
     assert streamed(bad.selectExpr("reason AS text"), tmp_path / "bad") == ["the payload is no JSON"]
 

@@ -15,7 +15,7 @@ from smqrt.journal import compact, manifest
 from smqrt.journal.compact import Options
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import verify
-from smqrt.pipeline.variant import Shredder
+from smqrt.pipeline.journal_spark import Shredder
 from tests.journal.flips import flipped
 from tests.journal.made import NOON_US, readings, row, write
 

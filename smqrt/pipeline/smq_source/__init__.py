@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from smqrt.pipeline.smq_source.batch import BatchReader
-    from smqrt.pipeline.smq_source.stream import StreamReader
+    from smqrt.pipeline.smq_source.reading import BatchReader, StreamReader
     from smqrt.pipeline.smq_source.writing import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource", "register"]
@@ -52,14 +51,14 @@ class DefaultSource(DataSource):
         return DDL
 
     def reader(self, schema: StructType) -> BatchReader:
-        from smqrt.pipeline.smq_source.batch import BatchReader
         from smqrt.pipeline.smq_source.options import ReadOptions
+        from smqrt.pipeline.smq_source.reading import BatchReader
 
         return BatchReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         from smqrt.pipeline.smq_source.options import ReadOptions
-        from smqrt.pipeline.smq_source.stream import StreamReader
+        from smqrt.pipeline.smq_source.reading import StreamReader
 
         return StreamReader(ReadOptions.parse(self.options), schema)
 

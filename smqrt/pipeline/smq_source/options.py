@@ -120,7 +120,7 @@ def splits(name: str, value: str) -> Splits:
     return Splits(tuple(seqs(name, json.dumps(each)) for each in found), True)
 
 
-def place(name: str, value: str) -> str | Offsets:
+def offsets_or_edge(name: str, value: str) -> str | Offsets:
     """Returns "earliest", "latest" or offsets."""
     return value.lower() if value.lower() in ("earliest", "latest") else seqs(name, value)
 
@@ -167,15 +167,21 @@ def app_id(name: str, value: str) -> str:
     return value
 
 
-Reader = Callable[[str, str], Any]
+OptionParser = Callable[[str, str], object]
 
-PLACE: dict[str, Reader] = {"path": text, "url": text, "token": text, "cafile": certificates, "retry": duration_s}
-READ: dict[str, Reader] = PLACE | {
+LOCATION_OPTIONS: dict[str, OptionParser] = {
+    "path": text,
+    "url": text,
+    "token": text,
+    "cafile": certificates,
+    "retry": duration_s,
+}
+READ_OPTIONS: dict[str, OptionParser] = LOCATION_OPTIONS | {
     "topics": names,
     "exclude": names,
-    "startingOffsets": place,
+    "startingOffsets": offsets_or_edge,
     "startingTime": time_us,
-    "endingOffsets": place,
+    "endingOffsets": offsets_or_edge,
     "endingTime": time_us,
     "maxRowsPerTrigger": positive,
     "maxBytesPerTrigger": size,
@@ -189,14 +195,14 @@ READ: dict[str, Reader] = PLACE | {
     "includePipeline": switch,
     "queryName": text,
 }
-WRITE: dict[str, Reader] = PLACE | {"txnAppId": app_id, "txnVersion": whole}
-ALSO: dict[str, tuple[str, Reader]] = {
+WRITE_OPTIONS: dict[str, OptionParser] = LOCATION_OPTIONS | {"txnAppId": app_id, "txnVersion": whole}
+KAFKA_NAMES: dict[str, tuple[str, OptionParser]] = {
     "startingTimestamp": ("startingTime", timestamp_us),
     "endingTimestamp": ("endingTime", timestamp_us),
     "maxOffsetsPerTrigger": ("maxRowsPerTrigger", positive),
 }
 """Options under the names that they have in Spark's source for Kafka: which they are here, and how they are read."""
-ELSEWHERE = {
+MEANT_NAMES = {
     "subscribe": "topics",
     "subscribepattern": "topics",
     "assign": "topics",
@@ -213,10 +219,10 @@ SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark hands to a sink with the sink's own options."""
 
 
-def parsed(given: Mapping[str, str], known: Mapping[str, Reader]) -> dict[str, Any]:
+def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict[str, Any]:
     """Returns the values of the options by their proper names; names are compared as Spark does, without case."""
     names = {name: (name, reader) for name, reader in known.items()}
-    names |= {name: meant for name, meant in ALSO.items() if meant[0] in known}
+    names |= {name: meant for name, meant in KAFKA_NAMES.items() if meant[0] in known}
     proper = {name.lower(): name for name in names}
     values: dict[str, Any] = {}
     by: dict[str, str] = {}
@@ -230,16 +236,16 @@ def parsed(given: Mapping[str, str], known: Mapping[str, Reader]) -> dict[str, A
     return values
 
 
-def _unknown(option: str, known: Mapping[str, Reader], proper: Mapping[str, str]) -> ArgumentError:
+def _unknown(option: str, known: Mapping[str, OptionParser], proper: Mapping[str, str]) -> ArgumentError:
     """Returns the error for an option that there isn't, with the one that was meant, if that can be told."""
     close = difflib.get_close_matches(option.lower(), proper, 1)
-    meant = ELSEWHERE.get(option.lower()) if "topics" in known else None
+    meant = MEANT_NAMES.get(option.lower()) if "topics" in known else None
     near = meant or (proper[close[0]] if close else None)
     hint = f"Did you mean {near}? " if near else ""
     return ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {", ".join(sorted(known))}.')
 
 
-def location(values: dict[str, Any]) -> str:
+def _location(values: dict[str, Any]) -> str:
     """Returns the folder or the address of the journal; a folder's path is made absolute here, on the driver."""
     if ("path" in values) == ("url" in values):
         raise ArgumentError(
@@ -332,11 +338,11 @@ class ReadOptions:
         Raises:
             ArgumentError: an unknown option, a value it can't have, or two that exclude each other.
         """
-        values = parsed(given, READ)
+        values = _parsed(given, READ_OPTIONS)
         for edge in ("starting", "ending"):
             if f"{edge}Offsets" in values and f"{edge}Time" in values:
                 raise ArgumentError(f"smq options {edge}Offsets and {edge}Time say the same thing: give one of them.")
-        where = location(values)
+        where = _location(values)
         options = cls(where, **{cls.FIELDS.get(name, name): value for name, value in values.items()})
         options.filter()
         return options
@@ -378,10 +384,12 @@ class WriteOptions:
         Raises:
             ArgumentError: an unknown option or a value it can't have.
         """
-        values = parsed({name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, WRITE)
+        values = _parsed(
+            {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, WRITE_OPTIONS
+        )
         if ("txnAppId" in values) != ("txnVersion" in values):
             raise ArgumentError("smq options txnAppId and txnVersion go together: who writes, and which write of its.")
-        where, retry_s = location(values), values.get("retry", RETRY_S)
+        where, retry_s = _location(values), values.get("retry", RETRY_S)
         by = values.get("txnAppId"), values.get("txnVersion", 0)
         return cls(where, values.get("token"), retry_s, *by, values.get("cafile"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
@@ -24,6 +24,7 @@ from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
     from pyspark.sql.types import DataType, StructType
 
 
@@ -31,14 +32,14 @@ MOST_BYTES = 32 << 20
 """A batch never has more, unless a single row does: it must fit into the JVM's memory several times."""
 
 
-def merged(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
     """Yields the same rows in fewer pyarrow.RecordBatches.
 
     Args:
         batches: pyarrow.RecordBatches of one schema, of any size.
         rows: small ones are joined until there are so many rows (or 32 MiB).
     """
-    waiting: list[Any] = []
+    waiting: list[RecordBatch] = []
     waiting_rows = waiting_bytes = 0
     for batch in batches:
         waiting.append(batch)
@@ -50,7 +51,7 @@ def merged(batches: Iterable[Any], rows: int) -> Iterator[Any]:
     yield from joined(waiting)
 
 
-def joined(batches: list[Any]) -> Iterator[Any]:
+def joined(batches: list[RecordBatch]) -> Iterator[RecordBatch]:
     """Yields the rows of all batches as one, or as several where one would be too large."""
     import pyarrow as pa
 
@@ -61,7 +62,7 @@ def joined(batches: list[Any]) -> Iterator[Any]:
             yield from cut(batch)
 
 
-def cut(batch: Any) -> Iterator[Any]:
+def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
     """Yields a batch in pieces of about 32 MiB."""
     pieces = min(batch.num_rows, -(-batch.nbytes // MOST_BYTES)) or 1
     step = -(-batch.num_rows // pieces)
@@ -133,14 +134,14 @@ def _kind(kind: DataType) -> payload_schema.PayloadType:
     )
 
 
-def arrow_schema(schema: StructType) -> Any:
+def arrow_schema(schema: StructType) -> Schema:
     """Returns the pyarrow.Schema that Spark compares every batch with."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def shaped(batch: Any, target: Any) -> Any:
+def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
     """Returns the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, as it declares them."""
     import pyarrow as pa
 
@@ -223,7 +224,7 @@ def _task_bytes(options: ReadOptions) -> int:
 _ALL_ROWS = 1 << 62
 
 
-class Part(InputPartition):
+class ScanPartition(InputPartition):
     """What one task of Spark reads.
 
     Args:
@@ -236,7 +237,7 @@ class Part(InputPartition):
 
 
 @lru_cache(maxsize=4)
-def opened(
+def open_cached_journal(
     place: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
 ) -> Journal | RemoteJournal:
     """Returns the journal: one object for each process, so that connections are used again.
@@ -269,7 +270,7 @@ class Scan:
     @property
     def journal(self) -> Journal | RemoteJournal:
         options, verify = self.options, not {"payload", json_column.JSON_COLUMN}.isdisjoint(self.schema.fieldNames())
-        return opened(options.journal, options.token, options.cafile, options.retry_s, verify)
+        return open_cached_journal(options.journal, options.token, options.cafile, options.retry_s, verify)
 
     @property
     def filter(self) -> Filter | None:
@@ -285,13 +286,13 @@ class Scan:
         plan = self.journal.plan(start, end, max_rows=_ALL_ROWS, ts_us=self.ts_us, topics=self.filter)
         return [chunk for chunks in plan for chunk in chunks]
 
-    def parts(self, chunks: Sequence[Chunk]) -> list[Part]:
+    def parts(self, chunks: Sequence[Chunk]) -> list[ScanPartition]:
         """Returns the tasks that read these chunks."""
-        return [Part(some) for some in planning.parts(chunks, rows_per_task(self.options, chunks))]
+        return [ScanPartition(some) for some in planning.parts(chunks, rows_per_task(self.options, chunks))]
 
-    def read(self, part: InputPartition) -> Iterator[Any]:
+    def read(self, part: InputPartition) -> Iterator[RecordBatch]:
         """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""
-        if not isinstance(part, Part):
+        if not isinstance(part, ScanPartition):
             return
         target = arrow_schema(self.schema)
         names = needed_columns(self.schema.fieldNames(), *self._looked_at())
@@ -314,7 +315,7 @@ class Scan:
         if not self.options.include_pipeline:
             yield "flags"
 
-    def _kept(self, batch: Any) -> Any:
+    def _kept(self, batch: RecordBatch) -> RecordBatch:
         """Returns the rows that every filter leaves."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -332,5 +333,5 @@ class Scan:
         return batch.filter(masks[0]) if masks else batch
 
 
-def _with_json(batch: Any, parser: json_column.TypedColumn) -> Any:
+def _with_json(batch: RecordBatch, parser: json_column.TypedColumn) -> RecordBatch:
     return batch.append_column(parser.field, parser.column(batch.column("topic"), batch.column("payload")))

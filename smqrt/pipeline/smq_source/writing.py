@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -17,10 +17,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import commit, locations
 from smqrt.journal.commit import OutRow
-from smqrt.pipeline import crash_points
+from smqrt.pipeline import process
 from smqrt.pipeline.smq_source.options import WriteOptions, without_traceback
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
 COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
@@ -36,7 +37,7 @@ FEW_BYTES = 64 << 10
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task hands to the driver.
 
     Attributes:
@@ -66,7 +67,7 @@ def checked(schema: StructType) -> None:
             raise ArgumentError(f"smq writes column {name} as string or binary, not {kind}: cast it.")
 
 
-def records(batches: Iterable[Any]) -> Iterator[OutRow]:
+def records(batches: Iterable[RecordBatch]) -> Iterator[OutRow]:
     """Yields the rows of pyarrow.RecordBatches as messages.
 
     Raises:
@@ -112,7 +113,7 @@ def _property(name: str) -> str:
     return found
 
 
-def as_bytes(batch: Any, name: str) -> list[bytes | None]:
+def as_bytes(batch: RecordBatch, name: str) -> list[bytes | None]:
     """Returns a column's values; text as UTF-8."""
     import pyarrow as pa
 
@@ -141,13 +142,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
 
     @without_traceback
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
         few = list(_few(rows))
         if (more := next(rows, None)) is None:
-            return Written(query, few)
-        return Written(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
+            return TaskCommit(query, few)
+        return TaskCommit(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
 
     def _stage(self, query: str, batch: int, rows: Iterable[OutRow]) -> list[str]:
         return commit.stage(self._target, query, batch, rows, self.options.retry_s)
@@ -158,14 +159,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @without_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        written = [message for message in messages if isinstance(message, Written)]
+        written = [message for message in messages if isinstance(message, TaskCommit)]
         rows = [row for message in written for row in message.rows]
         parts = [part for message in written for part in message.parts]
         if not rows and not parts:
             return
-        crash_points.crash_at("before_commit", batchId, of_worker=True)
+        process.crash_at("before_commit", batchId, of_worker=True)
         self._commit(written[0].query, batchId, rows, parts)
-        crash_points.crash_at("after_commit", batchId, of_worker=True)
+        process.crash_at("after_commit", batchId, of_worker=True)
 
     def _commit(self, query: str, batch: int, rows: list[OutRow], parts: list[str]) -> None:
         # One part is one commit: the hub has all of it or nothing. Several are staged, as a repetition of the
@@ -174,7 +175,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             commit.commit(self._target, query, batch, rows, retry_s=self.options.retry_s)
             return
         parts += self._stage(query, batch, rows) if rows else []
-        kill = partial(crash_points.crash_at, "before_part", of_worker=True)
+        kill = partial(process.crash_at, "before_part", of_worker=True)
         commit.commit_staged(self._target, query, batch, parts, self.options.retry_s, kill)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -200,15 +201,15 @@ class BatchWriter(DataSourceArrowWriter):
         self.options = options
 
     @without_traceback
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         target = _target(self.options)
         if self.options.app_id:
             self._commit(self.options.app_id, target, records(iterator))
-            return Written()
+            return TaskCommit()
         for batch in iterator:
             rows = list(records([batch]))
             commit.publish(target, rows, retry_s=self.options.retry_s)
-        return Written()
+        return TaskCommit()
 
     def _commit(self, app_id: str, target: locations.HubAddress, rows: Iterator[OutRow]) -> None:
         """Publishes the rows in parts, which are the same ones when the write is repeated."""
@@ -217,7 +218,7 @@ class BatchWriter(DataSourceArrowWriter):
         if (context := TaskContext.get()) and context.partitionId():
             raise ArgumentError(_UNSORTED)
         for number, (name, part) in enumerate(commit.sorted_parts(app_id, in_order(chain([first], rows)))):
-            crash_points.crash_at("before_part", number, of_worker=True)
+            process.crash_at("before_part", number, of_worker=True)
             commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -1,15 +1,21 @@
-"""The status of queries for people: a table for a terminal, lines for a log."""
+"""Status of queries for people: a table on a terminal, live while one watches, and lines in a log."""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smqrt.pipeline.status import Status
+from smqrt.pipeline.status import Status, read_all
 from smqrt.printable import printable
 
 _STYLES = {
@@ -27,7 +33,7 @@ _DISPENSABLE = ("batch", "left out", "too late", "watermark", "kept")
 _GAP = 2
 
 
-def table(statuses: Sequence[Status], width: int = 200) -> Table:
+def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
     """Returns the table: a row for each query, below it why it failed.
 
     Args:
@@ -35,7 +41,7 @@ def table(statuses: Sequence[Status], width: int = 200) -> Table:
         width: characters in a line of the terminal; on a narrow one some columns are left out.
     """
     rows = [_cells(status) for status in statuses]
-    chosen = _chosen(rows, width)
+    chosen = _chosen_columns(rows, width)
     shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in chosen:
         shown.add_column(_COLUMNS[column], justify="left" if _COLUMNS[column] in _LEFT else "right", no_wrap=True)
@@ -47,7 +53,7 @@ def table(statuses: Sequence[Status], width: int = 200) -> Table:
     return shown
 
 
-def _chosen(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _chosen_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """The columns that fit, the most needed ones; others than these could only be cut."""
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     chosen = list(range(len(_COLUMNS)))
@@ -61,7 +67,7 @@ def _cell(status: Status, column: int, text: str) -> Text:
     return Text(text, _STYLES.get(status.state, "dim") if _COLUMNS[column] == "state" else "")
 
 
-def line(status: Status) -> str:
+def status_line(status: Status) -> str:
     """Returns one line for a log, the same words in the same order for every query."""
     name, state, batch, rate, lag, batch_time, kept, watermark, late, left_out = _cells(status)
     parts = [f"{name} {state}", f"batch {batch}", f"{rate} rows/s", f"lag {lag}", f"batch time {batch_time}"]
@@ -88,7 +94,7 @@ def _cells(status: Status) -> list[str]:
         f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
         f"{status.batch_ms:,} ms",
         _kept(status),
-        _watermark(status),
+        _watermark_text(status),
         f"{status.dropped_by_watermark:,}" if status.dropped_by_watermark else "",
         _left_out(status),
     ]
@@ -102,7 +108,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"
 
 
-def _watermark(status: Status) -> str:
+def _watermark_text(status: Status) -> str:
     """The time of day, with the date when it's another than today's."""
     try:
         moment = datetime.fromisoformat(status.watermark)
@@ -116,3 +122,74 @@ def _watermark(status: Status) -> str:
 def _left_out(status: Status) -> str:
     rows = status.bad_json + status.future + sum(status.expectations.values())
     return f"{rows:,}" if rows else ""
+
+
+_REFRESH_S = 0.5
+_LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """While inside, shows how queries are doing: a live table on a terminal, else a line for each now and then.
+
+    Args:
+        state: folder of the state of queries.
+        names: of the queries; their dead letters are shown too.
+
+    Yields:
+        What prints a sentence without tearing the table apart.
+    """
+    over = threading.Event()
+    show = _live_table if sys.stderr.isatty() else _print_lines
+    console = Console(stderr=True)
+    thread = threading.Thread(target=show, args=(state, names, over, console), daemon=True)
+    thread.start()
+    try:
+        yield lambda text: console.print(Text(printable(text, lines=True)), soft_wrap=not console.is_terminal)
+    finally:
+        over.set()
+        thread.join()
+
+
+def _live_table(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
+    from rich.live import Live
+
+    began = time.time()
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while not over.wait(_REFRESH_S):
+            live.update(status_table(_recent(state, names, began), console.width), refresh=True)
+        live.update(status_table(_recent(state, names, began), console.width), refresh=True)
+
+
+def _print_lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
+    """A line for each query when its state changes, and every ten seconds while it works."""
+    told: dict[str, tuple[str, float]] = {}
+    began = time.time()
+    done = False
+    while not done:
+        done = over.wait(_REFRESH_S)
+        for status in _recent(state, names, began):
+            before, when = told.get(status.name, ("", 0.0))
+            if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_EVERY_S):
+                told[status.name] = (status.state, time.monotonic())
+                console.print(Text(status_line(status)), soft_wrap=True)
+
+
+def _recent(state: Path, names: Sequence[str], began: float) -> list[Status]:
+    """The status of these queries, and of their dead letters, of this run."""
+    known = read_all(state)
+    return [each for each in known if each.since >= began - 1 and (each.name in names or each.pid == os.getpid())]
+
+
+def watch_table(look: Callable[[], Sequence[Status]]) -> None:
+    """Shows a live table until Ctrl-C.
+
+    Args:
+        look: gives the status of queries.
+    """
+    from rich.live import Live
+
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while True:
+            live.update(status_table(look(), live.console.width), refresh=True)
+            time.sleep(_REFRESH_S)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -67,7 +67,7 @@ _CAFILE = click.option(
 
 
 @dataclass(frozen=True)
-class Places:
+class PipelineLocations:
     """Where an application's pipelines and what belongs to them are.
 
     Attributes:
@@ -96,17 +96,16 @@ class Places:
 
         return load(self.pipelines)
 
-    def options(self, **more: Any) -> RunOptions:
+    def options(self, **more: object) -> RunOptions:
         """How to run pipelines here; `more` are further fields of RunOptions."""
         from smqrt.pipeline.run_context import RunOptions
 
-        return RunOptions(
-            self.journal, self.app, self.state, token=self.token, cafile=self.cafile, tables=self.tables, **more
-        )
+        given = {"token": self.token, "cafile": self.cafile, "tables": self.tables, **more}
+        return RunOptions(self.journal, self.app, self.state, **cast("dict[str, Any]", given))
 
 
 def with_app(command: _Command) -> _Command:
-    """Gives a command the argument `places`, and the options --app and --state."""
+    """Gives a command the argument `paths`, and the options --app and --state."""
     extended: _Command = _APP(_STATE(_given(command)))
     return extended
 
@@ -134,7 +133,9 @@ def _given(command: Any) -> Any:
         if journal and not locations.is_address(journal):
             journal = str(locations.journal_folder(journal))
         cafile = cafile and str(Path(cafile).absolute())
-        places = Places(home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile)
-        return command(*args, places=places, **rest)
+        paths = PipelineLocations(
+            home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile
+        )
+        return command(*args, paths=paths, **rest)
 
     return call

@@ -1,25 +1,36 @@
-"""SQL on a journal by Spark: the view `messages`, and results of any size, which never pass the driver's memory."""
+"""Spark for commands of a journal: SQL (`query --spark`) and VARIANT columns (`journal compact --json variant`).
+
+Results of a query are of any size: they never pass the driver's memory. Of a file with VARIANT columns a query for one
+field reads that field only, and so does DuckDB.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import failures, session
+from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.history import read_journal
+from smqrt.pipeline.row_checks import VARIANT, payload_variant
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
     from pyspark.sql import DataFrame, SparkSession
 
+
 _BATCH_ROWS = 8192
-_PLACE = re.compile(r"\.?; line \d+ pos \d+;?$")
+_LINE_AND_POSITION = re.compile(r"\.?; line \d+ pos \d+;?$")
 _TEXT = "try_validate_utf8(cast(payload as string))"
 
 
@@ -48,7 +59,7 @@ class Spark:
     ) -> None:
         self._folder = TemporaryDirectory(prefix="smqrt-query-")
         self._own = spark is None
-        started = spark or session.spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
+        started = spark or session.start_spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
         self._spark = started.newSession()
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
         begin, behind = json.dumps(start), json.dumps(end)
@@ -66,7 +77,7 @@ class Spark:
                 self._spark.stop()
         self._folder.cleanup()
 
-    def run(self, sql: str) -> tuple[Any, Iterator[Any]]:
+    def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]:
         """Answers a question; arguments and results as of `duckdb_views.DuckDB.run`.
 
         Spark writes the result to a temporary folder, from where it is read a few rows at a time.
@@ -80,7 +91,7 @@ class Spark:
         try:
             _plain(self._spark.sql(sql)).write.parquet(folder.as_uri())
         except Exception as error:
-            raise PipelineError(_PLACE.sub(".", failures.sentence("this query", error))) from None
+            raise PipelineError(_LINE_AND_POSITION.sub(".", failures.sentence("this query", error))) from None
         files = [parquet.ParquetFile(path) for path in sorted(folder.glob("*.parquet"))]
         return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
 
@@ -104,3 +115,68 @@ def _plain(frame: DataFrame) -> DataFrame:
 
     names = [field.name for field in frame.schema if isinstance(field.dataType, VariantType)]
     return frame.withColumns({name: F.to_json(name) for name in names}) if names else frame
+
+
+# ---- `smqrt journal compact --json variant`: JSON payloads as shredded VARIANT columns, which Spark alone can write
+
+_SHREDDING_SETTINGS = {
+    "spark.sql.variant.writeShredding.enabled": "true",
+    "spark.sql.variant.inferShreddingSchema": "true",
+    "spark.sql.files.maxPartitionBytes": str(1 << 40),
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_SHREDDED_FILE = {"parquet.block.row.count.limit": str(1 << 16)}
+
+
+class Shredder:
+    """Adds a column `variant` to Parquet files of a journal. Spark starts when the first file comes.
+
+    Use it in a `with` block, which ends Spark.
+
+    Args:
+        folder: for what Spark puts aside, such as the journal's.
+        spark: a Spark that runs already, and that others end.
+
+    Raises:
+        PipelineError: pyspark or Java is missing, when a file comes.
+    """
+
+    def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
+        self._folder, self._given, self._spark = folder / ".variant", spark, spark
+
+    def __enter__(self) -> Shredder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._spark is not None and self._spark is not self._given:
+            self._spark.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __call__(self, source: Path, target: Path) -> None:
+        """Write the rows of `source` to `target`, in the same order, with a VARIANT of each payload that is JSON.
+
+        Raises:
+            PipelineError: Spark does not start, or can't do it.
+        """
+        self._spark = self._spark or session.start_spark("local[*]", "smqrt journal compact", self._folder)
+        folder, rows = self._folder / "written", self._folder / "rows.parquet"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)
+        rows.unlink(missing_ok=True)
+        os.link(source, rows)  # Spark takes no file with a dot in front, and makes columns of folders like hour=12
+        try:
+            self._write(self._spark, rows, folder)
+        except Exception as error:
+            raise PipelineError(f"Spark can't make a VARIANT of {source}: {first_line(error)}") from error
+        (part,) = folder.glob("part-*.parquet")
+        part.replace(target)
+
+    @staticmethod
+    def _write(spark: SparkSession, source: Path, folder: Path) -> None:
+        for name, value in _SHREDDING_SETTINGS.items():
+            spark.conf.set(name, value)
+        rows = spark.read.parquet(str(source)).withColumn(VARIANT, payload_variant())
+        rows.coalesce(1).write.options(**_SHREDDED_FILE).parquet(str(folder))
