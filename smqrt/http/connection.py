@@ -14,23 +14,21 @@ from __future__ import annotations
 import logging
 import traceback
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import check_beginning
-from smqrt.http.message import Request
+from smqrt.http.message import Request, RequestServer
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
 from smqrt.net.graceful_close import half_close
-from smqrt.net.scheduling import NEVER
-from smqrt.net.tls import Transport
+from smqrt.net.readiness import Watcher
+from smqrt.net.scheduling import NEVER, Share
+from smqrt.net.tls import TlsTransport, Transport
 from smqrt.wire.life import Life, moved
-
-if TYPE_CHECKING:
-    from smqrt.http.server import HttpServer
 
 log = logging.getLogger("smqrt")
 
@@ -42,6 +40,24 @@ _REQUESTS_AT_ONCE = 4  # then the others who wait have a turn
 _buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
 _view = memoryview(_buffer)
 _LATE = object()
+
+
+class Dispatcher(Protocol):
+    """What answers requests: `tree.Root`."""
+
+    def dispatch(self, request: Request) -> None:
+        """Answer `request`; runs in a worker and may block."""
+
+
+class ConnectionServer(RequestServer, Protocol):
+    """What a connection needs of its server, which is `smqrt.http.server.HttpServer`."""
+
+    root: Dispatcher
+    share: Share
+    draining: bool
+
+    def forget(self, connection: HttpConnection) -> None:
+        """`connection` ended or was detached."""
 
 
 class HttpConnection:
@@ -61,7 +77,7 @@ class HttpConnection:
     )  # fmt: skip
 
     def __init__(
-        self, server: HttpServer, transport: Any, peer: tuple[str, int], secure: bool, data: bytes = b""
+        self, server: ConnectionServer, transport: Transport, peer: tuple[str, int], secure: bool, data: bytes = b""
     ) -> None:
         self.server = server
         self.transport: Any = transport
@@ -78,7 +94,7 @@ class HttpConnection:
         self._writable: Any = None
         self._watcher = get_hub().loop.io(transport.fileno(), _READ)
         self._watcher.start(self._readable)
-        if data or (secure and transport.has_pending):
+        if data or (type(transport) is TlsTransport and transport.has_pending):
             get_hub().loop.run_callback(self._go_on)
 
     @property
@@ -347,11 +363,11 @@ class HttpConnection:
             raise ClientGoneError("the connection was closed")
         return self.transport
 
-    def release(self) -> tuple[Transport, Any, bytes]:
+    def release(self) -> tuple[Transport, Watcher, bytes]:
         """Give transport, stopped READ watcher and unused bytes away; this object is dead then."""
         return self._give_away(Life.CLOSED)
 
-    def _give_away(self, to: Life) -> tuple[Transport, Any, bytes]:
+    def _give_away(self, to: Life) -> tuple[Transport, Watcher, bytes]:
         self.life = moved(self.life, to)
         transport, data = self.transport, self.data
         self._watcher.stop()

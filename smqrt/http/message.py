@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
@@ -18,27 +18,15 @@ from smqrt.http.headers import Headers, date_line, set_cookie_field
 from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.status import HttpError, error_page, reason
 from smqrt.net.origins import Origins
+from smqrt.net.readiness import Watcher
 from smqrt.net.scheduling import Turn
-from smqrt.net.tls import Transport
+from smqrt.net.tls import Address, Transport
 
 log = logging.getLogger("smqrt")
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
 _URLENCODED = "application/x-www-form-urlencoded"
 _OK = b"HTTP/1.1 200 OK\r\n"
-
-
-class Watcher(Protocol):
-    """A watcher of the loop."""
-
-    def start(self, callback: Callable[[], object]) -> None:
-        """Have `callback` called whenever the socket is ready."""
-
-    def stop(self) -> None:
-        """Call it no more."""
-
-    def close(self) -> None:
-        """Give it back; it can't be started any more."""
 
 
 class RequestServer(Protocol):
@@ -48,7 +36,7 @@ class RequestServer(Protocol):
     limits: HttpLimits
     bodies: BodyMemory
 
-    def accepted(self, transport: Transport, peer: tuple[Any, ...], secure: bool = False, data: bytes = b"") -> None:
+    def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
         """Take a connection back."""
 
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any, Protocol
 
 import gevent
 
 from smqrt.http.access import Access
-from smqrt.http.connection import HttpConnection
+from smqrt.http.connection import Dispatcher, HttpConnection
 from smqrt.http.limits import BodyMemory, HttpLimits
-from smqrt.http.message import Request
 from smqrt.net.scheduling import Deadlines, share
-
-
-class Dispatcher(Protocol):
-    """What answers requests: `tree.Root`."""
-
-    def dispatch(self, request: Request) -> None:
-        """Answer `request`; runs in a worker and may block."""
+from smqrt.net.tls import Address, Transport
 
 
 class HttpServer:
@@ -47,7 +39,7 @@ class HttpServer:
         """How many connections there are, detached ones not counted."""
         return len(self._connections)
 
-    def accepted(self, transport: Any, peer: tuple[Any, ...], secure: bool = False, data: bytes = b"") -> None:
+    def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
         """Take a new connection; fits `Listener`'s `on_accept`.
 
         Args:
@@ -60,7 +52,7 @@ class HttpServer:
         self._connections.add(connection)
         self._deadlines.watch(connection)
 
-    def accepted_secure(self, transport: Any, peer: tuple[Any, ...]) -> None:
+    def accepted_secure(self, transport: Transport, peer: Address) -> None:
         """Take a new TLS connection."""
         self.accepted(transport, peer, secure=True)
 

@@ -7,7 +7,6 @@ import socket
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -25,7 +24,7 @@ _PARTS = {
 }
 
 
-def describe(data: bytes | None) -> dict[str, Any] | None:
+def describe(data: bytes | None) -> dict[str, object] | None:
     """Returns what a certificate says; None when it is none.
 
     Keys: subject and issuer (dicts of commonname, country, ...), commonname of the subject, subjectaltnames (a list),
@@ -43,9 +42,9 @@ def describe(data: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def _fields(certificate: x509.Certificate) -> dict[str, Any]:
+def _fields(certificate: x509.Certificate) -> dict[str, object]:
     subject = _name(certificate.subject)
-    fields = {
+    fields: dict[str, object] = {
         "subject": subject,
         "issuer": _name(certificate.issuer),
         "subjectaltnames": _described_names(certificate),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from array import array
 from time import time
-from typing import Any
+from typing import Any, cast
 
 from gevent import Timeout, get_hub
 
@@ -20,6 +20,8 @@ from smqrt.broker.session import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.graceful_close import half_close
+from smqrt.net.readiness import Watcher
+from smqrt.net.tls import ClientSocket, Transport
 from smqrt.wire.kernels import MAX_PARTITIONS
 from smqrt.wire.life import Life, moved
 from smqrt.wire.smq import PUBLISH_HEADER_BYTES
@@ -62,7 +64,7 @@ class RawConnection(Outbox):
     kind: 0 for no.
 
     Args:
-        sock: non-blocking socket, or anything with its `recv_into`, `send`, `sendmsg`, `shutdown` and `close`.
+        sock: a socket, a `TlsTransport`, or what limits how much one of these sends at once.
         watcher: the loop's READ watcher for it, stopped.
     """
 
@@ -79,10 +81,10 @@ class RawConnection(Outbox):
     )
     session: Session
 
-    def __init__(self, sock: Any, watcher: Any) -> None:
+    def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__()
         self.sock = sock
-        self.watcher = watcher
+        self.watcher: Any = watcher
         self.writer: Any = None
         self.carry = b""
         self.receive_bytes = MIN_RECEIVE_BYTES
@@ -92,9 +94,9 @@ class RawConnection(Outbox):
         self.torn = 0
 
     @property
-    def transport(self) -> Any:
+    def transport(self) -> Transport:
         """The socket or `TlsTransport`, without what limits its sends."""
-        return getattr(self.sock, "unlimited", self.sock)
+        return cast(Transport, getattr(self.sock, "unlimited", self.sock))
 
     def greet(self, reply: bytes, hello: bytes) -> None:
         """Send the HTTP reply and the frame of Init at once: a reply in the queue would be taken for frames."""

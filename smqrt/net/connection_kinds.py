@@ -5,7 +5,7 @@ hold back in both directions.
 from __future__ import annotations
 
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gevent import get_hub
 
@@ -13,6 +13,8 @@ from smqrt.broker.session import Session
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.connection import WRITE, RawConnection, chars, view
+from smqrt.net.readiness import Watcher
+from smqrt.net.tls import ClientSocket, TlsTransport
 from smqrt.wire import smq, websocket
 from smqrt.wire.life import Life
 from smqrt.wire.websocket import Assembler, Frame
@@ -31,7 +33,7 @@ class WsConnection(RawConnection):
     websocket = True
     takes_fragments = False
 
-    def __init__(self, sock: Any, watcher: Any) -> None:
+    def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
         super().__init__(sock, watcher)
         self.assembler: Assembler | None = None
         self.decoded = b""
@@ -154,6 +156,7 @@ class _Tls(_Base):
     """Mixed into a connection whose `sock` is a `TlsTransport`."""
 
     __slots__ = ()
+    sock: TlsTransport
 
     def greet(self, reply: bytes, hello: bytes) -> None:
         """Send the HTTP reply and Init in a record each: the Java client hangs when they share one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket
-from typing import Any
 
 from smqrt.errors import StreamError
 from smqrt.net.addresses import Info
@@ -84,7 +83,7 @@ class Datagram:
         self._live()
         return self._input.wait(timeout_s)
 
-    def send(self, data: Buffer, address: Any = None) -> bool:
+    def send(self, data: Buffer, address: tuple[str | int, ...] | None = None) -> bool:
         """Send a datagram to `address`, or to the connected partner; false when the system had no room for it: lost, as
         datagrams may be.
 

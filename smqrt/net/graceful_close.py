@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gevent import get_hub
 
-from smqrt.net.readiness import READ, WRITE
+from smqrt.net.readiness import READ, WRITE, Watcher
 from smqrt.net.scheduling import NEVER, Deadlines
 from smqrt.net.tls import Buffer, TlsTransport, Transport
 from smqrt.wire.life import Life, moved
@@ -24,13 +24,13 @@ _UNDER_WAY = "smqrt_graceful_closes"  # the attribute of the hub that holds them
 _waste = bytearray(65536)
 
 
-class Draining(Protocol):
+class DrainingConnection(Protocol):
     """A connection whose life is DRAINING."""
 
     life: Life
 
 
-def send_and_close(connection: Draining, transport: Transport, unsent: Iterable[Buffer]) -> None:
+def send_and_close(connection: DrainingConnection, transport: Transport, unsent: Iterable[Buffer]) -> None:
     """Send `unsent` and what the TLS layer holds, then close gracefully; `connection` is CLOSED in the end.
 
     Args:
@@ -40,7 +40,7 @@ def send_and_close(connection: Draining, transport: Transport, unsent: Iterable[
     close.send(b"".join(unsent))
 
 
-def half_close(connection: Draining, transport: Transport, watcher: Any) -> None:
+def half_close(connection: DrainingConnection, transport: Transport, watcher: Watcher) -> None:
     """Close gracefully what has nothing left to send; `connection` is CLOSED in the end.
 
     Args:
@@ -64,7 +64,7 @@ class _GracefulClose:
 
     __slots__ = ("_connection", "_transport", "_unsent", "_watcher", "deadline_s")
 
-    def __init__(self, connection: Draining, transport: Transport, watcher: Any) -> None:
+    def __init__(self, connection: DrainingConnection, transport: Transport, watcher: Any) -> None:
         self._connection, self._transport, self._watcher = connection, transport, watcher
         self._unsent = memoryview(b"")
         self.deadline_s = NEVER

@@ -24,7 +24,7 @@ from smqrt.net.addresses import resolve
 from smqrt.net.origins import is_loopback
 from smqrt.net.readiness import READ, Ready, Signal, Wait
 from smqrt.net.refusals import Refusals
-from smqrt.net.tls import HandshakeQueue
+from smqrt.net.tls import Address, HandshakeQueue, TlsTransport, Transport
 
 RESERVE = 128
 """Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
@@ -119,7 +119,7 @@ open_connections = ConnectionLimit()
 
 log = logging.getLogger("smqrt")
 
-OnAccept = Callable[[Any, tuple[Any, ...]], None]
+OnAccept = Callable[[Any, Address], None]
 
 ACCEPTS_PER_EVENT = 64  # then the others have a turn
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below the four minutes after which many NATs forget
@@ -207,7 +207,7 @@ class Listener:
                 return
             self._pass_on(fd, address)
 
-    def _pass_on(self, fd: int, address: tuple[Any, ...]) -> None:
+    def _pass_on(self, fd: int, address: Address) -> None:
         client = open_connections.admit(self._family, self._type, fd, address)
         if client is None:
             return
@@ -290,11 +290,11 @@ class Acceptor:
         self._socket: _socket.socket | None = _bound(port, host, ipv6)
         self._ready = Ready(self._socket.fileno(), READ)
         self._rest = _Rest()
-        self._shaken: deque[Any] = deque()
+        self._shaken: deque[TlsTransport] = deque()
         self._shaken_signal = Signal()
         self._handshakes = HandshakeQueue(context, self._on_handshake) if context is not None else None
 
-    def try_accept(self) -> Any:
+    def try_accept(self) -> Transport | None:
         """A connection's transport, or None when there is none now.
 
         Raises:
@@ -366,7 +366,7 @@ class Acceptor:
         sock.close()
         return True
 
-    def _on_handshake(self, transport: Any, address: tuple[Any, ...]) -> None:
+    def _on_handshake(self, transport: TlsTransport, address: Address) -> None:
         self._shaken.append(transport)
         self._shaken_signal.fire()
 

@@ -7,7 +7,8 @@ has a greenlet to block.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from gevent import get_hub
 from gevent.hub import Waiter
@@ -20,6 +21,19 @@ from smqrt.net.scheduling import Share, share
 READ, WRITE = 1, 2
 
 T = TypeVar("T")
+
+
+class Watcher(Protocol):
+    """A watcher of the loop for a file descriptor."""
+
+    def start(self, callback: Callable[[], object]) -> None:
+        """Have `callback` called whenever the descriptor is ready."""
+
+    def stop(self) -> None:
+        """Call it no more."""
+
+    def close(self) -> None:
+        """Give it back; it can't be started any more."""
 
 
 class TimedDeferred(Deferred[T]):

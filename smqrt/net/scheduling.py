@@ -21,7 +21,7 @@ TURN_S = 0.004
 _SHORTEST_S = 1e-6  # a timer: the loop looks at sockets and timers in between, which it does not for `run_callback`
 _SHARE = "smqrt_share"  # the attribute of the hub that holds its share: threads have hubs of their own
 
-Job = tuple[Callable[..., object], tuple[Any, ...]]
+Job = tuple[Callable[..., object], tuple[object, ...]]
 
 
 class Share:
@@ -48,7 +48,7 @@ class Share:
             return False
         return monotonic() >= self._until_s
 
-    def later(self, fn: Callable[..., object], *args: Any) -> None:
+    def later(self, fn: Callable[..., object], *args: object) -> None:
         """Call `fn(*args)` in the Hub greenlet, in a later turn of the loop."""
         self._queue.append((fn, args))
         if not self._timer.active:

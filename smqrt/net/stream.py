@@ -21,7 +21,7 @@ from smqrt.net.addresses import Info, resolve
 from smqrt.net.graceful_close import send_and_close
 from smqrt.net.readiness import READ, WRITE, Ready, Signal, Wait, block
 from smqrt.net.scheduling import Turn
-from smqrt.net.tls import Buffer, TlsTransport
+from smqrt.net.tls import Buffer, TlsTransport, Transport
 from smqrt.wire.life import Life, moved
 
 READ_BYTES = 65536
@@ -59,7 +59,7 @@ class Stream:
         "transport",
     )
 
-    def __init__(self, transport: Any, data: bytes = b"") -> None:
+    def __init__(self, transport: Transport, data: bytes = b"") -> None:
         self.transport: Any = transport
         self.life = Life.OPEN
         self.queue_limit_bytes = QUEUE_BYTES
@@ -358,7 +358,7 @@ class Stream:
         """Set an option of the socket. Raises OSError, and as `peername`."""
         self._live().setsockopt(level, option, value)
 
-    def release(self) -> tuple[Any, bytes]:
+    def release(self) -> tuple[Transport, bytes]:
         """Give the transport and the bytes not yet read away; this object is closed then.
 
         Raises:

@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from gevent import get_hub
 
@@ -27,6 +27,8 @@ _PORTION_BYTES = 65536  # nobody shares ciphertext: it is not made for clients t
 _READ, _WRITE = 1, 2
 
 Buffer = bytes | bytearray | memoryview
+Address = tuple[Any, ...]
+"""Of the other side, as `accept` gives it: host and port first."""
 
 
 class TlsTransport:
@@ -153,14 +155,14 @@ class TlsTransport:
         """Give the socket's file descriptor, -1 when closed."""
         return self._sock.fileno()
 
-    def getpeername(self) -> tuple[Any, ...]:
+    def getpeername(self) -> Address:
         """Give the client's address."""
-        address: tuple[Any, ...] = self._sock.getpeername()
+        address: Address = self._sock.getpeername()
         return address
 
-    def getsockname(self) -> tuple[Any, ...]:
+    def getsockname(self) -> Address:
         """Give our address."""
-        address: tuple[Any, ...] = self._sock.getsockname()
+        address: Address = self._sock.getsockname()
         return address
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
@@ -249,10 +251,24 @@ class TlsTransport:
             self._incoming.write_eof()
 
 
+class ClientSocket(Protocol):
+    """What a connection calls of its socket, which does not block."""
+
+    def recv_into(self, buffer: memoryview, size_bytes: int, /) -> int:
+        """Receive; 0 at the end of the stream. Raises BlockingIOError, OSError, as all of these."""
+
+    def send(self, data: Buffer, /) -> int:
+        """Send what fits."""
+
+    def sendmsg(self, runs: list[bytes], /) -> int:
+        """Send what fits of all `runs` in one system call."""
+
+    def close(self) -> None:
+        """Close."""
+
+
 Transport = _socket.socket | TlsTransport
 """What connections read and write: non-blocking, with or without TLS."""
-Address = tuple[Any, ...]
-"""Of the other side, as `accept` gives it: host and port first."""
 
 
 class HandshakeQueue:
@@ -267,7 +283,7 @@ class HandshakeQueue:
     def __init__(
         self,
         context: ssl.SSLContext,
-        on_ready: Callable[[TlsTransport, tuple[Any, ...]], None],
+        on_ready: Callable[[TlsTransport, Address], None],
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
         self.context = context
@@ -277,7 +293,7 @@ class HandshakeQueue:
         self.share = share()
         self._open: set[_Handshake] = set()
 
-    def begin(self, sock: _socket.socket, address: tuple[Any, ...]) -> None:
+    def begin(self, sock: _socket.socket, address: Address) -> None:
         """Take an accepted socket."""
         handshake = _Handshake(self, TlsTransport(sock, self.context), address)
         self._open.add(handshake)
@@ -299,7 +315,7 @@ class HandshakeQueue:
 class _Handshake:
     __slots__ = ("_address", "_queue", "_transport", "_watcher", "deadline_s")
 
-    def __init__(self, queue: HandshakeQueue, transport: TlsTransport, address: tuple[Any, ...]) -> None:
+    def __init__(self, queue: HandshakeQueue, transport: TlsTransport, address: Address) -> None:
         self._queue, self._transport, self._address = queue, transport, address
         self._watcher: Any = get_hub().loop.io(transport.fileno(), _READ)
         self.deadline_s = monotonic() + queue.timeout_s

@@ -6,7 +6,6 @@ Lua knows a socket by a number. What waits in one of them (a read, an accept, a 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, StreamError
@@ -46,7 +45,7 @@ class SocketBinding:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._next = itertools.count(1).__next__
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, SocketHandle] = {}
         self.suspensions = Suspensions()
 
     def add(self, handle: SocketHandle) -> int:
@@ -55,14 +54,14 @@ class SocketBinding:
         self._handles[number] = handle
         return number
 
-    def _handle(self, number: int | None) -> Any:
+    def _handle(self, number: int | None) -> SocketHandle:
         try:
             return self._handles[number]  # type: ignore[index]
         except KeyError:
             raise StreamError("socketclosed") from None
 
     def _stream(self, number: int) -> Stream:
-        stream: Stream | None = self._handle(number).stream
+        stream = self._handle(number).stream
         if stream is None:
             raise StreamError("incorrectuse")
         return stream
@@ -176,7 +175,7 @@ class SocketBinding:
         nil, "full" when it has to wait before it: nothing is taken.
         """
         handle = self._handle(number)
-        stream: Stream | None = handle.stream
+        stream = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return fail("full")
         has_room = handle.put(data, is_text)
@@ -185,7 +184,7 @@ class SocketBinding:
     def offer(self, number: int, data: bytes, is_text: bool) -> LuaResult:
         """Send or queue; nil and the length of the queue when it is full, and nothing is taken."""
         handle = self._handle(number)
-        stream: Stream | None = handle.stream
+        stream = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return None, stream.queued_bytes
         handle.put(data, is_text)
@@ -193,7 +192,7 @@ class SocketBinding:
 
     def drain(self, number: int) -> LuaResult:
         """Park until there is room in the queue; when there is, until a later turn of the loop."""
-        stream: Stream | None = self._handle(number).stream
+        stream = self._handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return Draining(stream)
         turn: Deferred[bool] = Deferred()
@@ -308,8 +307,8 @@ class SocketBinding:
         """True, or nil and what is wrong with the certificate of the other side."""
         handle = self._handle(number)
         tls = self._tls(number)
-        is_server = not isinstance(getattr(handle, "tls", None), ClientTls)
-        if is_server:  # OpenSSL has refused the certificate of a client that is not trusted
+        if not isinstance(handle, StreamHandle) or not isinstance(handle.tls, ClientTls):
+            # OpenSSL has refused the certificate of a client that is not trusted.
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
         host = handle.host if name is None else name.decode("utf-8", "replace")
         trust = handle.tls.store.judge(tls.peer_chain(), host)
@@ -334,7 +333,7 @@ class SocketBinding:
         return self._tls(number).resumed()
 
     def _tls(self, number: int) -> TlsTransport:
-        tls: TlsTransport | None = self._handle(number).tls_layer
+        tls = self._handle(number).tls_layer
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
