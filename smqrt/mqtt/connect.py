@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.contexts import CertStore, ClientTls, Identity, Trust
 from smqrt.net.stream import Stream
+from smqrt.wire.url import split_url
 
 PORT, TLS_PORT = 1883, 8883
 _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
@@ -45,17 +45,12 @@ def parse_address(text: str) -> MqttAddress:
         return MqttAddress(text)  # an IPv6 address
     scheme, _, _ = text.rpartition("://")
     try:
-        parts = urlsplit(text if scheme else f"//{text}")
-        host, port = parts.hostname, parts.port
+        parts = split_url(text if scheme else f"//{text}")
     except ValueError as error:
         raise ArgumentError(f"address {text!r} is none: {error}") from None
-    if not host or parts.path.strip("/") or parts.query or (scheme and scheme.lower() not in _SCHEMES):
+    if not parts.host or parts.path.strip("/") or parts.query or (scheme and parts.scheme not in _SCHEMES):
         raise ArgumentError(f"address {text!r} must be a host name, host:port, or mqtt(s)://host:port")
-    return MqttAddress(host, port, _SCHEMES.get(scheme.lower()), _plain(parts.username), _plain(parts.password))
-
-
-def _plain(text: str | None) -> str | None:
-    return None if text is None else unquote(text)
+    return MqttAddress(parts.host, parts.port, _SCHEMES.get(parts.scheme), parts.user, parts.password)
 
 
 def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
