@@ -94,7 +94,7 @@ class PythonApplication:
         lines = [frame.lineno for frame in frames if frame.filename == self._label]
         if isinstance(error, SyntaxError) and error.filename == self._label:
             lines.append(error.lineno)
-        place = f"{self._label}:{lines[-1]}: " if lines else f"{self._label}: "
+        position = f"{self._label}:{lines[-1]}: " if lines else f"{self._label}: "
         own = frames[next((at for at, frame in enumerate(frames) if frame.filename == self._label), len(frames)) :]
-        summary = f"{place}{type(error).__name__}: {error}"
+        summary = f"{position}{type(error).__name__}: {error}"
         return "\n".join([summary, "traceback:", *traceback.StackSummary.from_list(own).format()]).rstrip()

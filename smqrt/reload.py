@@ -46,7 +46,7 @@ def _is_pipeline(name: str) -> bool:
     return name.endswith((".py", ".sql"))
 
 
-def apart(files: list[str], folder: Path) -> tuple[list[str], list[str]]:
+def split_pipelines(files: list[str], folder: Path) -> tuple[list[str], list[str]]:
     """Returns which of the files are the application's own code, and which are its pipelines'.
 
     Args:

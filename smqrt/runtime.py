@@ -40,7 +40,7 @@ from smqrt.lua.api import smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import Watchdog
+from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.net import broker
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener, open_connections
@@ -119,7 +119,7 @@ class Server:
         self.services = self._make_services(words)
         self.vm = Vm()
         self._collector = GarbageCollector()
-        self._watchdog = Watchdog(self.vm, loop_s=settings.lua_loop_s)
+        self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s)
         api.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -217,7 +217,7 @@ class Server:
             self._pipelines.start(_shown_name(application), application.path.resolve())
 
     def _changed(self, application: Application, files: list[str]) -> None:
-        own, pipelines = reload.apart(files, application.path)
+        own, pipelines = reload.split_pipelines(files, application.path)
         try:
             if own:
                 self._reload(application, own)
@@ -301,7 +301,7 @@ class Server:
             listener.close()
         for application in self.applications:
             application.unload()
-        self._loader.exit_functions.run()
+        self._loader.run_exit_functions()
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()
         self.services.mqtt.wait_ended(MQTT_END_S)

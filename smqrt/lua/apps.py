@@ -232,7 +232,7 @@ class Applications:
         self.sessions = self._sessions.sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
-        self.exit_functions = system.install_mako(vm, services)
+        self.run_exit_functions = system.install_mako(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
         self._next_number = itertools.count(1).__next__
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import re
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,8 +23,13 @@ from gevent import get_hub
 
 from smqrt.lua.activity import Activities, LuaThread
 from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, Op, encoded, guarded
-from smqrt.lua.clock import clock_ms, pause, sleep_ms
+from smqrt.net.readiness import TimedDeferred
 from smqrt.net.refusals import ErrorLimit
+
+log = logging.getLogger("smqrt.lua")
+
+CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "table_codec", "sandbox", "require")
+"""The parts of the Lua half, in the order they build on each other."""
 
 _LIBRARY_NAME = re.compile(r"[A-Za-z0-9_]+(?:[./][A-Za-z0-9_]+)*")
 _NOT_FOR_APPLICATIONS = ("core", "ba")  # run by the vm itself, no modules for applications
@@ -36,7 +42,7 @@ def chunk_name(name: str) -> bytes:
 
 @cache
 def library_source(name: str) -> bytes | None:
-    """The source of library `name`, dots or slashes between its parts; None when there is none."""
+    """The source of library `name` in `smqrt/lua/lib`, dots or slashes between its parts; None when there is none."""
     if not _LIBRARY_NAME.fullmatch(name):
         return None
     file = resources.files("smqrt.lua") / "lib" / _library_path(name)
@@ -52,10 +58,27 @@ def _library_path(name: str) -> str:
     return name.replace(".", "/") + ".lua"
 
 
-log = logging.getLogger("smqrt.lua")
+def clock_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
 
-CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "table_codec", "sandbox", "require")
-"""The parts of the Lua half, in the order they build on each other."""
+
+class Sleep(TimedDeferred[None]):
+    """Resolved when the time is over."""
+
+    __slots__ = ()
+
+    def _expired(self) -> None:
+        self.resolve()
+
+
+def pause() -> None:
+    """Nothing: as every blocking call, it lets others run when this activity has had its share of the loop."""
+
+
+def sleep_ms(ms: float) -> Sleep:
+    """Park the activity for that time; others run meanwhile."""
+    return Sleep(max(ms, 0) / 1000)
 
 
 class Vm:

@@ -70,7 +70,7 @@ class Overdue:
         self._since_s, self._found = {}, None
 
 
-class Watchdog:
+class LoopWatchdog:
     """Watches the loop of the current thread.
 
     Args:

@@ -14,7 +14,7 @@ from app_server import AppServer
 from gevent import socket
 
 from smqrt.lua.api import smq_hub
-from smqrt.lua.watchdog import Watchdog
+from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.wire.websocket import TEXT
 from tests.lua.test_websockets import Client
 from tests.waiting import wait_until
@@ -163,7 +163,7 @@ def test_two_hundred_faults(server: AppServer, customers: list[Customer], caplog
 
 @pytest.fixture
 def watchdog(server: AppServer) -> Iterator[None]:
-    watching = Watchdog(server.vm, 60, loop_s=LOOP_S)
+    watching = LoopWatchdog(server.vm, 60, loop_s=LOOP_S)
     watching.start()
     yield
     watching.stop()

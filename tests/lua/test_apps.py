@@ -278,7 +278,7 @@ def test_mako_exit_and_onexit(server: AppServer, caplog):
     )
     server.page("<?lsp mako.exit(3) ?>")
     assert server.stops == [3]
-    server.applications.exit_functions.run()
+    server.applications.run_exit_functions()
     assert server.vm.eval("return order") == (b"12",)
     assert "app/.preload:6: in exit" in caplog.text
 

@@ -16,7 +16,7 @@ import requests
 from smqrt.lua import activity, lupa_internals
 from smqrt.lua.lupa_internals import interrupt_of
 from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import Watchdog
+from smqrt.lua.watchdog import LoopWatchdog
 from tests.conftest import Served
 
 LIMIT_S = 0.1
@@ -64,7 +64,7 @@ def test_with_another_build_the_feature_is_off_and_a_line_says_so(
     monkeypatch.setattr(where, name, value)
     vm = Vm()
     seen: list[bytes] = []
-    watchdog = Watchdog(vm, LIMIT_S, seen.append, loop_s=LIMIT_S)
+    watchdog = LoopWatchdog(vm, LIMIT_S, seen.append, loop_s=LIMIT_S)
     watchdog.start()
     busy = "local stop = os.clock() + 0.5 while os.clock() < stop do end return 'whole'"
     assert vm.run(vm.compile(busy)) == (b"whole",)

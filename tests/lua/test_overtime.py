@@ -12,7 +12,7 @@ from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import Watchdog
+from smqrt.lua.watchdog import LoopWatchdog
 from tests.waiting import wait_until
 
 LOOP_S = 0.2
@@ -22,7 +22,7 @@ MESSAGE = "this ran for 0.2 s without giving way"
 
 @pytest.fixture
 def vm(vm: Vm) -> Iterator[Vm]:
-    watchdog = Watchdog(vm, 60, loop_s=LOOP_S)
+    watchdog = LoopWatchdog(vm, 60, loop_s=LOOP_S)
     watchdog.start()
     yield vm
     watchdog.stop()
@@ -183,7 +183,7 @@ def test_a_c_function_can_not_be_ended_but_what_comes_behind_it_can(vm: Vm) -> N
 
 def test_zero_is_for_ever() -> None:
     machine = Vm()
-    watchdog = Watchdog(machine, 60)
+    watchdog = LoopWatchdog(machine, 60)
     watchdog.start()
     assert machine.run(machine.compile("local stop = os.clock() + 0.5 while os.clock() < stop do end return 1")) == (1,)
     watchdog.stop()

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import Watchdog
+from smqrt.lua.watchdog import LoopWatchdog
 
 LIMIT_S = 0.25
 BUSY = """
@@ -26,7 +26,7 @@ return "done"
 @pytest.fixture
 def reports(vm: Vm) -> Iterator[list[str]]:
     seen: list[str] = []
-    watchdog = Watchdog(vm, LIMIT_S, lambda text: seen.append(text.decode()))
+    watchdog = LoopWatchdog(vm, LIMIT_S, lambda text: seen.append(text.decode()))
     watchdog.start()
     gevent.sleep(LIMIT_S)
     yield seen

@@ -9,7 +9,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tree import Branch, Directory, ResourceReader
-from smqrt.lua.api.exchange import Exchange, Exchanges
+from smqrt.lua.api.exchange import Base, Exchange, Exchanges
 from smqrt.lua.api.files import FilesBinding
 from smqrt.lua.api.pages import Compiler, Pages
 from smqrt.lua.bridge import LuaResult, from_latin1, from_utf8, methods, utf8
@@ -74,8 +74,8 @@ class DirsBinding:
         directory = self._dirs[handle]
         directory.func = partial(self._call, handle, (directory, "")) if is_set else None
 
-    def _call(self, handle: int, place: tuple[Directory, str], request: Request, relpath: str) -> bool:
-        return self._exchanges.call(request, handle, utf8(relpath), place)
+    def _call(self, handle: int, base: Base, request: Request, relpath: str) -> bool:
+        return self._exchanges.call(request, handle, utf8(relpath), base)
 
     def set_pages(self, handle: int, is_set: bool) -> None:
         self._reader(handle).pages = Pages(self._exchanges, self._compiler, handle) if is_set else None

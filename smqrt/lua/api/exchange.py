@@ -17,7 +17,7 @@ from smqrt.http.tree import Directory, DispatchError
 from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, fail
 from smqrt.lua.vm import Vm
 
-Place = tuple[Directory, str]
+Base = tuple[Directory, str]
 P = ParamSpec("P")
 
 _KEY = "lua"  # of the exchange in Request.env
@@ -29,20 +29,20 @@ class Exchange:
     Attributes:
         handle: by which Lua knows it; 0 when Lua has forgotten it.
         depth: how many Lua handlers run inside each other, by include and forward.
-        place: the directory that runs now, and the page's folder in it: where relative paths start.
+        base: the directory that runs now, and the page's folder in it: where relative paths start.
         body: the reader that `rawrdr` opened.
         wait: blocks until a deferred response is complete.
         refusal: what reading the body came to; the answer of the request in place of what the page wrote.
         mismatch: the answer in place of an error page, when the page failed because it takes no such request.
     """
 
-    __slots__ = ("_abandoned", "body", "depth", "handle", "mismatch", "place", "refusal", "request", "wait")
+    __slots__ = ("_abandoned", "base", "body", "depth", "handle", "mismatch", "refusal", "request", "wait")
 
     def __init__(self, handle: int, request: Request, abandoned: list[int]) -> None:
         self.handle = handle
         self.request = request
         self.depth = 0
-        self.place: Place | None = None
+        self.base: Base | None = None
         self.body: Iterator[bytes] = iter(())
         self.refusal: HttpError | None = None
         self.mismatch: HttpError | None = None
@@ -91,19 +91,19 @@ class Exchanges:
         """Return the request of a handle. Raises as `of`."""
         return self.of(handle).request
 
-    def page(self, request: Request, reader: int, pathname: bytes, place: Place) -> None:
+    def page(self, request: Request, reader: int, pathname: bytes, base: Base) -> None:
         """Run a compiled page of the resource reader with the handle `reader`; blocks until it ended."""
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
-        result = self._enter(exchange, place, self._page, reader, pathname, is_outermost)
+        result = self._enter(exchange, base, self._page, reader, pathname, is_outermost)
         if is_outermost:
             self._answer(exchange, result)
 
-    def call(self, request: Request, directory: int, relpath: bytes, place: Place) -> bool:
+    def call(self, request: Request, directory: int, relpath: bytes, base: Base) -> bool:
         """Run the function of the directory with the handle `directory`; tell whether it handled the request."""
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
-        is_handled, *result = self._enter(exchange, place, self._call, directory, relpath, is_outermost)
+        is_handled, *result = self._enter(exchange, base, self._call, directory, relpath, is_outermost)
         if is_handled and is_outermost:
             self._answer(exchange, result)
         return bool(is_handled)
@@ -150,15 +150,15 @@ class Exchanges:
             exchange = request.env[_KEY] = Exchange(self._next_handle(), request, self._abandoned)
         return exchange
 
-    def _enter(self, exchange: Exchange, place: Place, entry: int, *args: LuaValue) -> LuaValues:
+    def _enter(self, exchange: Exchange, base: Base, entry: int, *args: LuaValue) -> LuaValues:
         handle = exchange.handle
         self._live[handle] = exchange
         exchange.depth += 1
-        outer, exchange.place = exchange.place, place
+        outer, exchange.base = exchange.base, base
         try:
             return self._vm.run(entry, handle, *args)
         finally:
-            exchange.place = outer
+            exchange.base = outer
             exchange.depth -= 1
             if exchange.depth == 0:
                 del self._live[handle]

@@ -136,8 +136,8 @@ class ResponseBinding:
         return self._exchanges.inside(handle, None, self._internal, path, "redirect")
 
     def _internal(self, exchange: Exchange, path: bytes, mode: str) -> None:
-        assert exchange.place is not None  # its handler is running
-        directory, folder = exchange.place
+        assert exchange.base is not None  # its handler is running
+        directory, folder = exchange.base
         target = from_utf8(path)
         self._root.internal(exchange.request, target if target.startswith("/") else folder + target, directory, mode)
 

@@ -8,9 +8,8 @@ from typing import Any
 from gevent import get_hub, subprocess
 
 from smqrt.lua.bridge import LuaValues
-from smqrt.lua.clock import clock_ms, sleep_ms
 from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 
 MIN_INTERVAL_MS = 1.0
 MAX_OUTPUT_BYTES = 64 * 1024

@@ -68,22 +68,6 @@ def _print(text: bytes) -> None:
     sys.stdout.flush()
 
 
-class ExitFunctions:
-    """What applications registered with `mako.onexit`."""
-
-    def __init__(self, vm: Vm) -> None:
-        self._vm = vm
-        self._ref = 0
-
-    def attach(self, ref: int) -> None:
-        """Take the reference of the Lua function that runs them."""
-        self._ref = ref
-
-    def run(self) -> None:
-        """Run them, in the order of their registration; errors are logged. May block."""
-        self._vm.run(self._ref)
-
-
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
     `ba.socket`."""
@@ -93,9 +77,10 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("ba.datetime", {"now": now})
 
 
-def install_mako(vm: Vm, services: Services) -> ExitFunctions:
-    """Give Lua the `mako` table; return its exit functions."""
-    exit_functions = ExitFunctions(vm)
+def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
+    """Give Lua the `mako` table; return what runs the functions of `mako.onexit`, in the order of their registration.
+    That may block; errors are logged."""
+    refs: list[int] = []
     functions: dict[str, Function] = {
         "argv": lambda: tuple(utf8(word) for word in services.argv),
         "environment": lambda: tuple(map(utf8, itertools.chain.from_iterable(os.environ.items()))),
@@ -108,11 +93,15 @@ def install_mako(vm: Vm, services: Services) -> ExitFunctions:
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
-        "attach": exit_functions.attach,
+        "attach": refs.append,
         "report": lambda text: log.error("%s", text.decode("utf-8", "replace")),
     }
     vm.namespace("ba.mako", functions)
-    return exit_functions
+
+    def run() -> None:
+        vm.run(refs[0])
+
+    return run
 
 
 def _current_folder() -> bytes:

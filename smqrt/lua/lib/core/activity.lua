@@ -106,7 +106,7 @@ core.entries = {
   free = core.ref(core.unref),
   close = core.ref(core.close_activity),
   relax = core.ref(overtime.relax),
-  where = core.ref(core.place_of),
+  where = core.ref(core.position_of),
   hold = core.ref(function() collectgarbage"stop" end),
   memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
 }

@@ -50,7 +50,7 @@ function core.close_activity(co)
 end
 
 --- The position of the innermost application frame of a waiting activity, as "file:line", for reports.
-function core.place_of(co)
+function core.position_of(co)
   while waits[co] do co = waits[co] end
   for level = 0, 100 do
     local info = getinfo(co, level, "Sl")
