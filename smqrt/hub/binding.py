@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from smqrt.broker.broker import METHODS, REQUIRED, Argument, Kind, Method
 from smqrt.errors import ArgumentError
@@ -19,14 +19,14 @@ Name = str | bytes
 """A name as applications see it: `bytes` when it is not UTF-8."""
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int]:
     """Whether it is an int and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number(what: str, value: object) -> int:
     """A whole number."""
-    if isinstance(value, int) and is_number(value):
+    if is_number(value):
         return int(value)
     raise ArgumentError(f"{what}: a number is needed, not {type(value).__name__}")
 
@@ -46,7 +46,7 @@ def destination(what: str, value: object) -> bytes | int:
         return value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
         return value
-    if isinstance(value, int) and is_number(value):
+    if is_number(value):
         return int(value)
     raise ArgumentError(f"{what}: a name (str or bytes) or an id is needed, not {type(value).__name__}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -89,9 +90,10 @@ class PeerSocket:
             self._session.disconnect(CloseReason.PEER_CLOSED)
 
     @property
-    def transport(self) -> Any:
+    def transport(self) -> socket.socket | TlsTransport | None:
         """The socket or `TlsTransport` below, for what has no method here; None when there is none."""
-        return getattr(self._session.outbox, "transport", None)
+        found: socket.socket | TlsTransport | None = getattr(self._session.outbox, "transport", None)
+        return found
 
 
 class Refused(SmqrtError):
