@@ -78,8 +78,8 @@ _TOPIC = Argument("topic", Kind.DESTINATION)
 _MESSAGE = (
     Argument("data", Kind.PAYLOAD),
     _TOPIC,
-    Argument("subtopic", Kind.DESTINATION, None, True),
-    Argument("ptid", Kind.NUMBER, None, True),
+    Argument("subtopic", Kind.DESTINATION, None, optional=True),
+    Argument("ptid", Kind.NUMBER, None, optional=True),
 )
 
 _ALL = (
@@ -114,7 +114,10 @@ _ALL = (
     Method("peers", (), Kind.PEERS),
     Method("etid2peer", (Argument("etid", Kind.NUMBER),), Kind.PEER),
     Method("setkeepalive", (Argument("idle", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
-    Method("shutdown", (Argument("msg", Kind.NAME, None, True), Argument("etid", Kind.NUMBER, None, True))),
+    Method(
+        "shutdown",
+        (Argument("msg", Kind.NAME, None, optional=True), Argument("etid", Kind.NUMBER, None, optional=True)),
+    ),
     Method("drops", (), Kind.COUNTS),
     Method("refused", (), Kind.COUNTS),
 )
