@@ -19,8 +19,7 @@ import gevent
 from smqrt import app_folder
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import BrokerPeer, Hooks
-from smqrt.broker.session import Session
+from smqrt.broker.hooks import BrokerClient, BrokerPeer, Hooks
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua import bridge
@@ -114,11 +113,11 @@ class LuaBroker:
     def _ask(self, name: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
         return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
 
-    def _authenticate(self, credentials: bytes, session: Session) -> Any:
+    def _authenticate(self, credentials: bytes, session: BrokerClient) -> Any:
         answer = self._ask("authenticate", _DENIED, credentials, self._binding.handle(session))
         return _mapped(answer, self._verdict(session))
 
-    def _verdict(self, session: Session) -> Callable[[Any], Any]:
+    def _verdict(self, session: BrokerClient) -> Callable[[Any], Any]:
         def verdict(answer: Any) -> Any:
             if answer[0] != wire.ConnackCode.ACCEPTED or session.closed:
                 self._binding.forget(session)
@@ -126,16 +125,16 @@ class LuaBroker:
 
         return verdict
 
-    def _permittop(self, topic: bytes, issub: bool, session: Session) -> Any:
+    def _permittop(self, topic: bytes, issub: bool, session: BrokerClient) -> Any:
         return _mapped(self._ask("permittop", (), topic, issub, self._binding.handle(session)), any)
 
-    def _permitsubtop(self, subtopic: bytes, session: Session) -> Any:
+    def _permitsubtop(self, subtopic: bytes, session: BrokerClient) -> Any:
         return _mapped(self._ask("permitsubtop", (), subtopic, self._binding.handle(session)), any)
 
-    def _onconnect(self, session: Session) -> None:
+    def _onconnect(self, session: BrokerClient) -> None:
         self._ask("onconnect", (), session.etid, self._binding.handle(session))
 
-    def _onclose(self, session: Session, reason: CloseReason) -> None:
+    def _onclose(self, session: BrokerClient, reason: CloseReason) -> None:
         if "onclose" in self._refs:
             words = reason.word.encode() or None, reason.value.encode()
             answer = self._ask("onclose", (), session.etid, self._binding.handle(session), *words)
@@ -144,16 +143,16 @@ class LuaBroker:
         self._binding.forget(session)
         return None
 
-    def _onpublish(self, run: bytes, tid: int, ptid: int, session: Any) -> Any:
+    def _onpublish(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> Any:
         answer = self._ask("onpublish", (b"",), run, tid, ptid, self._binding.handle(session))
         return _mapped(answer, lambda values: run if values[0] is True else values[0])
 
-    def _ondrop(self, run: bytes, tid: int, ptid: int, session: Any) -> None:
+    def _ondrop(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
         self._ask("ondrop", (), run, tid, ptid, self._binding.handle(session))
 
-    def _log(self, session: Any, text: str) -> None:
-        known = session is not None and (session.etid or session.extra is not None)
-        self._ask("log", (), self._binding.handle(session) if known else None, text.encode())
+    def _log(self, session: BrokerPeer | None, text: str) -> None:
+        known = session if session is not None and (session.etid or session.extra is not None) else None
+        self._ask("log", (), self._binding.handle(known) if known else None, text.encode())
 
 
 class HubBinding:
