@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from smqrt.journal.parquet_files import GROUP_ROWS
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
-from tests.conftest import REPOSITORY
+from tests.journal.killed import compact_killed_at
 from tests.journal.made import NOON_US, readings, row, write
 
 AT_ONCE = Options(grace_s=0, merge_bytes=0)
@@ -307,33 +306,14 @@ def test_a_full_disk_is_said_and_the_segments_stay(tmp_path: Path) -> None:
 
 # ---- killed
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from smqrt.journal.compact import Options, compact
-
-left = int(sys.argv[2])
-
-def on_step(step):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-compact(Path(sys.argv[1]), Options(grace_s=0, most_bytes=150_000), on_step)
-"""
-
-
-def killed_at(journal: Path, step: int) -> int:
-    command = [sys.executable, "-c", KILLED, str(journal), str(step)]
-    return subprocess.run(command, cwd=REPOSITORY, check=False).returncode
+KILLED = Options(grace_s=0, most_bytes=150_000)
 
 
 def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:
     """Each run is killed one step later than the one before, on top of what that left behind; none loses a row."""
     rows = write(tmp_path, readings(1200, step_us=6_000_000), segment_rows=300)
     for step in range(1, 100):
-        code = killed_at(tmp_path, step)
+        code = compact_killed_at(step, tmp_path, KILLED)
         assert rows_of(tmp_path) == rows, f"killed at step {step}"
         if code == 0:
             break
@@ -354,7 +334,7 @@ def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
         step += 1
         journal = tmp_path / str(step)
         rows = write(journal, readings(600, step_us=10_000_000), segment_rows=200)
-        if killed_at(journal, step) == 0:
+        if compact_killed_at(step, journal, KILLED) == 0:
             break
         assert rows_of(journal) == rows
         compact.compact(journal, AT_ONCE)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
-from tests.conftest import REPOSITORY
+from tests.journal.killed import compact_killed_at
 from tests.journal.made import NOON_US, readings, row, write
 
 APART, MERGED = Options(grace_s=0, everything=True, merge_bytes=0), Options(grace_s=0, everything=True)
@@ -208,29 +205,11 @@ def test_a_file_that_expires_meanwhile(tmp_path: Path) -> None:
         compact.compact(tmp_path, MERGED)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from smqrt.journal.compact import Options, compact
-
-left = int(sys.argv[2])
-
-def on_step(step):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-compact(Path(sys.argv[1]), Options(grace_s=0, everything=True), on_step)
-"""
-
-
 def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:
     """On top of what the run before left behind, each time one step later."""
-    rows, code = small_files(tmp_path, hours=13, a_file=3), -signal.SIGKILL
+    rows = small_files(tmp_path, hours=13, a_file=3)
     for step in range(1, 200, 3):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), str(step)]
-        code = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
+        code = compact_killed_at(step, tmp_path, Options(grace_s=0, everything=True))
         assert rows_of(tmp_path) == rows, f"killed at step {step}"
         if code == 0:
             break
