@@ -20,6 +20,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.factory import Factory
+
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says more of the machine than of the code.
@@ -211,15 +213,8 @@ class Served:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
     """A factory: `serve(APP, "--reload", ...)` starts a real server on a free port; it is stopped after the test."""
-    running: list[Served] = []
-
-    def start(*arguments: str | Path, **keywords: Any) -> Served:
-        running.append(Served(*arguments, **keywords))
-        return running[-1]
-
-    yield start
-    for served in running:
-        served.stop()
+    with Factory(Served, Served.stop) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -6,19 +6,13 @@ Both run in this process under gevent. Packets are bytes without framing; `Devic
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import gevent
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from gevent import socket
 from gevent.ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLError
 
@@ -31,6 +25,7 @@ from smqrt.net.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
+from tests.pki import Authority
 from tests.waiting import wait_until
 
 PATIENCE_S = 15.0
@@ -296,42 +291,6 @@ def client_context(cert: Path | None = None, key: Path | None = None) -> SSLCont
     if cert:
         context.load_cert_chain(cert, key)
     return context
-
-
-class Authority:
-    """Makes certificates: `pair("name")` gives the paths of a certificate and its key."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _x509_name("test authority")
-        self.path = folder / "authority.pem"
-        self.path.write_bytes(_pem(self._sign(self._name, self._key, is_authority=True)))
-
-    def pair(self, name: str) -> tuple[Path, Path]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        cert_path, key_path = self.folder / f"{name}.pem", self.folder / f"{name}.key"
-        cert_path.write_bytes(_pem(self._sign(_x509_name(name), key)))
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        key_path.write_bytes(key.private_bytes(*form))
-        return cert_path, key_path
-
-    def _sign(self, subject: x509.Name, key: Any, is_authority: bool = False) -> x509.Certificate:
-        now, day = datetime.now(UTC), timedelta(days=1)
-        host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = x509.CertificateBuilder(
-            self._name, subject, key.public_key(), x509.random_serial_number(), now - day, now + day
-        )
-        builder = builder.add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-        return builder.add_extension(host, critical=False).sign(self._key, hashes.SHA256())
-
-
-def _x509_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 class _Dispatcher:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import gevent.ssl
 import trustme
@@ -44,3 +46,24 @@ def gevent_context(leaf: trustme.LeafCert, *client_authorities: trustme.CA) -> s
         context.load_verify_locations(cadata=authority.cert_pem.bytes().decode())
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+class Authority:
+    """An authority, and files with the certificates that it has signed.
+
+    Attributes:
+        path: its own certificate.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ca = folder, trustme.CA()
+        self.path = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(str(self.path))
+
+    def pair(self, name: str, host: str = "127.0.0.1", **arguments: Any) -> tuple[Path, Path]:
+        """The files of a new certificate and its key."""
+        issued = self._ca.issue_cert(host, common_name=name, **arguments)
+        cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(key))
+        return cert, key

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from smqrt import hub
 from tests.device import Authority, Site, bounded
+from tests.factory import Factory
 
 __all__ = ["authority", "make_site", "patience", "site"]
 
@@ -28,15 +28,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def make_site(authority: Authority) -> Iterator[Callable[..., Site]]:
     """A factory: `make_site(onpublish=f)` gives a broker with these options behind a server."""
-    sites: list[Site] = []
-
-    def make(**options: Any) -> Site:
-        sites.append(Site(hub.create(**options), authority))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        site.close()
+    with Factory(lambda **options: Site(hub.create(**options), authority)) as make:
+        yield make
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.factory import Factory
 from tests.waiting import wait_until
 
 WAIT_S = 30
@@ -43,12 +44,5 @@ class Device:
 @pytest.fixture
 def device() -> Iterator[Callable[..., Device]]:
     """A factory: `device("chat/device.py", url)`."""
-    running: list[Device] = []
-
-    def start(script: str, *arguments: str) -> Device:
-        running.append(Device(script, *arguments))
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.stop()
+    with Factory(Device, Device.stop) as start:
+        yield start

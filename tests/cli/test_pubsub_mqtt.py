@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mqtt.mosquitto import Certificates, Mosquitto
+from tests.mqtt.mosquitto import Mosquitto, tls_listener
+from tests.pki import Authority
 
 pytestmark = pytest.mark.servers
 
@@ -78,10 +79,10 @@ def test_tls_and_credentials(tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
     passwords.touch(0o700)
     subprocess.run(["mosquitto_passwd", "-b", passwords, "anna", "s3cret"], check=True, capture_output=True)
-    certificates = Certificates(tmp_path)
+    certificates = Authority(tmp_path)
     common = f"allow_anonymous false\npassword_file {passwords}\nlog_dest none\nuser root\n"
-    broker = Mosquitto(tmp_path, certificates.listener(), common)
-    url, ca = f"mqtts://{broker.address}", str(certificates.authority_file)
+    broker = Mosquitto(tmp_path, tls_listener(certificates), common)
+    url, ca = f"mqtts://{broker.address}", str(certificates.path)
     good = smqrt("pub", url, "t", "x", "--cafile", ca, SMQRT_CREDENTIALS="anna:s3cret")
     bad = smqrt("pub", url, "t", "x", "--cafile", ca, SMQRT_CREDENTIALS="anna:guess")
     untrusted = smqrt("pub", url, "t", "x", SMQRT_CREDENTIALS="anna:s3cret")

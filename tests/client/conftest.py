@@ -10,21 +10,15 @@ import pytest
 
 from smqrt.client import SmqClient
 from smqrt.errors import DeliveryError
+from tests.factory import Factory
 from tests.local_broker import LocalBroker
 
 
 @pytest.fixture
 def start_broker() -> Iterator[Callable[..., LocalBroker]]:
     """A factory: `start_broker(port=0, authenticate=f, ...)`."""
-    running: list[LocalBroker] = []
-
-    def start(**options: Any) -> LocalBroker:
-        running.append(LocalBroker(**options))
-        return running[-1]
-
-    yield start
-    for broker in running:
-        broker.close()
+    with Factory(LocalBroker) as start:
+        yield start
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, Served
+from tests.factory import Factory
 
 HELD_MS = 50.0
 HEALTHY_MS = 1000.0
@@ -195,12 +196,5 @@ def besieged(_besieged_once: list[Besieged]) -> Besieged:
 @pytest.fixture
 def besiege() -> Iterator[Callable[..., Besieged]]:
     """A factory: `besiege(folder, "--setting", "value")` gives a server of its own, stopped after the test."""
-    running: list[Besieged] = []
-
-    def start(*arguments: str | Path) -> Besieged:
-        running.append(Besieged(*arguments))
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.stop()
+    with Factory(Besieged, Besieged.stop) as start:
+        yield start

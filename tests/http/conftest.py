@@ -6,22 +6,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from smqrt.http.limits import HttpLimits
+from tests.factory import Factory
 from tests.http.http_bench import Bench
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Bench]]:
     """A factory of servers: `start(HttpLimits(...))`."""
-    benches: list[Bench] = []
-
-    def begin(limits: HttpLimits | None = None) -> Bench:
-        benches.append(Bench(limits))
-        return benches[-1]
-
-    yield begin
-    for bench in benches:
-        bench.close()
+    with Factory(Bench) as begin:
+        yield begin
 
 
 @pytest.fixture

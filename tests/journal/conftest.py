@@ -1,3 +1,4 @@
+from tests.journal.shelf import shelf
 from tests.sites import authority, make_site, patience, site
 
-__all__ = ["authority", "make_site", "patience", "site"]
+__all__ = ["authority", "make_site", "patience", "shelf", "site"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, listing, locations, manifest, readers, retention, writer
+from smqrt.journal import commit, listing, locations, manifest, readers, retention
 from smqrt.journal.locations import Unreachable
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
-from tests.http.http_bench import Bench
 from tests.journal.made import readings, write
-from tests.journal.test_service import Shelf
+from tests.journal.shelf import Shelf
 
 MOVED = "was moved, removed or unmounted; bring it back"
 
@@ -78,14 +76,6 @@ def test_what_was_planned_is_there_again(path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(journal, "plan", back)
     assert [row.seq for row in journal.rows_of(chunk)] == list(range(10))
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    bench = Bench()
-    yield Shelf(bench, tmp_path)
-    bench.close()
-    writer.close_all()
 
 
 def test_what_is_missing_fills_no_log(shelf: Shelf, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, tokens, writer
+from smqrt.journal import committed, tokens
 from smqrt.journal.commit import commit_staged, encode, last_batch, stage
 from smqrt.journal.committed import StagedResults
 from smqrt.journal.locations import HubAddress
-from tests.http.http_bench import Bench
-from tests.journal.test_service import Shelf, record
+from tests.journal.shelf import Shelf, record
 
 PART = f"{7:016x}.0"
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    bench = Bench()
-    yield Shelf(bench, tmp_path)
-    bench.close()
-    writer.close_all()
 
 
 def address(shelf: Shelf, token: str = "") -> HubAddress:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import readers, tokens, writer
+from smqrt.journal import readers, tokens
 from smqrt.journal.commit import commit, report_progress
 from smqrt.journal.locations import HubAddress
 from smqrt.journal.tokens import Grant, Tokens
-from tests.http.http_bench import Bench
-from tests.journal.test_service import Shelf, record
+from tests.journal.shelf import Shelf, record
 
 READER, WRITER, BOTH = "reader-of-everything", "writer-of-some-topics", "both-reader-and-writer"
 LINES = f"""
@@ -39,13 +37,10 @@ def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    bench = Bench()
-    made = Shelf(bench, tmp_path)
-    put(made.writer.path, LINES)
-    yield made
-    bench.close()
-    writer.close_all()
+def shelf(shelf: Shelf) -> Shelf:
+    """With tokens."""
+    put(shelf.writer.path, LINES)
+    return shelf
 
 
 def found(folder: Path, text: str, **given: Any) -> Tokens:

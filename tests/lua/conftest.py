@@ -56,10 +56,16 @@ def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def vm() -> Iterator[Vm]:
+def services() -> Services:
+    """What the API of `vm` shares."""
+    return Services()
+
+
+@pytest.fixture
+def vm(services: Services) -> Iterator[Vm]:
     """A runtime with the API that needs no server."""
     machine = Vm()
-    api.install(machine, Services())
+    api.install(machine, services)
     yield machine
     machine.stop()
     gevent.sleep(0)

@@ -11,7 +11,7 @@ from app_server import AppServer
 
 from smqrt.wire.websocket import BINARY, TEXT
 from tests.clock import undisturbed_s
-from tests.lua.test_websockets import Client
+from tests.lua.websocket_client import Client
 
 APP = Path(__file__).parent.parent / "apps" / "websocket"
 

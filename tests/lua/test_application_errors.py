@@ -16,7 +16,7 @@ from gevent import socket
 from smqrt.lua.api import smq_hub
 from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.wire.websocket import TEXT
-from tests.lua.test_websockets import Client
+from tests.lua.websocket_client import Client
 from tests.waiting import wait_until
 
 ROUNDS = 10

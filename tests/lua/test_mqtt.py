@@ -16,8 +16,9 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.conftest import Served
-from tests.mqtt.mosquitto import Certificates, Mosquitto
+from tests.mqtt.mosquitto import Mosquitto, tls_listener
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
+from tests.pki import Authority
 from tests.proxies import SocksProxy
 from tests.waiting import wait_until
 
@@ -40,7 +41,7 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 @pytest.fixture
 def secure(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker behind TLS, whose authority lies in ca.pem."""
-    broker = Mosquitto(tmp_path, Certificates(tmp_path).listener("server", "localhost"))
+    broker = Mosquitto(tmp_path, tls_listener(Authority(tmp_path), "server", "localhost"))
     yield broker
     broker.stop()
 

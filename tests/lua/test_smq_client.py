@@ -17,6 +17,7 @@ from smqrt.lua.vm import Vm
 from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
 from smqrt.wire import smq as wire
+from tests.factory import Factory
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
 from tests.scripted_broker import ScriptedBroker
@@ -39,15 +40,8 @@ end
 
 @pytest.fixture
 def start_broker() -> Iterator[Callable[..., LocalBroker]]:
-    running: list[LocalBroker] = []
-
-    def start(**options):
-        running.append(LocalBroker(**options))
-        return running[-1]
-
-    yield start
-    for broker in running:
-        broker.close()
+    with Factory(LocalBroker) as start:
+        yield start
 
 
 @pytest.fixture

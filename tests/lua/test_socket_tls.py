@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from typing import Any
 
 import gevent
@@ -13,7 +12,6 @@ import trustme
 from gevent import socket
 from recorder import Recorder
 
-from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from tests.pki import client_of, expired, gevent_context, server_of
@@ -31,15 +29,6 @@ def services(authority: trustme.CA) -> Services:
     services.tls[1001] = client_of(authority)
     services.tls[1002] = server_of(authority.issue_cert("localhost", "127.0.0.1"), authority)
     return services
-
-
-@pytest.fixture
-def vm(services: Services) -> Iterator[Vm]:
-    machine = Vm()
-    api.install(machine, services)
-    yield machine
-    machine.stop()
-    gevent.sleep(0)
 
 
 PRELUDE = """

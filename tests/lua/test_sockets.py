@@ -12,25 +12,10 @@ import pytest
 from gevent import socket
 from recorder import Recorder
 
-from smqrt.lua import api
 from smqrt.lua.services import Services
 from smqrt.lua.sockets import waits
 from smqrt.lua.vm import Vm
 from tests.waiting import let_others_run, wait_until
-
-
-@pytest.fixture
-def services() -> Services:
-    return Services()
-
-
-@pytest.fixture
-def vm(services: Services) -> Iterator[Vm]:
-    machine = Vm()
-    api.install(machine, services)
-    yield machine
-    machine.stop()
-    gevent.sleep(0)
 
 
 @pytest.fixture

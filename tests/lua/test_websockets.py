@@ -19,7 +19,8 @@ from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import websocket
-from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT, WebSocketCodec, WebSocketMessage
+from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
+from tests.lua.websocket_client import Client
 from tests.waiting import let_others_run, wait_until
 
 ECHO = """
@@ -37,48 +38,6 @@ end
 
 COSOCKET = ECHO + "\nba.socket.req2sock(request):event(echo, 's')"
 BLOCKING = ECHO + "\nlocal s <close> = ba.socket.req2sock(request)\necho(s)"
-
-
-class Client:
-    """A WebSocket client on a gevent socket."""
-
-    def __init__(self, port: int, path: str = "/ws.lsp", headers: str = "", tls: SSLContext | None = None) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
-        if tls:
-            self.sock = tls.wrap_socket(self.sock)
-        key = websocket.new_key()
-        fields = "".join(f"{name}: {value}\r\n" for name, value in websocket.request_headers(key))
-        self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}{headers}\r\n".encode())
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += self.sock.recv(65536)
-        head, _, rest = head.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 101 "), head
-        assert websocket.accept_key(key).encode() in head
-        self.codec = WebSocketCodec(is_client=True)
-        self.codec.feed(rest)
-
-    def send(self, opcode: int, data: bytes, fin: bool = True) -> None:
-        frame = bytearray(websocket.encode_masked(opcode, data))
-        if not fin:
-            frame[0] &= 0x7F
-        self.sock.sendall(frame)
-
-    def receive(self) -> WebSocketMessage | None:
-        """The next message, None when the server has closed."""
-        while (message := self.codec.next()) is None:
-            if self.codec.close_code is not None:
-                return None
-            data = self.sock.recv(65536)
-            if not data:
-                return None
-            self.codec.feed(data)
-        return message
-
-    def closed(self) -> int | None:
-        """Waits for the close frame and gives its code."""
-        assert self.receive() is None
-        return self.codec.close_code
 
 
 def page(server: AppServer, code: str) -> Any:

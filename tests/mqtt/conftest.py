@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from smqrt.errors import DeliveryError
 from smqrt.mqtt import MqttClient
-from tests.mqtt.mosquitto import Certificates, Mosquitto
+from tests.factory import Factory
+from tests.mqtt.mosquitto import Mosquitto
 from tests.mqtt.scripted import ScriptedBroker
+from tests.pki import Authority
 
 
 @pytest.fixture(scope="session")
@@ -26,21 +29,14 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 @pytest.fixture
 def start_mosquitto(tmp_path: Path) -> Iterator[Callable[..., Mosquitto]]:
     """A factory of brokers with settings of their own."""
-    running: list[Mosquitto] = []
-
-    def start(*arguments: Any, **keywords: Any) -> Mosquitto:
-        running.append(Mosquitto(tmp_path, *arguments, **keywords))
-        return running[-1]
-
-    yield start
-    for broker in running:
-        broker.stop()
+    with Factory(partial(Mosquitto, tmp_path), Mosquitto.stop) as start:
+        yield start
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
+def certificates(tmp_path: Path) -> Authority:
     """A certificate authority."""
-    return Certificates(tmp_path)
+    return Authority(tmp_path)
 
 
 @pytest.fixture
@@ -64,12 +60,5 @@ def connect() -> Iterator[Callable[..., MqttClient]]:
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., ScriptedBroker]]:
     """A factory of scripted brokers."""
-    running: list[ScriptedBroker] = []
-
-    def start(*arguments: Any, **keywords: Any) -> ScriptedBroker:
-        running.append(ScriptedBroker(*arguments, **keywords))
-        return running[-1]
-
-    yield start
-    for broker in running:
-        broker.close()
+    with Factory(ScriptedBroker) as start:
+        yield start

@@ -7,9 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
-import trustme
-
 from tests.conftest import free_port
+from tests.pki import Authority
 
 START_S = 30
 COMMON = "allow_anonymous true\nmax_queued_messages 0\npersistence false\nlog_dest none\nuser root\n"
@@ -51,24 +50,7 @@ class Mosquitto:
         self.process.wait(5)
 
 
-class Certificates:
-    """An authority, and files with certificates for TLS listeners and clients."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.authority = trustme.CA()
-        self.authority_file = folder / "ca.pem"
-        self.authority.cert_pem.write_to_path(str(self.authority_file))
-
-    def issue(self, name: str, host: str = "127.0.0.1", **arguments: object) -> tuple[Path, Path]:
-        """The files of a new certificate and its key."""
-        issued = self.authority.issue_cert(host, **arguments)  # type: ignore[arg-type]
-        cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(str(key))
-        return cert, key
-
-    def listener(self, name: str = "server", host: str = "127.0.0.1", **arguments: object) -> str:
-        """The lines of a mosquitto configuration that make a listener speak TLS."""
-        cert, key = self.issue(name, host, **arguments)
-        return f"cafile {self.authority_file}\ncertfile {cert}\nkeyfile {key}\n"
+def tls_listener(authority: Authority, name: str = "server", host: str = "127.0.0.1", **arguments: object) -> str:
+    """The lines of a mosquitto configuration that make a listener speak TLS."""
+    cert, key = authority.pair(name, host, **arguments)
+    return f"cafile {authority.path}\ncertfile {cert}\nkeyfile {key}\n"

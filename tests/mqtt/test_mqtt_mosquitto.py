@@ -17,7 +17,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from smqrt.errors import ArgumentError
 from smqrt.mqtt import MqttClient
-from tests.mqtt.mosquitto import COMMON, Certificates, Mosquitto
+from tests.mqtt.mosquitto import COMMON, Mosquitto, tls_listener
+from tests.pki import Authority
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -222,19 +223,19 @@ def test_passwords(tmp_path: Path, start_mosquitto: Start, connect: Connect, ver
 
 @BOTH
 def test_tls_with_a_trusted_authority(
-    start_mosquitto: Start, certificates: Certificates, connect: Connect, version: int
+    start_mosquitto: Start, certificates: Authority, connect: Connect, version: int
 ) -> None:
-    broker = start_mosquitto(certificates.listener())
-    client = connect(f"mqtts://{broker.address}", version=version, cafile=str(certificates.authority_file))
+    broker = start_mosquitto(tls_listener(certificates))
+    client = connect(f"mqtts://{broker.address}", version=version, cafile=str(certificates.path))
     assert client.publish("t", b"x", 1).wait(5)
-    large = connect(broker.address, version=version, cafile=str(certificates.authority_file))
+    large = connect(broker.address, version=version, cafile=str(certificates.path))
     assert large.publish("t", b"x" * 1_000_000, 2).wait(5)
 
 
-def test_client_certificates(start_mosquitto: Start, certificates: Certificates, connect: Connect) -> None:
-    broker = start_mosquitto(certificates.listener() + "require_certificate true\n")
-    cert, key = certificates.issue("client", "client.example")
-    ca = str(certificates.authority_file)
+def test_client_certificates(start_mosquitto: Start, certificates: Authority, connect: Connect) -> None:
+    broker = start_mosquitto(tls_listener(certificates) + "require_certificate true\n")
+    cert, key = certificates.pair("client", "client.example")
+    ca = str(certificates.path)
     assert connect(f"mqtts://{broker.address}", cafile=ca, certfile=str(cert), keyfile=str(key)).connected
     assert connect(f"mqtts://{broker.address}", lambda *_: None, cafile=ca).closed
 
@@ -249,14 +250,14 @@ UNTRUSTED = {
 
 @pytest.mark.parametrize("what", UNTRUSTED)
 def test_an_untrusted_broker_never_sees_credentials(
-    tmp_path: Path, start_mosquitto: Start, certificates: Certificates, connect: Connect, what: str
+    tmp_path: Path, start_mosquitto: Start, certificates: Authority, connect: Connect, what: str
 ) -> None:
     word, host, arguments = UNTRUSTED[what]
-    broker = start_mosquitto(certificates.listener("server", host, **arguments), common=COMMON)
-    authority = certificates.authority_file
+    broker = start_mosquitto(tls_listener(certificates, "server", host, **arguments), common=COMMON)
+    authority = certificates.path
     if "foreign" in what:
         (tmp_path / "foreign").mkdir()
-        authority = Certificates(tmp_path / "foreign").authority_file
+        authority = Authority(tmp_path / "foreign").path
     log: list[Any] = []
     options: dict[str, Any] = {"cafile": str(authority), "username": "anna", "password": "s3cret"}
     client = connect(f"mqtts://{broker.address}", lambda *told: log.append(told), **options)

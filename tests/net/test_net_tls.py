@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 import gevent
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
 from gevent import socket
 from gevent.ssl import SSLContext as ClientContext
 
@@ -22,45 +19,18 @@ from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.net.tls import HandshakeQueue, TlsTransport
 from tests.clock import undisturbed_s
+from tests.pki import Authority
 from tests.waiting import let_others_run, wait_until
-
-DAY = datetime.timedelta(days=1)
-
-
-class Authority:
-    """Makes certificates and keys as PEM files."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.path = folder / f"{name}.pem"
-        self.path.write_bytes(self._sign(self.name, self.key, True).public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        cert = self._sign(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, False)
-        cert_path, key_path = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        key_path.write_bytes(key.private_bytes(*form))
-        return cert_path, key_path
-
-    def _sign(self, subject: x509.Name, key: Any, is_authority: bool) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(
-            self.name, subject, key.public_key(), x509.random_serial_number(), now - DAY, now + DAY
-        ).add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        return builder.sign(self.key, hashes.SHA256())
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"), "authority")
+    return Authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def pair(authority: Authority) -> tuple[Path, Path]:
-    return authority.issue("server")
+    return authority.pair("server")
 
 
 class Ends:
@@ -218,7 +188,7 @@ def test_facts(connect: Any) -> None:
 
 
 def test_a_client_certificate(connect: Any, authority: Authority) -> None:
-    client = authority.issue("client")
+    client = authority.pair("client")
     ends = connect(authority.path, client)
     der = ends.ours.peer_certificate()
     assert der is not None
@@ -255,7 +225,7 @@ def test_a_foreign_client_certificate_ends_the_handshake(pair: Any, authority: A
     listener.start()
     client_context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname, client_context.verify_mode = False, ssl.CERT_NONE
-    client_context.load_cert_chain(*Authority(tmp_path, "stranger").issue("client"))
+    client_context.load_cert_chain(*Authority(tmp_path).pair("client"))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         client_context.wrap_socket(socket.create_connection(listener.address, timeout=3)).recv(1)
     assert accepted == []
@@ -313,7 +283,7 @@ def test_the_usual_handshake_deadline(pair: Any) -> None:
 
 def test_one_sentence_for_bad_files(pair: Any, authority: Authority, tmp_path: Path) -> None:
     cert, key = pair
-    other_key = authority.issue("other")[1]
+    other_key = authority.pair("other")[1]
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
     locked = tmp_path / "locked.pem"

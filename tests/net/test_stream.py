@@ -149,8 +149,7 @@ def test_close_wakes_who_waits(ends: Ends) -> None:
 
 def test_a_killed_reader_leaves_the_stream_usable(ends: Ends) -> None:
     reader = gevent.spawn(ends.stream.read)
-    gevent.sleep(0)  # it waits
-    assert ends.stream._input
+    wait_until(lambda: ends.stream._input)
     assert len(ends.stream._input) == 1
     reader.kill()
     assert len(ends.stream._input) == 0

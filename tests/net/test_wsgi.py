@@ -17,6 +17,7 @@ from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
 from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request
+from tests.factory import Factory
 from tests.waiting import wait_until
 
 
@@ -59,15 +60,8 @@ class Mounted:
 
 @pytest.fixture
 def mount() -> Iterator[Callable[..., Mounted]]:
-    mounted: list[Mounted] = []
-
-    def make(**options: Any) -> Mounted:
-        mounted.append(Mounted(**options))
-        return mounted[-1]
-
-    yield make
-    for one in mounted:
-        one.close()
+    with Factory(Mounted) as make:
+        yield make
 
 
 def test_a_whole_session(mount: Callable[..., Mounted]) -> None:

@@ -34,6 +34,7 @@ from tests.device import (
     publish,
 )
 from tests.device import request as head
+from tests.factory import Factory
 from tests.waiting import let_others_run, wait_until
 
 
@@ -83,15 +84,8 @@ class Mounted:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Mounted]]:
-    mounted: list[Mounted] = []
-
-    def make(**options: Any) -> Mounted:
-        mounted.append(Mounted(Authority(tmp_path), **options))
-        return mounted[-1]
-
-    yield make
-    for one in mounted:
-        one.close()
+    with Factory(lambda **options: Mounted(Authority(tmp_path), **options)) as make:
+        yield make
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import free_port
 from tests.pipeline.hubs import JournalingHub
-from tests.pipeline.test_interrupt import START_S, Terminal
+from tests.pipeline.terminal import START_S, Terminal
 from tests.waiting import wait_until
 
 
