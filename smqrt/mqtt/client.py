@@ -15,7 +15,7 @@ from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 from smqrt.options import make
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.packets import Publish
+from smqrt.wire.mqtt.packets import PublishPacket
 from smqrt.wire.mqtt.properties import MAX_PROPERTIES, PacketType, Props, encode_properties, pack_properties
 from smqrt.wire.mqtt.topics import OnPub, check_filter, check_topic
 
@@ -221,7 +221,7 @@ class MqttClient(ConnectionKeeper):
 
     # ---- what comes: see `smqrt.wire.mqtt.client.ClientEvents`
 
-    def on_message(self, message: Publish) -> int:
+    def on_message(self, message: PublishPacket) -> int:
         """A message came."""
         topic, payload, flags, _, properties, _ = message
         handlers = self._subscriptions.routes.find(topic, properties)

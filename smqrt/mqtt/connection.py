@@ -21,7 +21,7 @@ from smqrt.net.readiness import block
 from smqrt.net.scheduling import Turn
 from smqrt.net.stream import Stream
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import State
+from smqrt.wire.mqtt.endpoint import ConnectionState
 from smqrt.wire.mqtt.properties import Props
 
 log = logging.getLogger("smqrt.mqtt")
@@ -30,7 +30,7 @@ _TICKS_PER_PING = 4
 _LONGEST_TICK_S = 1.0
 STUCK_S = 30.0
 """A broker that takes nothing for so long is left."""
-UNHEARD_BYTES = 4 << 20
+UNDELIVERED_BYTES = 4 << 20
 """With so much received since the callbacks were through, the broker is not read until they are again."""
 LINGER_S = 1.0
 
@@ -50,7 +50,7 @@ class MqttConnection:
     ) -> None:
         self._endpoint, self._stream, self._callbacks, self._pump = endpoint, stream, callbacks, pump
         self._wake, self._written = Event(), Event()
-        self._unheard_bytes = 0
+        self._undelivered_bytes = 0
         self._close_reason: MqttCloseReason | None = None
         self._is_over = False
         self._is_reading = True
@@ -110,7 +110,7 @@ class MqttConnection:
     def _read(self) -> None:
         turn = Turn()
         while True:
-            data = self._stream.read(timeout_s=self._patience_s())
+            data = self._stream.read(timeout_s=self._read_timeout_s())
             if self._is_over:
                 if not data or self._close_reason is not None:
                     return
@@ -120,9 +120,9 @@ class MqttConnection:
                 raise StreamError("socketreadfailed", "the broker closed the connection")
             self._endpoint.feed(data, monotonic())
             self._handle_packets(turn)
-            self._keep_pace(len(data))
+            self._wait_for_application(len(data))
 
-    def _patience_s(self) -> float | None:
+    def _read_timeout_s(self) -> float | None:
         if self._endpoint.is_open or self._is_over:
             return None
         return max(self._accepted_by_s - monotonic(), 0.0)
@@ -136,15 +136,15 @@ class MqttConnection:
             self._endpoint.fail(error)
             self.end(violated(error.code, error))
 
-    def _keep_pace(self, size_bytes: int) -> None:
+    def _wait_for_application(self, size_bytes: int) -> None:
         """Read no more than the application takes, and the broker takes acknowledgements."""
-        self._unheard_bytes += size_bytes
+        self._undelivered_bytes += size_bytes
         self._is_reading = False
         if not self._callbacks.has_room:
             self._callbacks.wait_for_room()
-        elif self._unheard_bytes > UNHEARD_BYTES:
+        elif self._undelivered_bytes > UNDELIVERED_BYTES:
             self._callbacks.ask(_nothing)
-            self._unheard_bytes = 0
+            self._undelivered_bytes = 0
         while self._endpoint.is_congested and not self._is_over:
             self._written.clear()
             self._written.wait()
@@ -173,7 +173,7 @@ class MqttConnection:
             if data := endpoint.take(monotonic()):
                 self._send(data)
                 turn.breathe()
-            if endpoint.state is State.CLOSED:
+            if endpoint.state is ConnectionState.CLOSED:
                 self.end(None)
                 return
             self._written.set()
@@ -206,7 +206,7 @@ class MqttConnection:
         """Give what waits to be written to the system now, as far as it goes without waiting: the process may end
         before another greenlet has its turn."""
         self._write_rest()
-        if self._endpoint.state is State.CLOSED:
+        if self._endpoint.state is ConnectionState.CLOSED:
             self.end(None)
 
     def _write_rest(self) -> None:

@@ -14,7 +14,7 @@ from smqrt.errors import ArgumentError, DeliveryError, StreamError
 from smqrt.mqtt.close_reason import DEFAULT_DELAY_S, MqttCloseReason, OnStatus, delay_of, disconnected, refused
 from smqrt.mqtt.connection import LINGER_S, MqttConnection
 from smqrt.mqtt.options import MqttOptions
-from smqrt.mqtt.queue import SendQueue, Subscriptions
+from smqrt.mqtt.queue import MqttSubscriptions, SendQueue
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 from smqrt.wire.mqtt.client import MqttClientEndpoint
@@ -30,7 +30,7 @@ class ConnectionKeeper:
 
     Args:
         connect: makes a stream.
-        endpoint: the protocol; it is told nothing before.
+        endpoint: the protocol.
         options: those of the client.
         properties: of CONNECT.
         onstatus: see `OnStatus`.
@@ -53,12 +53,12 @@ class ConnectionKeeper:
         self._connect, self._endpoint, self._options, self._properties = connect, endpoint, options, properties
         self.onstatus, self._callbacks = onstatus, callbacks
         self.end: MqttCloseReason | None = None
-        self._subscriptions = Subscriptions(options.resubscribe)
+        self._subscriptions = MqttSubscriptions(options.resubscribe)
         self._queue = SendQueue(options, endpoint, self._subscriptions)
         self._connection: MqttConnection | None = None
-        self._last_job: Callable[[], object] | None = None
+        self._ended_callback: Callable[[], object] | None = None
         self._is_connecting = self._has_session = self._has_ended = self._is_closing = self._was_accepted = False
-        self._stopping, self._hurry, self._settled = Event(), Event(), Event()
+        self._stopping, self._retry_now, self._settled = Event(), Event(), Event()
         self._shutdown_reason: MqttCloseReason | None = None
         self._undelivered = 0
         self._greenlet = gevent.spawn(self._run)
@@ -110,9 +110,9 @@ class ConnectionKeeper:
         was_connected = self.connected
         if self._begin_to_close():
             if self._queue.is_drained:
-                self._part(reason)
+                self._disconnect_now(reason)
             else:
-                gevent.spawn(self._deliver_and_part, reason, self._options.timeout)
+                gevent.spawn(self._deliver_and_disconnect, reason, self._options.timeout)
         return was_connected
 
     def shutdown(self) -> None:
@@ -134,10 +134,10 @@ class ConnectionKeeper:
         """
         end_s = None if timeout is None else monotonic() + timeout
         if self._begin_to_close():
-            self._deliver_and_part(0, timeout)
+            self._deliver_and_disconnect(0, timeout)
         if not self._callbacks.is_current:
             self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
-            self._part()
+            self._disconnect_now()
             self._greenlet.join(2 * LINGER_S)
         lost, self._undelivered = self._undelivered, 0
         if lost:
@@ -149,22 +149,22 @@ class ConnectionKeeper:
         if self._is_closing or self._has_ended:
             return False
         self._is_closing = True
-        self._hurry.set()
+        self._retry_now.set()
         self._queue.close()
         if self._connection is not None and self.connected:
-            self._start_to_flow()  # onstatus may still think about it
+            self._start_sending()  # onstatus may still think about it
             self._connection.write_now()
         else:
             self._endpoint.forget_unconfirmed()  # of a connection that broke: QoS 0 promises no more
         return True
 
-    def _deliver_and_part(self, reason: int, timeout_s: float | None) -> None:
+    def _deliver_and_disconnect(self, reason: int, timeout_s: float | None) -> None:
         end_s = None if timeout_s is None else monotonic() + timeout_s
         if self.flush(timeout_s):
-            self._make_sure(None if end_s is None else end_s - monotonic())
-        self._part(reason)
+            self._confirm_delivery(None if end_s is None else end_s - monotonic())
+        self._disconnect_now(reason)
 
-    def _make_sure(self, timeout_s: float | None) -> None:
+    def _confirm_delivery(self, timeout_s: float | None) -> None:
         """QoS 0 is acknowledged by nobody; but a broker answers a ping after what it got before."""
         endpoint = self._endpoint
         if endpoint.unconfirmed and self.connected:
@@ -176,14 +176,14 @@ class ConnectionKeeper:
             self._undelivered += endpoint.unconfirmed
             self.end = self.end or MqttCloseReason("sock", "timeout", detail="the broker doesn't say that it got them")
 
-    def _part(self, reason: int = 0) -> None:
+    def _disconnect_now(self, reason: int = 0) -> None:
         """End now."""
         if self._stopping.is_set():
             return
         self._is_closing = True
         self._stopping.set()
-        self._hurry.set()
-        self._queue.flows = False
+        self._retry_now.set()
+        self._queue.is_sending = False
         if self._connection is not None and self.connected:
             self._endpoint.disconnect(reason)
             self._connection.write_now()
@@ -211,7 +211,7 @@ class ConnectionKeeper:
 
     def on_ended(self, fn: Callable[[], object]) -> None:
         """Have `fn()` called when the client has ended for good, after every other callback."""
-        self._last_job = fn
+        self._ended_callback = fn
 
     # ---- the greenlet behind it
 
@@ -225,7 +225,7 @@ class ConnectionKeeper:
                 delay_s = self._delay_after(end)
                 if delay_s is None:
                     break
-                (self._stopping if self._is_closing else self._hurry).wait(delay_s)
+                (self._stopping if self._is_closing else self._retry_now).wait(delay_s)
         finally:
             self._finish()
 
@@ -257,7 +257,7 @@ class ConnectionKeeper:
         return opts.version == 4 or not self._properties.get("sessionexpiryinterval") or not self._has_session
 
     def _lost(self) -> None:
-        self._connection, self._queue.flows = None, False
+        self._connection, self._queue.is_sending = None, False
         self._endpoint.abort()
         self._settled.clear()
         self._queue.put_back(self._subscriptions.lost())
@@ -293,8 +293,8 @@ class ConnectionKeeper:
         self._queue.close()
         self._settled.set()
         self._queue.tell_progress()
-        if self._last_job is not None:
-            self._callbacks.post(self._last_job)
+        if self._ended_callback is not None:
+            self._callbacks.post(self._ended_callback)
         self._callbacks.finish()
 
     # ---- what the endpoint tells: see `smqrt.wire.mqtt.client.ClientEvents`
@@ -321,7 +321,7 @@ class ConnectionKeeper:
         self._queue.pump()
         self._settled.set()
         if self.onstatus is None or self._is_closing:
-            self._start_to_flow()
+            self._start_sending()
         else:
             self._callbacks.post(self._decide, connection, status)
 
@@ -333,13 +333,13 @@ class ConnectionKeeper:
         finally:
             if connection is self._connection and not self._is_closing:
                 if keep:
-                    self._start_to_flow()
+                    self._start_sending()
                 else:
-                    self._part()
+                    self._disconnect_now()
 
-    def _start_to_flow(self) -> None:
-        if not self._queue.flows:
-            self._queue.flows = True
+    def _start_sending(self) -> None:
+        if not self._queue.is_sending:
+            self._queue.is_sending = True
             self._queue.pump()
 
     def on_room(self) -> None:

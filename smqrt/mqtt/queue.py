@@ -71,7 +71,7 @@ class SubscribeRequest(NamedTuple):
     callback: OnSuback | None = None
 
 
-class Subscriptions:
+class MqttSubscriptions:
     """What is wanted of the broker, what it has been asked, and what it has granted. What it is still to be asked waits
     among the messages, in the order in which the application called.
 
@@ -144,16 +144,16 @@ class SendQueue:
         subscriptions: told what the broker is asked.
 
     Attributes:
-        flows: whether messages may go out: the application has accepted the connection.
+        is_sending: whether messages may go out: the application has accepted the connection.
         items: what waits, the next one first.
         dropped: how many messages were given up for newer ones.
         refused: how many times there was no room.
     """
 
-    def __init__(self, options: MqttOptions, endpoint: MqttClientEndpoint, subscriptions: Subscriptions) -> None:
+    def __init__(self, options: MqttOptions, endpoint: MqttClientEndpoint, subscriptions: MqttSubscriptions) -> None:
         self._options, self._endpoint, self._subscriptions = options, endpoint, subscriptions
         self.items: deque[Delivery | SubscribeRequest] = deque()
-        self.flows = False
+        self.is_sending = False
         self.dropped = self.refused = 0
         self._size_bytes = 0
         self._waiters, self._is_closed = 0, False
@@ -226,7 +226,7 @@ class SendQueue:
 
     def send_at_once(self, item: Delivery) -> bool:
         """Send a message now, if nothing waits before it and the broker may get it; whether it was sent."""
-        if self.items or not self.flows or not self._endpoint.can_send(item.qos):
+        if self.items or not self.is_sending or not self._endpoint.can_send(item.qos):
             return False
         if item.qos and self._in_flight_bytes + item.size_bytes > self._options.queuebytes:
             return False
@@ -243,7 +243,7 @@ class SendQueue:
     def pump(self) -> None:
         """Send as much as may be sent now."""
         endpoint, items = self._endpoint, self.items
-        if self.flows:
+        if self.is_sending:
             endpoint.send_again()
         while items:
             item = items[0]
@@ -251,7 +251,7 @@ class SendQueue:
                 if not endpoint.can_ask:
                     break
                 self._ask(item)
-            elif self.flows and endpoint.can_send(item.qos):
+            elif self.is_sending and endpoint.can_send(item.qos):
                 self.take()
                 endpoint.send(item)
             else:

@@ -11,8 +11,8 @@ import pytest
 
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.endpoint import MqttEndpoint, State
-from smqrt.wire.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe
+from smqrt.wire.mqtt.endpoint import ConnectionState, MqttEndpoint
+from smqrt.wire.mqtt.packets import ConnectPacket, PublishPacket, SubscribePacket, UnsubscribePacket
 from smqrt.wire.mqtt.properties import Props
 from smqrt.wire.mqtt.server import MqttServerEndpoint
 from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
@@ -106,7 +106,7 @@ class Player:
             assert self.told == step.get("told", []), where
             self.told.clear()
             if "state" in step:
-                assert self.endpoint.state is State[step["state"]], where
+                assert self.endpoint.state is ConnectionState[step["state"]], where
 
     def play(self, step: dict[str, Any]) -> int | None:
         if "do" in step:
@@ -164,7 +164,7 @@ class Player:
     def on_left_out(self) -> None:
         self.told.append("left out")
 
-    def on_message(self, message: Publish) -> int:
+    def on_message(self, message: PublishPacket) -> int:
         self.told.append(f"{message.topic} {message.payload.decode()} {message.flags:x}")
         return int(self.case.get("refuse", 0))
 
@@ -177,7 +177,7 @@ class Player:
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
         self.told.append(f"answer {packet_identifier} {code:x}")
 
-    def on_connect(self, packet: Connect) -> None:
+    def on_connect(self, packet: ConnectPacket) -> None:
         assert isinstance(self.endpoint, MqttServerEndpoint)
         is_kept = self.session is not None and not packet.clean_start
         self.session = self.session if is_kept and self.session else MqttSession()
@@ -186,12 +186,12 @@ class Player:
         else:
             self.endpoint.accept(self.session, is_kept, self.case.get("connack", {}) if self.version == 5 else {})
 
-    def on_subscribe(self, packet: Subscribe) -> None:
+    def on_subscribe(self, packet: SubscribePacket) -> None:
         assert isinstance(self.endpoint, MqttServerEndpoint)
         wanted = packet.subscriptions
         self.endpoint.answer(packet, bytes(one.options & 3 if is_topic_filter(one.topic) else 0x8F for one in wanted))
 
-    def on_unsubscribe(self, packet: Unsubscribe) -> None:
+    def on_unsubscribe(self, packet: UnsubscribePacket) -> None:
         assert isinstance(self.endpoint, MqttServerEndpoint)
         self.endpoint.answer(packet, bytes(0x11 for _ in packet.topics))
 

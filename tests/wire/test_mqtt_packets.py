@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from smqrt.errors import ArgumentError, MqttError
 from smqrt.wire.mqtt.client import MqttClientEndpoint
 from smqrt.wire.mqtt.decode import MAX_FILTERS, PacketSplitter, connect_version, decode
-from smqrt.wire.mqtt.endpoint import State
+from smqrt.wire.mqtt.endpoint import ConnectionState
 from smqrt.wire.mqtt.packets import (
     Acknowledgement,
-    Auth,
-    Connack,
-    Connect,
-    Disconnect,
+    AuthPacket,
+    ConnackPacket,
+    ConnectPacket,
+    DisconnectPacket,
     Packet,
-    Ping,
-    Publish,
-    Subscribe,
+    PingPacket,
+    PublishPacket,
     SubscribeAnswer,
+    SubscribePacket,
     Subscription,
-    Unsubscribe,
+    UnsubscribePacket,
     WillMessage,
     encode,
 )
@@ -45,7 +45,7 @@ WILL = st.builds(WillMessage, NAME, BYTES, st.integers(0, 2), st.booleans(), MES
 GRANTED = st.lists(st.integers(0, 2), min_size=1).map(bytes)
 ANSWERED = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
 CONNECTS = st.builds(
-    Connect,
+    ConnectPacket,
     st.sampled_from([4, 5]),
     TEXT,
     st.booleans(),
@@ -58,17 +58,17 @@ CONNECTS = st.builds(
 FROM_CLIENT = st.one_of(
     CONNECTS,
     st.builds(
-        Subscribe,
+        SubscribePacket,
         IDENTIFIER,
         st.lists(st.builds(Subscription, NAME, st.integers(0, 2)), min_size=1, max_size=5),
         USER,
     ),
-    st.builds(Unsubscribe, IDENTIFIER, st.lists(TEXT, min_size=1, max_size=5), USER),
-    st.just(Ping(PacketType.PINGREQ)),
-    st.builds(Disconnect, CODE, USER),
+    st.builds(UnsubscribePacket, IDENTIFIER, st.lists(TEXT, min_size=1, max_size=5), USER),
+    st.just(PingPacket(PacketType.PINGREQ)),
+    st.builds(DisconnectPacket, CODE, USER),
 )
 FROM_SERVER = st.one_of(
-    st.builds(Connack, st.just(False), CODE, USER),
+    st.builds(ConnackPacket, st.just(False), CODE, USER),
     st.builds(
         SubscribeAnswer,
         st.just(PacketType.SUBACK),
@@ -77,14 +77,14 @@ FROM_SERVER = st.one_of(
         USER,
     ),
     st.builds(SubscribeAnswer, st.just(PacketType.UNSUBACK), IDENTIFIER, st.just(b"\0"), USER),
-    st.just(Ping(PacketType.PINGRESP)),
-    st.builds(Disconnect, CODE, USER),
+    st.just(PingPacket(PacketType.PINGRESP)),
+    st.builds(DisconnectPacket, CODE, USER),
 )
 FROM_BOTH = st.one_of(
-    st.builds(Publish, NAME, BYTES, st.sampled_from([0, 1]), st.just(0), MESSAGE, st.just(b"")),
-    st.builds(Publish, NAME, BYTES, st.sampled_from([2, 3, 4, 5, 10, 13]), IDENTIFIER, MESSAGE, st.just(b"")),
+    st.builds(PublishPacket, NAME, BYTES, st.sampled_from([0, 1]), st.just(0), MESSAGE, st.just(b"")),
+    st.builds(PublishPacket, NAME, BYTES, st.sampled_from([2, 3, 4, 5, 10, 13]), IDENTIFIER, MESSAGE, st.just(b"")),
     st.builds(Acknowledgement, st.sampled_from(ANSWERED), IDENTIFIER, CODE, USER),
-    st.builds(Auth, CODE, USER),
+    st.builds(AuthPacket, CODE, USER),
 )
 
 
@@ -99,16 +99,16 @@ def cut(data: bytes, size: int = 1 << 20) -> list[tuple[int, bytes]]:
 
 def for_version(packet: Any, version: int) -> Any:
     """What of a packet MQTT 3.1.1 can carry."""
-    if isinstance(packet, Connect):
+    if isinstance(packet, ConnectPacket):
         if packet.version == 5:
             return packet
         will = packet.will and packet.will._replace(properties={})
         username = "u" if packet.password is not None and packet.username is None else packet.username
         return packet._replace(properties={}, will=will, username=username)
-    if version == 5 or isinstance(packet, Ping):
+    if version == 5 or isinstance(packet, PingPacket):
         return packet
     packet = packet._replace(properties={})
-    if isinstance(packet, Acknowledgement | Disconnect):
+    if isinstance(packet, Acknowledgement | DisconnectPacket):
         return packet._replace(code=0)
     if isinstance(packet, SubscribeAnswer) and packet.type is PacketType.UNSUBACK:
         return packet._replace(codes=b"")
@@ -117,7 +117,7 @@ def for_version(packet: Any, version: int) -> Any:
 
 def without_bytes(packet: Any) -> Any:
     """Without what is only there when a packet was decoded."""
-    if isinstance(packet, Publish):
+    if isinstance(packet, PublishPacket):
         return packet._replace(property_bytes=b"")
     return packet
 
@@ -126,9 +126,9 @@ def without_bytes(packet: Any) -> Any:
 @given(st.data(), st.sampled_from([4, 5]), st.booleans())
 def test_what_is_encoded_is_decoded(data: st.DataObject, version: int, is_client: bool) -> None:
     packet = data.draw(FROM_BOTH | (FROM_CLIENT if is_client else FROM_SERVER))
-    if isinstance(packet, Auth):
+    if isinstance(packet, AuthPacket):
         version = 5
-    if isinstance(packet, Disconnect) and not is_client:
+    if isinstance(packet, DisconnectPacket) and not is_client:
         version = 5
     packet = for_version(packet, version)
     [(first, body)] = cut(encode(packet, version), data.draw(st.integers(1, 20)))
@@ -152,7 +152,7 @@ def streams(draw: st.DrawFn) -> bytes:
     """Packets of both sides with some wrong bytes, or any bytes."""
     version = draw(st.sampled_from([4, 5]))
     packets = draw(st.lists(FROM_BOTH | FROM_CLIENT | FROM_SERVER, max_size=5))
-    hello = draw(st.sampled_from([b"", b"\x20\2\0\0", b"\x20\3\0\0\0", encode(Connect(version, "c"), version)]))
+    hello = draw(st.sampled_from([b"", b"\x20\2\0\0", b"\x20\3\0\0\0", encode(ConnectPacket(version, "c"), version)]))
     stream = bytearray(hello + b"".join(encode(for_version(one, version), version) for one in packets))
     for _ in range(draw(st.integers(0, 3))):
         if stream:
@@ -168,7 +168,7 @@ class Deaf:
     def __getattr__(self, name: str) -> Any:
         return lambda *_: 0
 
-    def on_connect(self, packet: Connect) -> None:
+    def on_connect(self, packet: ConnectPacket) -> None:
         self.endpoint.accept(MqttSession(), False)
 
 
@@ -187,7 +187,7 @@ def test_any_stream_ends_in_a_state_with_a_reason(stream: bytes, size: int, is_c
             handle_all(endpoint)
         except MqttError as error:
             endpoint.fail(error)
-            assert endpoint.state is State.CLOSED
+            assert endpoint.state is ConnectionState.CLOSED
             break
     cut(endpoint.take(0.0))
 
@@ -202,7 +202,7 @@ def seconds(stream: bytes, code: int = 0x97) -> float:
     begin_s = process_time()
     endpoint: Any = Deaf()
     endpoint.endpoint = server = MqttServerEndpoint(endpoint, 1 << 21)
-    server.feed(encode(Connect(5, "c"), 5) + stream, 0.0)
+    server.feed(encode(ConnectPacket(5, "c"), 5) + stream, 0.0)
     with pytest.raises(MqttError) as caught:
         handle_all(server)
     assert caught.value.code == code
@@ -224,7 +224,7 @@ def test_a_mebibyte_of_filters_costs_little() -> None:
 
 def test_a_large_packet_in_small_pieces_is_linear() -> None:
     splitter = PacketSplitter()
-    stream = encode(Publish("t", bytes(1 << 20)), 5)
+    stream = encode(PublishPacket("t", bytes(1 << 20)), 5)
     begin_s = process_time()
     for at in range(0, len(stream), 100):
         splitter.feed(stream[at : at + 100])
@@ -235,17 +235,19 @@ def test_a_large_packet_in_small_pieces_is_linear() -> None:
 
 def test_limits() -> None:
     many = [Subscription("t")] * (MAX_FILTERS + 1)
-    [(first, body)] = cut(encode(Subscribe(1, many), 5))
+    [(first, body)] = cut(encode(SubscribePacket(1, many), 5))
     with pytest.raises(MqttError) as caught:
         decode(first, body, 5, True)
     assert caught.value.code == 0x97
-    [(first, body)] = cut(encode(Publish("t", b"", 0, 0, {"a": ["b"] * (MAX_PROPERTIES + 1)}), 5))
+    [(first, body)] = cut(encode(PublishPacket("t", b"", 0, 0, {"a": ["b"] * (MAX_PROPERTIES + 1)}), 5))
     with pytest.raises(MqttError) as caught:
         decode(first, body, 5, True)
     assert caught.value.code == 0x97
 
 
-@pytest.mark.parametrize("packet", [Connect(5, "x" * 65536), Connect(5, "\ud800"), Unsubscribe(1, ["x" * 65536])])
+@pytest.mark.parametrize(
+    "packet", [ConnectPacket(5, "x" * 65536), ConnectPacket(5, "\ud800"), UnsubscribePacket(1, ["x" * 65536])]
+)
 def test_what_mqtt_cannot_carry_is_named(packet: Packet) -> None:
     with pytest.raises(ArgumentError, match=r"identifier|filter"):
         encode(packet, 5)

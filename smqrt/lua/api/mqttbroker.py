@@ -12,13 +12,13 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.wire.mqtt.decode import connect_version, decode
 from smqrt.wire.mqtt.packets import (
-    Connack,
-    Connect,
-    Disconnect,
+    ConnackPacket,
+    ConnectPacket,
+    DisconnectPacket,
     Packet,
-    Subscribe,
     SubscribeAnswer,
-    Unsubscribe,
+    SubscribePacket,
+    UnsubscribePacket,
     WillMessage,
     encode,
 )
@@ -46,7 +46,7 @@ def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
 
 
 def _table(packet: Packet) -> dict[str, object]:
-    if isinstance(packet, Connect):
+    if isinstance(packet, ConnectPacket):
         return {
             "version": packet.version,
             "clean": packet.clean_start,
@@ -57,16 +57,16 @@ def _table(packet: Packet) -> dict[str, object]:
             "username": packet.username,
             "password": packet.password,
         }
-    if isinstance(packet, Subscribe):
+    if isinstance(packet, SubscribePacket):
         return {
             "id": packet.packet_identifier,
             "filters": [one.topic for one in packet.subscriptions],
             "options": [one.options for one in packet.subscriptions],
             "subscription": packet.properties.get("subscriptionidentifier"),
         }
-    if isinstance(packet, Unsubscribe):
+    if isinstance(packet, UnsubscribePacket):
         return {"id": packet.packet_identifier, "filters": packet.topics}
-    return {"code": packet.code, "properties": packet.properties} if isinstance(packet, Disconnect) else {}
+    return {"code": packet.code, "properties": packet.properties} if isinstance(packet, DisconnectPacket) else {}
 
 
 def _will_table(will: WillMessage) -> dict[str, object]:
@@ -109,7 +109,7 @@ def _named(values: bytes) -> dict[str, object]:
 def connack(version: int, code: int, values: bytes) -> bytes:
     """CONNACK without a session; the properties in the order of their numbers."""
     found = _named(values)
-    return encode(Connack(False, code, {name: found[name] for name in NAMES if name in found}), version)
+    return encode(ConnackPacket(False, code, {name: found[name] for name in NAMES if name in found}), version)
 
 
 def suback(version: int, number: int, codes: bytes) -> bytes:
@@ -124,7 +124,7 @@ def unsuback(version: int, number: int, codes: bytes) -> bytes:
 
 def disconnect(code: int, text: bytes | None) -> bytes:
     """DISCONNECT, for MQTT 5."""
-    return encode(Disconnect(code, {"reasonstring": text} if text is not None else {}), 5)
+    return encode(DisconnectPacket(code, {"reasonstring": text} if text is not None else {}), 5)
 
 
 def install(vm: Vm, _services: Services) -> None:

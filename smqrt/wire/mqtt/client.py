@@ -14,14 +14,14 @@ from smqrt.wire.mqtt.decode import (
     decode_subscribe_answer,
     publish_identifier,
 )
-from smqrt.wire.mqtt.endpoint import EndpointEvents, MqttEndpoint, State
+from smqrt.wire.mqtt.endpoint import ConnectionState, EndpointEvents, MqttEndpoint
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGREQ,
-    Connect,
-    Subscribe,
+    ConnectPacket,
+    SubscribePacket,
     Subscription,
-    Unsubscribe,
+    UnsubscribePacket,
     WillMessage,
     encode,
     encode_acknowledgement,
@@ -116,7 +116,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
         self._is_clean, self._keepalive_s = is_clean, keepalive_s
         self._pings.clear()
-        self.state = State.CONNECTING
+        self.state = ConnectionState.CONNECTING
         self._send(self.connect_packet(is_clean, keepalive_s, {"maximumpacketsize": limit_bytes} | dict(properties)))
 
     def connect_packet(self, is_clean: bool, keepalive_s: int, properties: Props) -> bytes:
@@ -126,10 +126,10 @@ class MqttClientEndpoint(MqttEndpoint):
             ArgumentError: identifier, credentials or properties are none that MQTT can carry.
         """
         names = self._identifier, is_clean, keepalive_s, properties, self.will, self.username, self.password
-        return encode(Connect(self._version, *names), self._version)
+        return encode(ConnectPacket(self._version, *names), self._version)
 
     def _on_connack(self, first: int, body: bytes) -> None:
-        if self.state is State.OPEN:
+        if self.state is ConnectionState.OPEN:
             raise MqttError(Reason.PROTOCOL_ERROR, "a second CONNACK")
         check_flags(first)
         packet = decode_connack(first, body, self._version)
@@ -140,7 +140,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self._client_events.on_connack(packet.code, packet.session_present, packet.properties)
 
     def _accepted(self, is_session_present: bool, properties: Props) -> None:
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
         self._splitter.only = 0
         # a ping after half of the time, the end after the other half; the server waits for one and a half times
         self.ping_s = number_of(properties, "serverkeepalive", self._keepalive_s) / PINGS_PER_KEEPALIVE
@@ -170,7 +170,7 @@ class MqttClientEndpoint(MqttEndpoint):
         if not is_reading:
             self._pings.clear()
             self._heard_s = now_s
-        if not self.ping_s or self.state is not State.OPEN:
+        if not self.ping_s or self.state is not ConnectionState.OPEN:
             return
         if self._pings:
             if now_s - self._pinged_s >= self.ping_s:
@@ -217,14 +217,14 @@ class MqttClientEndpoint(MqttEndpoint):
         """Send SUBSCRIBE; returns the packet identifier that the answer will have."""
         number = self.session.new_identifier()
         self.session.requests.add(number)
-        self._send(encode(Subscribe(number, [Subscription(topic, options)], properties), self._version))
+        self._send(encode(SubscribePacket(number, [Subscription(topic, options)], properties), self._version))
         return number
 
     def unsubscribe(self, topic: str, properties: Props) -> int:
         """Send UNSUBSCRIBE; returns the packet identifier that the answer will have."""
         number = self.session.new_identifier()
         self.session.requests.add(number)
-        self._send(encode(Unsubscribe(number, [topic], properties), self._version))
+        self._send(encode(UnsubscribePacket(number, [topic], properties), self._version))
         return number
 
     def _on_subscribe_answer(self, first: int, body: bytes) -> None:

@@ -16,17 +16,17 @@ from smqrt.wire.mqtt.packets import (
     FLAGS,
     MAX_PACKET_BYTES,
     Acknowledgement,
-    Auth,
-    Connack,
-    Connect,
-    Disconnect,
+    AuthPacket,
+    ConnackPacket,
+    ConnectPacket,
+    DisconnectPacket,
     Packet,
-    Ping,
-    Publish,
-    Subscribe,
+    PingPacket,
+    PublishPacket,
     SubscribeAnswer,
+    SubscribePacket,
     Subscription,
-    Unsubscribe,
+    UnsubscribePacket,
     WillMessage,
 )
 from smqrt.wire.mqtt.properties import (
@@ -43,6 +43,7 @@ from smqrt.wire.mqtt.topics import is_topic_name
 MAX_FILTERS = 1000
 """In one SUBSCRIBE or UNSUBSCRIBE. More would hold the loop: each is looked up in the subscriptions."""
 _LENGTH_BYTES = 4
+_TYPES = tuple(PacketType)  # by their numbers; a call of the enum costs more than the rest of a PUBACK
 
 # ---- a stream to packets
 
@@ -177,7 +178,7 @@ def connect_version(body: bytes) -> int:
     return 0
 
 
-def decode_connect(_first: int, body: bytes, _version: int = 0) -> Connect:
+def decode_connect(_first: int, body: bytes, _version: int = 0) -> ConnectPacket:
     """CONNECT; raises as `decode`."""
     name, at = read_text(body, 0, len(body))
     if at + 4 > len(body):
@@ -197,7 +198,7 @@ def decode_connect(_first: int, body: bytes, _version: int = 0) -> Connect:
     if flags & 0x40:
         password, at = read_binary(body, at, len(body))
     _check_end(body, at)
-    return Connect(version, identifier, bool(flags & 0x02), keepalive_s, properties, will, username, password)
+    return ConnectPacket(version, identifier, bool(flags & 0x02), keepalive_s, properties, will, username, password)
 
 
 def _check_connect_flags(flags: int, version: int) -> None:
@@ -220,7 +221,7 @@ def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMe
     return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties), end
 
 
-def decode_connack(_first: int, body: bytes, version: int) -> Connack:
+def decode_connack(_first: int, body: bytes, version: int) -> ConnackPacket:
     """CONNACK; raises as `decode`."""
     if len(body) < 2 or (version < 5 and len(body) > 2):
         raise MqttError(Reason.MALFORMED_PACKET, "a CONNACK packet of a wrong size")
@@ -231,10 +232,10 @@ def decode_connack(_first: int, body: bytes, version: int) -> Connack:
     # MQTT 5 has at least the length of the properties; servers that leave it out for a refusal are understood
     properties, at = decode_properties(body, 2, PacketType.CONNACK) if len(body) > 2 else ({}, 2)
     _check_end(body, at)
-    return Connack(bool(body[0]), body[1], properties)
+    return ConnackPacket(bool(body[0]), body[1], properties)
 
 
-def decode_publish(first: int, body: bytes, version: int) -> Publish:
+def decode_publish(first: int, body: bytes, version: int) -> PublishPacket:
     """PUBLISH; raises as `decode`. Whether a topic or an alias is there is for who knows the aliases."""
     qos, size = first >> 1 & 3, len(body)
     if size < 2:
@@ -252,11 +253,11 @@ def decode_publish(first: int, body: bytes, version: int) -> Publish:
     if "+" in topic or "#" in topic:
         raise MqttError(Reason.TOPIC_NAME_INVALID, "a topic with a wildcard")  # [MQTT-3.3.2-2]
     if version < 5:
-        return Publish(topic, body[at:], first & 0x0F, number)
+        return PublishPacket(topic, body[at:], first & 0x0F, number)
     if not body[at]:
-        return Publish(topic, body[at + 1 :], first & 0x0F, number)
+        return PublishPacket(topic, body[at + 1 :], first & 0x0F, number)
     properties, end = decode_properties(body, at, PacketType.PUBLISH)
-    return Publish(topic, body[end:], first & 0x0F, number, properties, body[at:end])
+    return PublishPacket(topic, body[end:], first & 0x0F, number, properties, body[at:end])
 
 
 def publish_identifier(body: bytes) -> int:
@@ -270,7 +271,7 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
     size = len(body)
     if size < 2 or version < 5 and size > 2:
         raise MqttError(Reason.MALFORMED_PACKET, "an acknowledgement of a wrong size")
-    kind, number = PacketType(first >> 4), _identifier(body)
+    kind, number = _TYPES[first >> 4], _identifier(body)
     if size < 4:
         return Acknowledgement(kind, number, body[2] if size > 2 else 0)
     properties, at = decode_properties(body, 3, kind)
@@ -278,7 +279,7 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
     return Acknowledgement(kind, number, body[2], properties)
 
 
-def decode_subscribe(_first: int, body: bytes, version: int) -> Subscribe:
+def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
     """SUBSCRIBE; raises as `decode`. Whether a topic filter is one, SUBACK tells."""
     number, wanted = _identifier(body), list[Subscription]()
     properties, at = _properties(body, 2, PacketType.SUBSCRIBE, version)
@@ -292,7 +293,7 @@ def decode_subscribe(_first: int, body: bytes, version: int) -> Subscribe:
         at += 1
     if not wanted:
         raise MqttError(Reason.PROTOCOL_ERROR, "SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
-    return Subscribe(number, wanted, properties)
+    return SubscribePacket(number, wanted, properties)
 
 
 def _check_options(options: int, topic: str, version: int) -> None:
@@ -309,7 +310,7 @@ def _check_count(found: Sequence[object]) -> None:
         raise MqttError(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_FILTERS} topic filters")
 
 
-def decode_unsubscribe(_first: int, body: bytes, version: int) -> Unsubscribe:
+def decode_unsubscribe(_first: int, body: bytes, version: int) -> UnsubscribePacket:
     """UNSUBSCRIBE; raises as `decode`."""
     number, topics = _identifier(body), list[str]()
     properties, at = _properties(body, 2, PacketType.UNSUBSCRIBE, version)
@@ -319,7 +320,7 @@ def decode_unsubscribe(_first: int, body: bytes, version: int) -> Unsubscribe:
         topics.append(topic)
     if not topics:
         raise MqttError(Reason.PROTOCOL_ERROR, "UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
-    return Unsubscribe(number, topics, properties)
+    return UnsubscribePacket(number, topics, properties)
 
 
 def decode_subscribe_answer(first: int, body: bytes, version: int) -> SubscribeAnswer:
@@ -332,23 +333,23 @@ def decode_subscribe_answer(first: int, body: bytes, version: int) -> SubscribeA
     return SubscribeAnswer(kind, number, body[at:], properties)
 
 
-def decode_ping(first: int, body: bytes, _version: int) -> Ping:
+def decode_ping(first: int, body: bytes, _version: int) -> PingPacket:
     """PINGREQ or PINGRESP; raises as `decode`."""
     kind = PacketType(first >> 4)
     if body:
         raise MqttError(Reason.MALFORMED_PACKET, f"a {kind.name} packet with a body")
-    return Ping(kind)
+    return PingPacket(kind)
 
 
-def decode_disconnect(_first: int, body: bytes, version: int) -> Disconnect:
+def decode_disconnect(_first: int, body: bytes, version: int) -> DisconnectPacket:
     """DISCONNECT; raises as `decode`."""
     if version < 5 and body:
         raise MqttError(Reason.MALFORMED_PACKET, "a DISCONNECT packet with a body")
-    return Disconnect(*_code_and_properties(body, PacketType.DISCONNECT))
+    return DisconnectPacket(*_code_and_properties(body, PacketType.DISCONNECT))
 
 
-def _decode_auth(_first: int, body: bytes, _version: int) -> Auth:
-    return Auth(*_code_and_properties(body, PacketType.AUTH))
+def _decode_auth(_first: int, body: bytes, _version: int) -> AuthPacket:
+    return AuthPacket(*_code_and_properties(body, PacketType.AUTH))
 
 
 def _code_and_properties(body: bytes, kind: PacketType) -> tuple[int, Properties]:

@@ -20,12 +20,12 @@ from smqrt.wire.mqtt.decode import (
 )
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
-    Publish,
+    DisconnectPacket,
+    PublishPacket,
     encode,
     encode_acknowledgement,
     encode_publish,
 )
-from smqrt.wire.mqtt.packets import Disconnect as DisconnectPacket
 from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError, varint
 from smqrt.wire.mqtt.reasons import FIRST_FAILURE, Reason
 from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
@@ -38,7 +38,7 @@ _PUBLISH = 0x30
 _PUBLISH_ALIAS = b"\x23"
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """Where a connection is."""
 
     CONNECTING = "CONNACK has not been sent or received"
@@ -53,7 +53,7 @@ class EndpointEvents(Protocol):
     def on_wake(self) -> None:
         """Something is to be written."""
 
-    def on_message(self, message: Publish) -> int:
+    def on_message(self, message: PublishPacket) -> int:
         """A message came, its alias resolved; with QoS 2 it comes once. Answers the reason code of its
         acknowledgement: 0, or a failure."""
 
@@ -74,13 +74,13 @@ class MqttEndpoint:
         limit_bytes: the largest packet that may come.
 
     Attributes:
-        state: see `State`.
+        state: see `ConnectionState`.
         session: this side's part of the session.
     """
 
     def __init__(self, events: EndpointEvents, session: MqttSession, version: int, limit_bytes: int) -> None:
         self._events, self.session, self._version = events, session, version
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self._sent_0 = 0
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             PacketType.PUBLISH: self._on_publish,
@@ -106,7 +106,7 @@ class MqttEndpoint:
     @property
     def is_open(self) -> bool:
         """Whether the connection stands and was accepted."""
-        return self.state is State.OPEN
+        return self.state is ConnectionState.OPEN
 
     # ---- bytes
 
@@ -124,7 +124,7 @@ class MqttEndpoint:
         packet = self._splitter.next()
         if packet is None:
             return False
-        if self.state is State.CONNECTING or self.state is State.OPEN:
+        if self.state is ConnectionState.CONNECTING or self.state is ConnectionState.OPEN:
             first, body = packet
             handler = self._handlers.get(first >> 4)
             if handler is None:
@@ -139,8 +139,8 @@ class MqttEndpoint:
         data = b"".join(self._out)
         self._out.clear()
         self._out_bytes, self._wrote_s = 0, now_s
-        if self.state is State.CLOSING:
-            self.state = State.CLOSED
+        if self.state is ConnectionState.CLOSING:
+            self.state = ConnectionState.CLOSED
         return data
 
     @property
@@ -167,32 +167,34 @@ class MqttEndpoint:
 
     def disconnect(self, code: int = 0, properties: Props | None = None) -> None:
         """Send DISCONNECT behind what waits to be written, if the connection stands; nothing is handled any more."""
-        if self.state is State.OPEN:
+        if self.state is ConnectionState.OPEN:
             self._send(encode(DisconnectPacket(code, properties or {}), self._version))
-            self.state = State.CLOSING
+            self.state = ConnectionState.CLOSING
 
     def fail(self, error: MqttError) -> None:
         """The other side broke a rule: the connection is over, and with MQTT 5 it is told why."""
-        if self.state is State.OPEN and self._version == 5:
+        if self.state is ConnectionState.OPEN and self._version == 5:
             self._send(encode(DisconnectPacket(error.code), 5))
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
 
     def abort(self) -> None:
         """The connection is gone; what waited to be written is forgotten."""
         self._out.clear()
         self._out_bytes = 0
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
 
     def _closed_by_peer(self, packet: DisconnectPacket) -> None:
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self._events.on_disconnect(packet.code, packet.properties)
 
     # ---- messages out
 
     def can_send(self, qos: int) -> bool:
-        """Whether a message may be sent now: within the other side's receive maximum [MQTT-3.3.4-9], and behind what is
-        to be sent again."""
+        """Whether a message may be sent now: on an open connection, within the other side's receive maximum
+        [MQTT-3.3.4-7], [MQTT-3.3.4-9], and behind what is to be sent again."""
         session = self.session
+        if self.state is not ConnectionState.OPEN:
+            return False
         if qos and len(session.in_flight) >= self._window:
             return False
         return self._has_space and not session.unsent
@@ -274,7 +276,7 @@ class MqttEndpoint:
             message = message._replace(topic=self._resolved(message))
         self._receive(message)
 
-    def _receive(self, message: Publish) -> None:
+    def _receive(self, message: PublishPacket) -> None:
         qos = message.flags >> 1 & 3
         if not qos:
             self._events.on_message(message)
@@ -288,7 +290,7 @@ class MqttEndpoint:
         """A message has too many properties."""
         raise error
 
-    def _receive_once(self, message: Publish) -> None:
+    def _receive_once(self, message: PublishPacket) -> None:
         number, unreleased, code = message.packet_identifier, self.session.unreleased, 0
         if number not in unreleased:
             if len(unreleased) >= self._receive_maximum:
@@ -299,7 +301,7 @@ class MqttEndpoint:
                 unreleased.discard(number)  # a refusal ends the exchange (§4.3.3)
         self._send(encode_acknowledgement(PacketType.PUBREC, number, self._version, code))
 
-    def _resolved(self, message: Publish) -> str:
+    def _resolved(self, message: PublishPacket) -> str:
         topic, alias = message.topic, message.properties.get("topicalias")
         if not isinstance(alias, int):
             raise MqttError(Reason.PROTOCOL_ERROR, "a message without a topic")

@@ -23,9 +23,8 @@ MAX_PACKET_BYTES = 268_435_455 + 5
 DUP, RETAIN = 0x08, 0x01
 _U16 = Struct(">H")
 _NO_PROPERTIES: Properties = {}
-_TWO = 0x02  # the flags of PUBREL, SUBSCRIBE and UNSUBSCRIBE (table 2-2)
-FLAGS: dict[int, int] = {PacketType.PUBREL: _TWO, PacketType.SUBSCRIBE: _TWO, PacketType.UNSUBSCRIBE: _TWO}
-"""The lower half of the first byte of a packet, where it is not 0; PUBLISH has flags of its own."""
+FLAGS: dict[int, int] = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
+"""The lower half of the first byte of a packet, where it is not 0 (table 2-2); PUBLISH has flags of its own."""
 
 
 class WillMessage(NamedTuple):
@@ -38,7 +37,7 @@ class WillMessage(NamedTuple):
     properties: Props = _NO_PROPERTIES
 
 
-class Connect(NamedTuple):
+class ConnectPacket(NamedTuple):
     """CONNECT (§3.1); `keepalive_s` 0 asks for none."""
 
     version: int
@@ -51,7 +50,7 @@ class Connect(NamedTuple):
     password: bytes | None = None
 
 
-class Connack(NamedTuple):
+class ConnackPacket(NamedTuple):
     """CONNACK (§3.2); the code of MQTT 3.1.1 is its return code."""
 
     session_present: bool
@@ -59,7 +58,7 @@ class Connack(NamedTuple):
     properties: Props = _NO_PROPERTIES
 
 
-class Publish(NamedTuple):
+class PublishPacket(NamedTuple):
     """PUBLISH (§3.3); `packet_identifier` is 0 with QoS 0."""
 
     topic: str
@@ -99,7 +98,7 @@ class Subscription(NamedTuple):
     options: int = 0
 
 
-class Subscribe(NamedTuple):
+class SubscribePacket(NamedTuple):
     """SUBSCRIBE (§3.8)."""
 
     packet_identifier: int
@@ -107,7 +106,7 @@ class Subscribe(NamedTuple):
     properties: Props = _NO_PROPERTIES
 
 
-class Unsubscribe(NamedTuple):
+class UnsubscribePacket(NamedTuple):
     """UNSUBSCRIBE (§3.10)."""
 
     packet_identifier: int
@@ -124,20 +123,20 @@ class SubscribeAnswer(NamedTuple):
     properties: Props = _NO_PROPERTIES
 
 
-class Ping(NamedTuple):
+class PingPacket(NamedTuple):
     """PINGREQ or PINGRESP (§3.12, §3.13)."""
 
     type: PacketType
 
 
-class Disconnect(NamedTuple):
+class DisconnectPacket(NamedTuple):
     """DISCONNECT (§3.14); MQTT 3.1.1 has it from clients only, without a code."""
 
     code: int = 0
     properties: Props = _NO_PROPERTIES
 
 
-class Auth(NamedTuple):
+class AuthPacket(NamedTuple):
     """AUTH (§3.15), which MQTT 3.1.1 has not."""
 
     code: int = 0
@@ -145,7 +144,16 @@ class Auth(NamedTuple):
 
 
 Packet = (
-    Connect | Connack | Publish | Acknowledgement | Subscribe | SubscribeAnswer | Unsubscribe | Ping | Disconnect | Auth
+    ConnectPacket
+    | ConnackPacket
+    | PublishPacket
+    | Acknowledgement
+    | SubscribePacket
+    | SubscribeAnswer
+    | UnsubscribePacket
+    | PingPacket
+    | DisconnectPacket
+    | AuthPacket
 )
 
 # ---- tuples to bytes
@@ -162,7 +170,7 @@ def encode(packet: Packet, version: int) -> bytes:
     Raises:
         ArgumentError: a text, a value or a property that MQTT can't carry.
     """
-    if isinstance(packet, Publish):
+    if isinstance(packet, PublishPacket):
         properties = encode_properties(packet.properties, PacketType.PUBLISH) if version == 5 else b""
         return encode_publish(packet.flags, packet.topic.encode(), packet.packet_identifier, properties, packet.payload)
     first, body = _ENCODERS[type(packet)](packet, version)
@@ -206,7 +214,7 @@ def _sized(data: bytes | str, what: str) -> bytes:
     return _U16.pack(len(raw)) + raw
 
 
-def _encode_connect(packet: Connect, _version: int) -> tuple[bytes, bytes]:
+def _encode_connect(packet: ConnectPacket, _version: int) -> tuple[bytes, bytes]:
     version, will = packet.version, packet.will
     flags = packet.clean_start << 1 | (packet.username is not None) << 7 | (packet.password is not None) << 6
     parts = [_block(packet.properties, PacketType.CONNECT, version), _sized(packet.client_identifier, "the identifier")]
@@ -222,7 +230,7 @@ def _encode_connect(packet: Connect, _version: int) -> tuple[bytes, bytes]:
     return b"\x10", head + b"".join(parts)
 
 
-def _encode_connack(packet: Connack, version: int) -> tuple[bytes, bytes]:
+def _encode_connack(packet: ConnackPacket, version: int) -> tuple[bytes, bytes]:
     head = bytes((packet.session_present, packet.code))
     return b"\x20", head + _block(packet.properties, PacketType.CONNACK, version)
 
@@ -237,7 +245,7 @@ def _encode_acknowledgement(packet: Acknowledgement, version: int) -> tuple[byte
     return bytes((kind << 4 | FLAGS.get(kind, 0),)), body
 
 
-def _encode_subscribe(packet: Subscribe, version: int) -> tuple[bytes, bytes]:
+def _encode_subscribe(packet: SubscribePacket, version: int) -> tuple[bytes, bytes]:
     parts = [_U16.pack(packet.packet_identifier), _block(packet.properties, PacketType.SUBSCRIBE, version)]
     mask = 0xFF if version == 5 else 3
     for topic, options in packet.subscriptions:
@@ -245,7 +253,7 @@ def _encode_subscribe(packet: Subscribe, version: int) -> tuple[bytes, bytes]:
     return b"\x82", b"".join(parts)
 
 
-def _encode_unsubscribe(packet: Unsubscribe, version: int) -> tuple[bytes, bytes]:
+def _encode_unsubscribe(packet: UnsubscribePacket, version: int) -> tuple[bytes, bytes]:
     parts = [_U16.pack(packet.packet_identifier), _block(packet.properties, PacketType.UNSUBSCRIBE, version)]
     return b"\xa2", b"".join(parts + [_sized(topic, "a topic filter") for topic in packet.topics])
 
@@ -258,15 +266,15 @@ def _encode_subscribe_answer(packet: SubscribeAnswer, version: int) -> tuple[byt
     return bytes((kind << 4,)), head + _block(packet.properties, kind, version) + codes
 
 
-def _encode_ping(packet: Ping, _version: int) -> tuple[bytes, bytes]:
+def _encode_ping(packet: PingPacket, _version: int) -> tuple[bytes, bytes]:
     return bytes((packet.type << 4,)), b""
 
 
-def _encode_disconnect(packet: Disconnect, version: int) -> tuple[bytes, bytes]:
+def _encode_disconnect(packet: DisconnectPacket, version: int) -> tuple[bytes, bytes]:
     return b"\xe0", _coded(packet.code, packet.properties, PacketType.DISCONNECT) if version == 5 else b""
 
 
-def _encode_auth(packet: Auth, _version: int) -> tuple[bytes, bytes]:
+def _encode_auth(packet: AuthPacket, _version: int) -> tuple[bytes, bytes]:
     return b"\xf0", _coded(packet.code, packet.properties, PacketType.AUTH)
 
 
@@ -277,13 +285,13 @@ def _coded(code: int, properties: Props, kind: PacketType) -> bytes:
 
 
 _ENCODERS: dict[type[Packet], Callable[..., tuple[bytes, bytes]]] = {
-    Connect: _encode_connect,
-    Connack: _encode_connack,
+    ConnectPacket: _encode_connect,
+    ConnackPacket: _encode_connack,
     Acknowledgement: _encode_acknowledgement,
-    Subscribe: _encode_subscribe,
-    Unsubscribe: _encode_unsubscribe,
+    SubscribePacket: _encode_subscribe,
+    UnsubscribePacket: _encode_unsubscribe,
     SubscribeAnswer: _encode_subscribe_answer,
-    Ping: _encode_ping,
-    Disconnect: _encode_disconnect,
-    Auth: _encode_auth,
+    PingPacket: _encode_ping,
+    DisconnectPacket: _encode_disconnect,
+    AuthPacket: _encode_auth,
 }

@@ -19,16 +19,16 @@ from smqrt.wire.mqtt.decode import (
     decode_subscribe,
     decode_unsubscribe,
 )
-from smqrt.wire.mqtt.endpoint import EndpointEvents, MqttEndpoint, State
+from smqrt.wire.mqtt.endpoint import ConnectionState, EndpointEvents, MqttEndpoint
 from smqrt.wire.mqtt.packets import (
     MAX_PACKET_BYTES,
     PINGRESP,
-    Connack,
-    Connect,
-    Publish,
-    Subscribe,
+    ConnackPacket,
+    ConnectPacket,
+    PublishPacket,
     SubscribeAnswer,
-    Unsubscribe,
+    SubscribePacket,
+    UnsubscribePacket,
     WillMessage,
     encode,
 )
@@ -46,13 +46,13 @@ _NONE: Props = MappingProxyType({})
 class ServerEvents(EndpointEvents, Protocol):
     """What a server is told."""
 
-    def on_connect(self, packet: Connect) -> None:
+    def on_connect(self, packet: ConnectPacket) -> None:
         """CONNECT came; to be answered by `accept` or `refuse`."""
 
-    def on_subscribe(self, packet: Subscribe) -> None:
+    def on_subscribe(self, packet: SubscribePacket) -> None:
         """SUBSCRIBE came; to be answered by `answer`."""
 
-    def on_unsubscribe(self, packet: Unsubscribe) -> None:
+    def on_unsubscribe(self, packet: UnsubscribePacket) -> None:
         """UNSUBSCRIBE came; to be answered by `answer`."""
 
 
@@ -89,7 +89,7 @@ class MqttServerEndpoint(MqttEndpoint):
         self._keepalive_s = 0
         self._session_expiry_s = 0
         self._max_qos, self._retain_available = 2, True
-        self.state = State.CONNECTING
+        self.state = ConnectionState.CONNECTING
         self._splitter.only = _CONNECT  # [MQTT-3.1.0-1]
         self._handlers |= {
             PacketType.CONNECT: self._on_connect,
@@ -139,20 +139,20 @@ class MqttServerEndpoint(MqttEndpoint):
         self._keepalive_s = number_of(properties, "serverkeepalive", self._keepalive_s)
         self._max_qos = number_of(properties, "maximumqos", 2)
         self._retain_available = bool(number_of(properties, "retainavailable", 1))
-        self.state = State.OPEN
-        self._send(encode(Connack(is_session_present, 0, properties), self._version))
+        self.state = ConnectionState.OPEN
+        self._send(encode(ConnackPacket(is_session_present, 0, properties), self._version))
         session.resume(is_session_present)
 
     def refuse(self, code: int, properties: Props = _NONE) -> None:
         """Refuse the client: CONNACK with the reason, as far as its version has one, and the end."""
         return_code = RETURN_CODES.get(code) if self._version == 4 else code
-        if self.state is State.CONNECTING and self._version and return_code:
-            self._send(encode(Connack(False, return_code, properties), self._version))
-        self.state = State.CLOSED
+        if self.state is ConnectionState.CONNECTING and self._version and return_code:
+            self._send(encode(ConnackPacket(False, return_code, properties), self._version))
+        self.state = ConnectionState.CLOSED
 
     def fail(self, error: MqttError) -> None:
         """See `MqttEndpoint`; before CONNECT is accepted it is refused."""
-        if self.state is State.CONNECTING:
+        if self.state is ConnectionState.CONNECTING:
             self.refuse(error.code)
         super().fail(error)
 
@@ -162,7 +162,7 @@ class MqttServerEndpoint(MqttEndpoint):
         Raises:
             MqttError: KEEP_ALIVE_TIMEOUT; nothing was heard of it for too long.
         """
-        if not self._keepalive_s or self.state is not State.OPEN:
+        if not self._keepalive_s or self.state is not ConnectionState.OPEN:
             return
         if now_s - self._heard_s > self._keepalive_s * KEEPALIVE_FACTOR:
             raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for longer than the keep-alive allows")
@@ -171,11 +171,11 @@ class MqttServerEndpoint(MqttEndpoint):
 
     def next(self) -> bool:
         """See `MqttEndpoint`. Until CONNECT is answered, what comes behind it waits."""
-        if self._version and self.state is State.CONNECTING:
+        if self._version and self.state is ConnectionState.CONNECTING:
             return False
         return super().next()
 
-    def _receive(self, message: Publish) -> None:
+    def _receive(self, message: PublishPacket) -> None:
         """Refuse what this server said that it can't do, and what only a server has to look at."""
         if message.qos > self._max_qos:
             raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server has not")  # [MQTT-3.2.2-11]
@@ -193,9 +193,9 @@ class MqttServerEndpoint(MqttEndpoint):
         check_flags(first)
         self._server_events.on_unsubscribe(decode_unsubscribe(first, body, self._version))
 
-    def answer(self, packet: Subscribe | Unsubscribe, codes: bytes, properties: Props = _NONE) -> None:
+    def answer(self, packet: SubscribePacket | UnsubscribePacket, codes: bytes, properties: Props = _NONE) -> None:
         """Send SUBACK or UNSUBACK: a reason code for each topic filter, in their order [MQTT-3.8.4-6]."""
-        kind = PacketType.SUBACK if isinstance(packet, Subscribe) else PacketType.UNSUBACK
+        kind = PacketType.SUBACK if isinstance(packet, SubscribePacket) else PacketType.UNSUBACK
         self._send(encode(SubscribeAnswer(kind, packet.packet_identifier, codes, properties), self._version))
 
     def _on_pingreq(self, first: int, body: bytes) -> None:
