@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from http.client import HTTPException
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -30,8 +31,6 @@ from smqrt.net.scheduling import Turn
 from smqrt.net.wsgi import HANDLER
 
 if TYPE_CHECKING:
-    from _typeshed import OptExcInfo, WriteableBuffer
-    from _typeshed.wsgi import WSGIEnvironment
     from gevent.pywsgi import OldMessage, WSGIServer
 
     _Base = WSGIHandler
@@ -47,7 +46,11 @@ BODY_S, BODY_BYTES_PER_S = 20.0, 500
 DISCARD_S, MAX_DISCARDED_BYTES = 10.0, 1 << 20  # of a body that the application has not read
 TAKES_NOTHING_S = 30.0
 
-Transport = tuple[Any, Any, bytes]
+TakenConnection = tuple[Any, Any, bytes]
+Environ = dict[str, Any]
+"""What WSGI tells of a request: values of any kind."""
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+"""What `sys.exc_info` gives."""
 
 
 class NoMore(OSError, ValueError):
@@ -89,7 +92,7 @@ class LimitedInput(io.RawIOBase):
         """Yes."""
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what a BufferedReader gives
         """See `io.RawIOBase`."""
         if self._left_bytes <= 0:
             raise NoMore("more than the server reads")
@@ -98,7 +101,7 @@ class LimitedInput(io.RawIOBase):
         self._left_bytes -= size
         return size
 
-    def _receive(self, buffer: WriteableBuffer) -> int:
+    def _receive(self, buffer: memoryview) -> int:
         began_s = monotonic()
         self._sock.settimeout(max(self._wait_s, 0.001))
         try:
@@ -153,7 +156,7 @@ class HandoverMixin(_Base):
         super().run_application()
         self._incoming.allow(MAX_DISCARDED_BYTES, DISCARD_S)
 
-    def get_environ(self) -> WSGIEnvironment:
+    def get_environ(self) -> Environ:
         """The environ of a request, with the handler in it."""
         environ = super().get_environ()
         self._over = False
@@ -168,7 +171,7 @@ class HandoverMixin(_Base):
         self.write(body)
         self._over = True
 
-    def take(self) -> Transport:
+    def take(self) -> TakenConnection:
         """Take the connection away from the server.
 
         Returns:
@@ -211,7 +214,7 @@ class HandoverMixin(_Base):
             self._relay.join()
 
     def start_response(
-        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExceptionInfo | None = None
     ) -> Callable[[bytes], None]:
         """See WSGI."""
         return self.write if self._over else super().start_response(status, headers, exc_info)

@@ -1,4 +1,4 @@
-"""How a client's connection ends: one object with a word for programs and a sentence for people."""
+"""The end of a client's connection: one object with a word for programs and a sentence for people."""
 
 from __future__ import annotations
 

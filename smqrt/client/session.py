@@ -1,4 +1,5 @@
-"""What outlives a connection: subscriptions, observers, known names, and messages that wait for a number. Pure state.
+"""The state of a client that outlives its connections: subscriptions, observers, known names, and messages that wait
+for a number. It does no I/O.
 
 A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers one client's requests strictly in order.
 After a lost connection they are rebuilt: first what had been reached (Create, Createsub, Subscribe), then what was
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from smqrt.client.protocol import Ack, Change, ClientProtocol
-from smqrt.client.topics import SELF, Done, Handler, NameTable, Subscriptions, Subtopic, Topic
+from smqrt.client.topics import SELF, Done, Handler, NameTable, SubscriptionTable, Subtopic, Topic
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 
@@ -122,7 +123,7 @@ class ClientSession:
         self._requests = PendingRequests()
         self._asked: set[tuple[int, bytes]] = set()
         self._restored: Callable[[], None] | None = None
-        self._subscriptions = Subscriptions(self._number, self._subnumber)
+        self._subscriptions = SubscriptionTable(self._number, self._subnumber)
         self._observers: dict[Topic, Callable[[int], None]] = {}
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
@@ -195,7 +196,7 @@ class ClientSession:
         self._drop_all_held()
         self.topics.take_all()
         self.subtopics.take_all()
-        self._subscriptions = Subscriptions(self._number, self._subnumber)
+        self._subscriptions = SubscriptionTable(self._number, self._subnumber)
         self._requests = PendingRequests()
         self._asked.clear()
         self._observers.clear()

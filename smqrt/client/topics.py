@@ -110,7 +110,7 @@ class NameTable:
         return names
 
 
-class Subscriptions:
+class SubscriptionTable:
     """Handlers of subscriptions. Names stay; numbers are bound anew on every connection.
 
     Args:

@@ -41,7 +41,7 @@ class RequestServer(Protocol):
 
 
 class RequestConnection(Source, Protocol):
-    """What a request and its response need of their connection, which is `smqrt.http.connection.HttpConnection`."""
+    """What a request and its response need of their connection, which is `smqrt.http.server.HttpConnection`."""
 
     peer: tuple[str, int]
     secure: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.client.topics import SELF, NameTable, Subscriptions, subtopic_key, to_text, topic_key
+from smqrt.client.topics import SELF, NameTable, SubscriptionTable, subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
@@ -48,14 +48,14 @@ class Numbers:
     def __init__(self) -> None:
         self.ids: dict[object, int] = {}
 
-    def make(self) -> Subscriptions:
+    def make(self) -> SubscriptionTable:
         def number(topic: object) -> int | None:
             return topic if isinstance(topic, int) else self.ids.get(topic)
 
         def subnumber(subtopic: object) -> int | None:
             return self.ids.get(subtopic) if isinstance(subtopic, bytes) else 0
 
-        return Subscriptions(number, subnumber)
+        return SubscriptionTable(number, subnumber)
 
 
 def one(*message: object) -> None:

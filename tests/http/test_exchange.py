@@ -149,7 +149,7 @@ def test_handlers_of_different_connections_run_side_by_side(bench: Any) -> None:
 
 
 def sends_of(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    from smqrt.http.connection import HttpConnection
+    from smqrt.http.server import HttpConnection
 
     sends: list[bytes] = []
     original = HttpConnection.send
