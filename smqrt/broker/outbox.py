@@ -67,7 +67,7 @@ class Held:
 class Outbox:
     """Base of everything that receives runs: connections and the server's own client.
 
-    `queue` holds bytes ready for the transport. while `life` is BLOCKED the transport takes nothing; then
+    `queue` holds bytes ready for the transport. While `life` is BLOCKED the transport takes nothing; then
     `queued_bytes` counts.
     """
 

@@ -10,6 +10,7 @@ import pytest
 from smqrt.broker import outbox as module
 from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Held, Outbox, backlog, dirty, flush_dirty, put_off
 from smqrt.wire import smq
+from smqrt.wire.life import Life
 
 MESSAGE = smq.publish_frame(7, 8, 0, b"x" * 85)  # 100 bytes
 
@@ -21,7 +22,7 @@ class Slow(Outbox):
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__()
-        self.blocked, self.budget_bytes = True, budget_bytes
+        self.life, self.budget_bytes = Life.BLOCKED, budget_bytes
         self.drops: list[tuple[Drop, int]] = []
         self.is_overloaded = False
 
