@@ -65,7 +65,7 @@ def test_wire_and_broker_are_pure(module: Path) -> None:
         )
 
 
-KERNELS = (PACKAGE / "net" / "jit.py", PACKAGE / "journal" / "gather.py")
+KERNELS = (PACKAGE / "net" / "jit.py", PACKAGE / "journal" / "columns.py")
 """The loops that are compiled by LuaJIT, each with a twin where that is missing."""
 
 

@@ -24,7 +24,7 @@ STEP_US = 100_000_000  # a file: 200,000 rows in 100 s are 2,000 a second
 BATCHES, BATCH_ROWS, BATCH_BYTES = 10_000, 20, 6400
 TOPICS = tuple(f"site{at}/machine/temp" for at in range(20))
 SMALL_FILES, SMALL_ROWS = 12, 5000
-TOO_YOUNG = compact.Options(after_s=1e9, merge_bytes=0)
+TOO_YOUNG = compact.CompactOptions(after_s=1e9, merge_bytes=0)
 """Leaves all segments alone: they have no rows."""
 _FLUSH_ROWS = 1000
 _HOUR_US = 3_600_000_000
@@ -103,7 +103,7 @@ def _real(journal: Path, first: int, counts: Iterable[int], ts_us: int, step_us:
         for count in counts:
             _recorded(beside / "wal" / "n1", [_row(first + at, ts_us + at * step_us) for at in range(count)])
             first, ts_us = first + count, ts_us + count * step_us
-        compact.compact(beside, compact.Options(everything=True, most_bytes=1, merge_bytes=0))
+        compact.compact(beside, compact.CompactOptions(everything=True, most_bytes=1, merge_bytes=0))
         made = list(manifest.load(beside).files("n1"))
         for file in made:
             (journal / file.path).parent.mkdir(parents=True, exist_ok=True)

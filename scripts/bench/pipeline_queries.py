@@ -13,7 +13,7 @@ import duckdb
 from pipeline_data import BUSY_ROWS, FLUSH_ROWS, Measure, Took, compared, interleaved, make_journals
 from pyspark.sql import functions as F
 
-from smqrt.journal.compact import Options, compact
+from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import graph, read_journal, row_checks
 from smqrt.pipeline.api import Declaration
@@ -38,10 +38,12 @@ class Shelf:
         self.journal, self.plain, self.typed = folder / "journal", folder / "plain", folder / "typed"
         self.busy = folder / "busy"
         self.payload_bytes = make_journals(rows, {self.journal: FLUSH_ROWS, self.busy: BUSY_ROWS})
-        self.plain_bytes = self._compacted(self.plain, Options(everything=True, grace_s=0))
-        self._compacted(self.typed, Options(everything=True, grace_s=0, schemas={"#": "device string, temp double"}))
+        self.plain_bytes = self._compacted(self.plain, CompactOptions(everything=True, grace_s=0))
+        self._compacted(
+            self.typed, CompactOptions(everything=True, grace_s=0, schemas={"#": "device string, temp double"})
+        )
 
-    def _compacted(self, target: Path, options: Options) -> int:
+    def _compacted(self, target: Path, options: CompactOptions) -> int:
         shutil.copytree(self.journal, target, copy_function=os.link)
         return compact(target, options).file_bytes
 

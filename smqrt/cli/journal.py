@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smqrt.cli.connect import connection_options
-from smqrt.cli.journal_places import (
+from smqrt.cli.journal_locations import (
     Journals,
     cafile_option,
     chosen_range,
@@ -39,9 +39,8 @@ from smqrt.journal import locations
 from smqrt.printable import printable
 
 if TYPE_CHECKING:
-    from smqrt.journal.compact import Done, Options
-    from smqrt.journal.figures import Figures
-    from smqrt.journal.inspect import Recorded
+    from smqrt.journal.compact import CompactOptions, CompactResult
+    from smqrt.journal.inspection import JournalStats, RecordedRow
 
 _SAMPLE_ROWS = 20_000
 
@@ -82,22 +81,22 @@ def tail(
     smqrt journal tail chat -n 5
     smqrt journal tail chat --topic 'site1/#' --follow --json
     """
-    from smqrt.journal import inspect
+    from smqrt.journal import inspection
 
     opened = opened_journal(path, token, cafile)
     end = opened.end()
     chosen = topics or None
     if start is not None:
         begin = offsets_of(opened, start, "--from")
-        _print(islice(inspect.in_order(opened, begin, end, chosen), count), as_json)
+        _print(islice(inspection.in_order(opened, begin, end, chosen), count), as_json)
     else:
-        _print(inspect.latest(opened, end, 20 if count is None else count, chosen), as_json)
+        _print(inspection.latest(opened, end, 20 if count is None else count, chosen), as_json)
     if follow:
-        _print(inspect.follow(opened, end, chosen), as_json, at_once=True)
+        _print(inspection.follow(opened, end, chosen), as_json, at_once=True)
 
 
-def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once: bool = False) -> None:
-    from smqrt.journal.inspect import as_fields, as_line
+def _print(rows: Iterator[RecordedRow] | Sequence[RecordedRow], as_json: bool, at_once: bool = False) -> None:
+    from smqrt.journal.inspection import as_fields, as_line
 
     for recorded in rows:
         if as_json:
@@ -121,9 +120,9 @@ def _print(rows: Iterator[Recorded] | Sequence[Recorded], as_json: bool, at_once
 @cafile_option
 def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | None) -> None:
     """Count: messages, bytes, files, the most frequent topics, and how far behind pipelines are."""
-    from smqrt.journal.figures import figures
+    from smqrt.journal.inspection import journal_stats
 
-    found = figures(opened_journal(path, token, cafile), count_topics=top > 0)
+    found = journal_stats(opened_journal(path, token, cafile), count_topics=top > 0)
     if found.topics is not None:
         others = len(found.topics) - top
         found.topics = dict(islice(found.topics.items(), top))
@@ -136,7 +135,7 @@ def stats(path: str, top: int, as_json: bool, token: str | None, cafile: str | N
         click.echo(printable(line))
 
 
-def _as_lines(found: Figures, others: int) -> Iterator[str]:
+def _as_lines(found: JournalStats, others: int) -> Iterator[str]:
     from smqrt.journal.timestamps import iso
 
     yield f"messages   {found.rows:,}"
@@ -167,12 +166,12 @@ def verify(path: Path, repair: bool) -> None:
     """
     from smqrt.journal import verify as verifying
 
-    place = folder(path)
-    with progress("verify", verifying.count_files(place)) as advance:
-        report = verifying.verify(place, lambda: advance(1))
+    path = folder(path)
+    with progress("verify", verifying.count_files(path)) as advance:
+        report = verifying.verify(path, lambda: advance(1))
     if repair and any(fault.torn for fault in report.faults):
-        click.echo(f"{verifying.repair(place, report):,} bytes of a torn end were cut off")
-        report = verifying.verify(place)
+        click.echo(f"{verifying.repair(path, report):,} bytes of a torn end were cut off")
+        report = verifying.verify(path)
     for fault in report.faults:
         click.echo(printable(str(fault)), err=True)
     messages = many(report.rows, "message")
@@ -220,7 +219,7 @@ def compact(
     smqrt journal compact plant --schema 'site1/#=device string, temp double'
     smqrt journal compact plant --watch 60s --after 10m
     """
-    from smqrt.journal.compact import Options
+    from smqrt.journal.compact import CompactOptions
     from smqrt.journal.payload_schema import merge_schemas
     from smqrt.options import parse_duration, parse_size
 
@@ -228,7 +227,7 @@ def compact(
     merge_schemas(pairs)
     seconds = parse_duration(watch) if watch else None
     durations = (parse_duration(after), parse_duration(grace))
-    options = Options(*durations, everything, pairs, merge_bytes=parse_size(merge))
+    options = CompactOptions(*durations, everything, pairs, merge_bytes=parse_size(merge))
     run = partial(_compact_once, folder(path), options, variant is not None, delta)
     _compact(run, options, seconds)
 
@@ -240,7 +239,7 @@ def _schema_pair(text: str) -> tuple[str, str]:
     return pattern, ddl
 
 
-def _compact(run: Callable[[], Done], options: Options, seconds: float | None) -> None:
+def _compact(run: Callable[[], CompactResult], options: CompactOptions, seconds: float | None) -> None:
     if seconds is None:
         click.echo(_done(run(), options))
     while seconds is not None:
@@ -253,33 +252,33 @@ def _compact(run: Callable[[], Done], options: Options, seconds: float | None) -
         time.sleep(seconds)
 
 
-def _compact_once(place: Path, options: Options, variant: bool, delta: bool) -> Done:
-    done = _compacted(place, options, variant)
+def _compact_once(path: Path, options: CompactOptions, variant: bool, delta: bool) -> CompactResult:
+    done = _compacted(path, options, variant)
     if delta:
         from smqrt.journal import delta_table
 
-        delta_table.update_table(place)
+        delta_table.update_table(path)
     return done
 
 
-def _compacted(place: Path, options: Options, variant: bool) -> Done:
+def _compacted(path: Path, options: CompactOptions, variant: bool) -> CompactResult:
     from smqrt.journal.compact import compact as run
     from smqrt.journal.compact import rows_to_compact
 
-    with progress("compact", rows_to_compact(place, options)) as advance:
+    with progress("compact", rows_to_compact(path, options)) as advance:
         if not variant:
-            return run(place, options, on_rows=advance)
+            return run(path, options, on_rows=advance)
         from smqrt.pipeline.journal_spark import Shredder
         from smqrt.pipeline.session import interruptible
 
-        def shredded(_stopping: threading.Event) -> Done:
-            with Shredder(place) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
-                return run(place, replace(options, shred=shredder), on_rows=advance)
+        def shredded(_stopping: threading.Event) -> CompactResult:
+            with Shredder(path) as shredder:  # Spark ends with it: between two runs it would hold a gigabyte
+                return run(path, replace(options, shred=shredder), on_rows=advance)
 
         return interruptible(shredded)
 
 
-def _done(done: Done, options: Options) -> str:
+def _done(done: CompactResult, options: CompactOptions) -> str:
     if done.segments:
         share = done.file_bytes / done.payload_bytes if done.payload_bytes else 0
         text = f"{many(done.segments, 'segment')} with {many(done.rows, 'message')}: {many(done.files, 'file')}, "
@@ -338,7 +337,7 @@ def export(
     smqrt journal export chat --to chat.parquet
     smqrt journal export plant --to day.csv --topic 'site1/#' --from 2026-11-20 --until 2026-11-21
     """
-    from smqrt.journal.export import export as run
+    from smqrt.journal.inspection import export as run
 
     file = locations.local_folder(to, "--to", "write a file here, and copy it there")
     opened = opened_journal(path, token, cafile)
@@ -363,7 +362,7 @@ def schema(words: tuple[str, ...], rows: int, token: str | None, cafile: str | N
     \b
     smqrt journal schema plant 'site1/#'
     """
-    from smqrt.journal.inspect import latest
+    from smqrt.journal.inspection import latest
     from smqrt.journal.payload_schema import infer_schema
 
     if len(words) > 2:
@@ -413,9 +412,8 @@ def replay(
     smqrt journal replay plant smq://localhost:9357/plant/ --speed 10x --from 2h
     smqrt journal replay plant ws://test:9357/plant/ --speed max --prefix replayed/
     """
-    from smqrt.cli.journal_replay import position, publishing
-    from smqrt.journal.inspect import in_order
-    from smqrt.journal.replay import parse_speed, play
+    from smqrt.cli.journal_replay import parse_speed, play, position, publishing
+    from smqrt.journal.inspection import in_order
 
     factor = parse_speed(speed)
     opened = opened_journal(path, token, connection["cafile"])

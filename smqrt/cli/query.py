@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from smqrt.cli import query_output
-from smqrt.cli.journal_places import (
+from smqrt.cli.journal_locations import (
     JournalCommand,
     cafile_option,
     chosen_range,

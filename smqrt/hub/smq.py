@@ -135,7 +135,7 @@ class Smq:
         self._requests = Requests()
         self._broker = GeventBroker(self._hooks(), options)
         try:
-            self.journal = writer.record(self._broker, journal)
+            self.journal = writer.record_journal(self._broker, journal)
         except BaseException:
             self._broker.close()  # its `persist` file may be wanted by the next
             raise

@@ -359,7 +359,7 @@ def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
     return missing, int(bits, 2).to_bytes(size, "little")
 
 
-class Header(NamedTuple):
+class BatchHeader(NamedTuple):
     """What a batch's header says: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
 
     rows: int
@@ -368,7 +368,7 @@ class Header(NamedTuple):
     body_bytes: int
 
 
-def read_header(batch: bytes | memoryview) -> Header:
+def read_header(batch: bytes | memoryview) -> BatchHeader:
     """Returns what the header of a batch says.
 
     Args:
@@ -380,13 +380,13 @@ def read_header(batch: bytes | memoryview) -> Header:
     if len(batch) < HEADER_BYTES:
         raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
     start, body_size, middle, rows, before_nodes, *numbers = _HEADER.unpack_from(batch)
-    nodes, (before_buffers, *places, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
+    nodes, (before_buffers, *spans, end) = numbers[: 2 * FIELDS], numbers[2 * FIELDS :]
     if [start, middle, before_nodes, before_buffers, end] != _PARTS:
         raise ValueError("no batch of a journal starts here")
-    starts, sizes = places[::2], places[1::2]
-    if rows < 0 or min(places) < 0 or max(map(add, starts, sizes)) > body_size:
+    starts, sizes = spans[::2], spans[1::2]
+    if rows < 0 or min(spans) < 0 or max(map(add, starts, sizes)) > body_size:
         raise ValueError("the header of the batch contradicts itself")
-    return Header(rows, tuple(nodes[1::2]), list(zip(starts, sizes, strict=True)), body_size)
+    return BatchHeader(rows, tuple(nodes[1::2]), list(zip(starts, sizes, strict=True)), body_size)
 
 
 def decode(batch: bytes | memoryview) -> list[Row]:
@@ -419,10 +419,10 @@ def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]
         raise JournalError(f"These bytes are no batch of a journal: {error}.") from None
 
 
-def _values(body: memoryview, header: Header, at: int) -> list[Any]:
+def _values(body: memoryview, header: BatchHeader, at: int) -> list[Any]:
     kind, code = _KINDS[at]
     first, rows = FIRST_BUFFER[at], header.rows
-    validity, second, *rest = (body[place : place + size] for place, size in header.buffers[first:][:3])
+    validity, second, *rest = (body[start : start + size] for start, size in header.buffers[first:][:3])
     values = _numbers(second, code, rows) if code else _texts(_numbers(second, "i", rows + 1), rest[0], kind)
     if not header.nulls[at]:
         return values

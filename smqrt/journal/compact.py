@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, index, manifest, parquet_files, recovery, retention, segment
-from smqrt.journal.files import FILE_MODE, age_s, crc32
+from smqrt.journal import committed, files, index, manifest, parquet_files, recovery, retention, segment
+from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
 from smqrt.journal.index import remove_summary
 from smqrt.journal.json_column import TypedColumn
 from smqrt.journal.manifest import DataFile, Manifest
@@ -36,7 +36,7 @@ _LEFTOVERS = (".tmp", ".shred", _COMPLETE)
 
 
 @dataclass(frozen=True)
-class Options:
+class CompactOptions:
     """How to compact.
 
     Attributes:
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass
-class Done:
+class CompactResult:
     """What a run did.
 
     Attributes:
@@ -89,10 +89,10 @@ class _Sealed(NamedTuple):
 
 def compact(
     journal: Path,
-    options: Options = Options(),
+    options: CompactOptions = CompactOptions(),
     on_step: Step = lambda step: None,
     on_rows: Callable[[int], None] = lambda count: None,
-) -> Done:
+) -> CompactResult:
     """Make Parquet files of what is sealed, and remove the segments whose grace is over.
 
     Args:
@@ -128,7 +128,7 @@ def compact(
         os.close(lock)
 
 
-def rows_to_compact(journal: Path, options: Options = Options()) -> int:
+def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -> int:
     """Returns how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
     for folder in index.node_folders(journal):
@@ -160,14 +160,14 @@ def _lock(journal: Path) -> tuple[int, bool]:
 
 
 class _Run:
-    def __init__(self, journal: Path, options: Options, on_step: Step, on_rows: Callable[[int], None]) -> None:
+    def __init__(self, journal: Path, options: CompactOptions, on_step: Step, on_rows: Callable[[int], None]) -> None:
         self._journal, self._options, self._step, self._on_rows = journal, options, on_step, on_rows
         self._typed = TypedColumn(options.schemas) if options.schemas else None
-        self._done = Done()
+        self._done = CompactResult()
         self._is_held_up = False
         self._faults: list[JournalError] = []
 
-    def whole(self) -> Done:
+    def whole(self) -> CompactResult:
         for folder in index.node_folders(self._journal):
             lock = segment.lock(folder) if self._options.everything else -1
             try:
@@ -212,7 +212,7 @@ class _Run:
             os.utime(made.path)  # the grace of the segments counts from here
             named = self._journal / made.file.path
             os.replace(made.path, named)
-            segment.sync_folder(named.parent)
+            sync_folder(named.parent)
             self._step("named")
 
     def _switch(self, node: str, through: int, files: Sequence[Unnamed]) -> None:
@@ -294,7 +294,7 @@ class _Run:
             remove_summary(one.path)
             self._step("removed")
             self._done.removed += 1
-        segment.sync_folder(folder)
+        files.sync_folder(folder)
 
     def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
         """Whether the grace of a segment is over: it counts from when the file with its last row got its name."""
@@ -317,7 +317,7 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
     return left
 
 
-def sealed(folder: Path, options: Options = Options()) -> list[_Sealed]:
+def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Sealed]:
     """Returns the segments of a node nobody appends to, oldest first: all but the newest, and that too if asked.
 
     Raises:
@@ -379,7 +379,7 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
                 at += rows
 
 
-def _batches(one: _Sealed) -> Iterator[tuple[index.Entry, Any, str]]:
+def _batches(one: _Sealed) -> Iterator[tuple[index.BatchEntry, Any, str]]:
     """Yields (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
     from pyarrow import ipc, memory_map
 

@@ -87,18 +87,18 @@ def update_table(journal: Path) -> UpdatedTable:
 
 
 def _update_table(deltalake: Any, journal: Path) -> UpdatedTable:
-    place, wanted = journal / TABLE, table_files(journal)
-    table = deltalake.DeltaTable(place) if (place / _LOG).is_dir() else None
+    location, wanted = journal / TABLE, table_files(journal)
+    table = deltalake.DeltaTable(location) if (location / _LOG).is_dir() else None
     known = _known_paths(table)
-    schema = table_schema(deltalake, table, [place / path for path in wanted if path not in known])
+    schema = table_schema(deltalake, table, [location / path for path in wanted if path not in known])
     if table is None or table.schema() != schema:
-        shutil.rmtree(place / _LOG, ignore_errors=True)  # a table can't change the type of a column
-        os.makedirs(place, exist_ok=True)
-        table, known = create_table(deltalake, place, schema), set()
+        shutil.rmtree(location / _LOG, ignore_errors=True)  # a table can't change the type of a column
+        os.makedirs(location, exist_ok=True)
+        table, known = create_table(deltalake, location, schema), set()
     fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
     if fresh or gone:
         commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
-    return UpdatedTable(place, len(fresh), len(gone), len(wanted))
+    return UpdatedTable(location, len(fresh), len(gone), len(wanted))
 
 
 def table_files(journal: Path) -> dict[str, DataFile]:
@@ -106,9 +106,9 @@ def table_files(journal: Path) -> dict[str, DataFile]:
     return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
 
 
-def create_table(deltalake: Any, place: Path | str, schema: Any) -> Any:
+def create_table(deltalake: Any, location: Path | str, schema: Any) -> Any:
     """Makes a table without rows, and returns it."""
-    return deltalake.DeltaTable.create(place, schema, partition_by=list(_FOLDERS), name="messages")
+    return deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
 
 
 def commit_files(table: Any, schema: Any, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:

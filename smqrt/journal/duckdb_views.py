@@ -197,7 +197,7 @@ class _Stream:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[Any]:
-        """What DuckDB asks for in threads of its own, in which LuaJIT's kernel of `gather` must not run."""
+        """What DuckDB asks for in threads of its own, in which LuaJIT's kernel must not run."""
         batches = self._read()
         while (batch := self._thread.submit(next, batches, None).result()) is not None:
             yield batch

@@ -21,7 +21,7 @@ from gevent.threadpool import ThreadPool
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention
-from smqrt.journal.index import Entry, summary_of
+from smqrt.journal.index import BatchEntry, summary_of
 from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import Clock
@@ -77,14 +77,14 @@ class Durability:
         self.segment, self.syncs = segment, 0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
-        self._lost: deque[tuple[SegmentFile, Entry]] = deque()
+        self._lost: deque[tuple[SegmentFile, BatchEntry]] = deque()
         self._put_back: deque[SegmentFile] = deque()
         self._disk, self._cleaner = DiskThread(), DiskThread()
         self._gone: OSError | None = None
         self._behind: OSError | None = None
         self._failing: set[str] = set()
         self._is_slow = False
-        self._readers = readers.Watch(settings)
+        self._readers = readers.ReaderWatch(settings)
         self._timers = [
             _every(settings.sync_s, self.sync),
             _every(LOOK_S, self._look),

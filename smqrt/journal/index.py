@@ -37,7 +37,7 @@ _SegmentPath = Path | str
 REMEDY = "`smqrt journal verify` says what can be read and what to do"
 
 
-class Entry(NamedTuple):
+class BatchEntry(NamedTuple):
     """A batch, as the index has it.
 
     Attributes:
@@ -110,13 +110,13 @@ def node_folders(journal: Path) -> list[Path]:
         return []
 
 
-def parse_index(data: bytes | memoryview) -> list[Entry]:
+def parse_index(data: bytes | memoryview) -> list[BatchEntry]:
     """Returns the whole records of an index; half a record at the end is one that is being written."""
     whole = len(data) // INDEX.size * INDEX.size
-    return list(map(Entry._make, INDEX.iter_unpack(data[:whole])))
+    return list(map(BatchEntry._make, INDEX.iter_unpack(data[:whole])))
 
 
-def read_index(path: Path) -> list[Entry]:
+def read_index(path: Path) -> list[BatchEntry]:
     """Returns the batches of a segment.
 
     Args:
@@ -131,7 +131,7 @@ def read_index(path: Path) -> list[Entry]:
         return []
 
 
-def with_transactions(path: Path) -> list[Entry]:
+def with_transactions(path: Path) -> list[BatchEntry]:
     """Returns the batches of a segment that have rows of a commit; others are passed over without looking at each.
 
     Raises:
@@ -145,10 +145,10 @@ def with_transactions(path: Path) -> list[Entry]:
     if not any(flags):
         return []
     whole = range(len(data) // INDEX.size)
-    return [Entry._make(INDEX.unpack_from(data, at * INDEX.size)) for at in whole if flags[at] & HAS_TXN]
+    return [BatchEntry._make(INDEX.unpack_from(data, at * INDEX.size)) for at in whole if flags[at] & HAS_TXN]
 
 
-def check(entries: Sequence[Entry], path: Path | str, offset: int = 0) -> None:
+def check(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> None:
     """Says whether the batches of an index follow each other.
 
     Args:

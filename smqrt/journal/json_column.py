@@ -57,8 +57,8 @@ class TypedColumn:
         if not compute.any(chosen, min_count=0).as_py():
             return pyarrow.nulls(len(payloads), self._type)
         parsed = self._parse(payloads.filter(chosen).to_pylist())
-        places = compute.cumulative_sum(compute.cast(chosen, pyarrow.int64()))
-        return compute.take(parsed, compute.if_else(chosen, compute.subtract(places, 1), None))
+        positions = compute.cumulative_sum(compute.cast(chosen, pyarrow.int64()))
+        return compute.take(parsed, compute.if_else(chosen, compute.subtract(positions, 1), None))
 
     def _parse(self, payloads: Sequence[bytes]) -> Any:
         import pyarrow

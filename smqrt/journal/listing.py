@@ -71,8 +71,8 @@ class JournalListing:
 
 def _version(journal: Path) -> _Version:
     """What changes when a segment or the manifest comes or goes."""
-    places = [journal / manifest.FILE, journal / "wal", *index.node_folders(journal)]
-    return tuple((str(place), place.stat().st_mtime_ns) for place in places if place.exists())
+    watched = [journal / manifest.FILE, journal / "wal", *index.node_folders(journal)]
+    return tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
 
 
 def listing(journal: Path) -> bytes:

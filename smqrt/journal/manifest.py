@@ -84,7 +84,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ManifestPage:
     """What the root says of a page.
 
     Attributes:
@@ -107,7 +107,7 @@ class Page:
 
 
 _FILE_FIELDS = tuple(field.name for field in fields(DataFile))
-_PAGE_FIELDS = tuple(field.name for field in fields(Page))
+_PAGE_FIELDS = tuple(field.name for field in fields(ManifestPage))
 
 
 def file_from_json(values: dict[str, Any]) -> DataFile:
@@ -120,7 +120,7 @@ def file_from_json(values: dict[str, Any]) -> DataFile:
     return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
 
 
-def page_as_json(page: Page) -> dict[str, Any]:
+def page_as_json(page: ManifestPage) -> dict[str, Any]:
     """Returns what the root holds of a page."""
     return {name: getattr(page, name) for name in _PAGE_FIELDS}
 
@@ -139,7 +139,7 @@ def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[D
         yield files[at]
 
 
-def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[Page, bytes, tuple[DataFile, ...]]]:
+def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, tuple[DataFile, ...]]]:
     """Yields pages (what the root says, their text, their files) of one node's files, which are in order."""
     some: list[DataFile] = []
     texts: list[str] = []
@@ -156,7 +156,7 @@ def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[Page, bytes, tuple[Da
         yield _made(some, texts)
 
 
-def _made(files: list[DataFile], texts: list[str]) -> tuple[Page, bytes, tuple[DataFile, ...]]:
+def _made(files: list[DataFile], texts: list[str]) -> tuple[ManifestPage, bytes, tuple[DataFile, ...]]:
     text = ('{"files": [\n' + ",\n".join(texts) + "\n]}\n").encode()
     name = f"{files[0].node}-{files[0].first:020d}-{_digest(text)}.json"
     return page_of(name, files), text, tuple(files)
@@ -166,9 +166,9 @@ def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def page_of(name: str, files: Sequence[DataFile]) -> Page:
+def page_of(name: str, files: Sequence[DataFile]) -> ManifestPage:
     """Returns what the root says of a page with these files, at least one."""
-    return Page(
+    return ManifestPage(
         name,
         files[0].node,
         files[0].first,
@@ -181,7 +181,7 @@ def page_of(name: str, files: Sequence[DataFile]) -> Page:
     )
 
 
-def parse_page(page: Page, text: bytes) -> tuple[DataFile, ...]:
+def parse_page(page: ManifestPage, text: bytes) -> tuple[DataFile, ...]:
     """Returns the files of a page.
 
     Raises:
@@ -196,7 +196,7 @@ def parse_page(page: Page, text: bytes) -> tuple[DataFile, ...]:
 
 
 @lru_cache(maxsize=_KEPT_PAGES)
-def load_page(journal: Path, page: Page) -> tuple[DataFile, ...]:
+def load_page(journal: Path, page: ManifestPage) -> tuple[DataFile, ...]:
     """Returns the files of a page of a journal; the latest pages are kept in memory.
 
     Raises:
@@ -215,7 +215,7 @@ def load_page(journal: Path, page: Page) -> tuple[DataFile, ...]:
 # ---- the root
 
 
-ReadPage = Callable[[Page], Sequence[DataFile]]
+ReadPage = Callable[[ManifestPage], Sequence[DataFile]]
 
 
 class Manifest:
@@ -232,14 +232,18 @@ class Manifest:
     """
 
     def __init__(
-        self, nodes: Mapping[str, int], listed: Iterable[Page], read_page: ReadPage, settled: Mapping[str, int] = {}
+        self,
+        nodes: Mapping[str, int],
+        listed: Iterable[ManifestPage],
+        read_page: ReadPage,
+        settled: Mapping[str, int] = {},
     ) -> None:
         self.nodes, self.settled = dict(nodes), dict(settled)
         self.read_page = read_page
         ordered = sorted(listed, key=lambda page: (page.node, page.first))
         self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
 
-    def pages(self, node: str | None = None) -> list[Page]:
+    def pages(self, node: str | None = None) -> list[ManifestPage]:
         """Returns the pages of a node, or of all, ascending."""
         if node is not None:
             return list(self._pages.get(node, ()))
@@ -251,7 +255,11 @@ class Manifest:
         return some[0].first if some else None
 
     def files(
-        self, node: str, start: int = 0, end: int = EVERYTHING, wanted: Callable[[Page], bool] = lambda page: True
+        self,
+        node: str,
+        start: int = 0,
+        end: int = EVERYTHING,
+        wanted: Callable[[ManifestPage], bool] = lambda page: True,
     ) -> Iterator[DataFile]:
         """Yields the files of a node that have numbers of a range, ascending.
 
@@ -295,7 +303,7 @@ def parse(values: Any, read_page: ReadPage) -> Manifest:
         if version == 1:
             return _of_files(nodes, map(file_from_json, values["files"]))
         settled = {node: int(one["settled"]) for node, one in values["nodes"].items() if "settled" in one}
-        return Manifest(nodes, [Page(**one) for one in values["pages"]], read_page, settled)
+        return Manifest(nodes, [ManifestPage(**one) for one in values["pages"]], read_page, settled)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it has no proper {error}") from None
 
@@ -303,7 +311,7 @@ def parse(values: Any, read_page: ReadPage) -> Manifest:
 def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     """Returns a manifest whose pages are in memory only."""
     ordered = sorted(files, key=lambda file: (file.node, file.first))
-    found: dict[Page, Sequence[DataFile]] = {}
+    found: dict[ManifestPage, Sequence[DataFile]] = {}
     for _, of_node in groupby(ordered, lambda file: file.node):
         some = list(of_node)
         for at in range(0, len(some), PAGE_FILES):
@@ -312,7 +320,7 @@ def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     return Manifest(nodes, found, found.__getitem__)
 
 
-def _as_json(nodes: Mapping[str, int], listed: Iterable[Page], settled: Mapping[str, int]) -> dict[str, Any]:
+def _as_json(nodes: Mapping[str, int], listed: Iterable[ManifestPage], settled: Mapping[str, int]) -> dict[str, Any]:
     of_nodes = {node: {"compacted_through": through} for node, through in nodes.items()}
     for node, below in settled.items():
         of_nodes.setdefault(node, {"compacted_through": 0})["settled"] = below
@@ -363,7 +371,7 @@ def text(journal: Path) -> bytes:
         return json.dumps(_as_json(manifest.nodes, (), {})).encode()
 
 
-class Edit:
+class ManifestEdit:
     """Changes to a manifest; `edit` gives one.
 
     Attributes:
@@ -406,7 +414,7 @@ class Edit:
         unnamed = {page.node for page in self._before.pages() if not page.name}
         return unnamed | self._added.keys() | self._removed.keys()
 
-    def _node(self, journal: Path, node: str) -> Iterator[Page]:
+    def _node(self, journal: Path, node: str) -> Iterator[ManifestPage]:
         """Yields a node's pages: those before and behind the changes as they are."""
         known, changed = self._before.pages(node), [*self._added.get(node, ()), *self._removed.get(node, ())]
         first, end = _region(known, changed)
@@ -420,7 +428,7 @@ class Edit:
         yield from known[end:]
 
 
-def _region(known: Sequence[Page], changed: Sequence[DataFile]) -> tuple[int, int]:
+def _region(known: Sequence[ManifestPage], changed: Sequence[DataFile]) -> tuple[int, int]:
     """Returns which pages (first, behind the last) are written anew: those that the changes concern, the one before
     them, which may have room, and what has no page yet.
     """
@@ -449,7 +457,7 @@ def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> No
 
 
 @contextmanager
-def edit(journal: Path) -> Iterator[Edit]:
+def edit(journal: Path) -> Iterator[ManifestEdit]:
     """Gives the manifest to change, and saves it at the end; others wait meanwhile.
 
     Raises:
@@ -459,14 +467,14 @@ def edit(journal: Path) -> Iterator[Edit]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         _known.pop(journal / FILE, None)
-        changes = Edit(load(journal))
+        changes = ManifestEdit(load(journal))
         yield changes
         _saved(changes, journal)
     finally:
         os.close(fd)
 
 
-def _saved(changes: Edit, journal: Path) -> None:
+def _saved(changes: ManifestEdit, journal: Path) -> None:
     try:
         changes.save(journal)
     except OSError as error:

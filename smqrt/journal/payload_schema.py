@@ -192,9 +192,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while text[at:].strip():
         found = _TOKEN.match(text, at)
         if not found:
-            place = text[at:].lstrip()[:10]
+            rest = text[at:].lstrip()[:10]
             raise ArgumentError(
-                f"schema {text!r}: {place!r} can't be read; it must look like 'device string, temp double'"
+                f"schema {text!r}: {rest!r} can't be read; it must look like 'device string, temp double'"
             )
         name, word, sign = found.groups()
         yield ("quoted", name.replace("``", "`")) if name else ("word", word) if word else ("sign", sign)

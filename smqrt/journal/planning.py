@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
-from smqrt.journal.index import INDEX, TIMES, Entry, check, parse_index
-from smqrt.journal.manifest import DataFile, Manifest, Page
+from smqrt.journal.index import INDEX, TIMES, BatchEntry, check, parse_index
+from smqrt.journal.manifest import DataFile, Manifest, ManifestPage
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
         return self.start + self.rows
 
 
-class Sealed(NamedTuple):
+class SealedSegment(NamedTuple):
     """A segment with rows that doesn't grow any more: a plan of all of it needn't look at its index.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sealed(NamedTuple):
     ts_max_us: int
 
 
-class Snapshot(NamedTuple):
+class JournalSnapshot(NamedTuple):
     """What a journal has at a moment.
 
     Attributes:
@@ -99,7 +99,7 @@ class Snapshot(NamedTuple):
         return [first for first in firsts[oldest:] if first < end]
 
 
-class Index:
+class SegmentIndex:
     """The index of a segment, looked at by row number.
 
     Args:
@@ -121,9 +121,9 @@ class Index:
         """The number behind its last row; 0 when it has none."""
         return self.entry(self.count - 1).next_seq if self.count else 0
 
-    def entry(self, at: int) -> Entry:
+    def entry(self, at: int) -> BatchEntry:
         """Returns one record."""
-        return Entry(*INDEX.unpack_from(self._data, at * INDEX.size))
+        return BatchEntry(*INDEX.unpack_from(self._data, at * INDEX.size))
 
     def at(self, seq: int) -> int:
         """Returns which record has a row, or would."""
@@ -134,7 +134,7 @@ class Index:
             return self.count - 1
         return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
 
-    def between(self, start: int, end: int) -> list[Entry]:
+    def between(self, start: int, end: int) -> list[BatchEntry]:
         """Returns the batches that have rows of a range.
 
         Raises:
@@ -145,7 +145,7 @@ class Index:
         check(entries, self._path, found.start * INDEX.size)
         return entries
 
-    def runs(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[Entry, Entry]]:
+    def runs(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[BatchEntry, BatchEntry]]:
         """Yields (first, last) of batches that follow each other and have rows of a range."""
         found = self._range(start, end)
         for run in filter(None, [found] if ts_us is None else self._meeting(found, ts_us)):
@@ -179,9 +179,9 @@ class Planner:
 
     def __init__(
         self,
-        snapshot: Snapshot,
-        index: Callable[[str, int], Index],
-        sealed: Callable[[str, int], Sealed | None],
+        snapshot: JournalSnapshot,
+        index: Callable[[str, int], SegmentIndex],
+        sealed: Callable[[str, int], SealedSegment | None],
     ) -> None:
         self._snapshot, self._index, self._sealed = snapshot, index, sealed
 
@@ -203,8 +203,8 @@ class Planner:
     def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         for file in self.files(node, start, end, ts_us, topics):
             first, last = max(start, file.first), min(end, file.last + 1)
-            place, share = (0, file.bytes), file.bytes * (last - first) // (file.last + 1 - file.first)
-            yield Chunk(file.path, PARQUET, *place, 0, last - first, node, first, file.footer_crc32, share)
+            share = file.bytes * (last - first) // (file.last + 1 - file.first)
+            yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
         for first in self._snapshot.segments(node, start, end) if start < end else ():
@@ -217,8 +217,7 @@ class Planner:
             for oldest, newest in self._index(node, first).runs(start, end, ts_us):
                 skip = max(0, start - oldest.first_seq)
                 rows = min(end, newest.next_seq) - oldest.first_seq - skip
-                place = (oldest.offset, newest.end - oldest.offset)
-                yield Chunk(file, WAL, *place, skip, rows, node, oldest.first_seq)
+                yield Chunk(file, WAL, oldest.offset, newest.end - oldest.offset, skip, rows, node, oldest.first_seq)
 
 
 def segment_file(node: str, first: int) -> str:
@@ -226,11 +225,11 @@ def segment_file(node: str, first: int) -> str:
     return f"wal/{node}/{first:020d}.arrows"
 
 
-def _overlaps(times: Sealed | DataFile | Page, wanted: Times | None) -> bool:
+def _overlaps(times: SealedSegment | DataFile | ManifestPage, wanted: Times | None) -> bool:
     return wanted is None or _meet((times.ts_min_us, times.ts_max_us), wanted)
 
 
-def _lies_within(times: Sealed, wanted: Times | None) -> bool:
+def _lies_within(times: SealedSegment, wanted: Times | None) -> bool:
     return wanted is None or (wanted[0] <= times.ts_min_us and times.ts_max_us <= wanted[1])
 
 

@@ -15,10 +15,21 @@ from smqrt.journal import arrow, index, manifest, parquet_files, planning, table
 from smqrt.journal import index as indexes
 from smqrt.journal.files import crc32, there
 from smqrt.journal.filters import Filter
-from smqrt.journal.index import DATA, INDEXED, REMEDY, Entry
+from smqrt.journal.index import DATA, INDEXED, REMEDY, BatchEntry
 from smqrt.journal.locations import MOVED, Unreachable
 from smqrt.journal.manifest import DataFile
-from smqrt.journal.planning import PARQUET, WAL, Chunk, Index, Offsets, Planner, Sealed, Snapshot, Times, segment_file
+from smqrt.journal.planning import (
+    PARQUET,
+    WAL,
+    Chunk,
+    JournalSnapshot,
+    Offsets,
+    Planner,
+    SealedSegment,
+    SegmentIndex,
+    Times,
+    segment_file,
+)
 from smqrt.journal.record import Row
 
 __all__ = ["Chunk", "Journal", "Offsets"]
@@ -99,11 +110,11 @@ class Journal:
         snapshot = self._snapshot()
         return {node: self._begin(snapshot, node) for node in snapshot.nodes()}
 
-    def _begin(self, snapshot: Snapshot, node: str) -> int:
+    def _begin(self, snapshot: JournalSnapshot, node: str) -> int:
         first = snapshot.begin(node)
         return self._end(snapshot, node) if first is None else first
 
-    def _end(self, snapshot: Snapshot, node: str) -> int:
+    def _end(self, snapshot: JournalSnapshot, node: str) -> int:
         end = snapshot.manifest.nodes.get(node, 0)
         for first in snapshot.wal.get(node, [])[_NEWEST:]:
             index = self._index(node, first, newest=True)
@@ -119,7 +130,7 @@ class Journal:
         snapshot = self._snapshot()
         return {node: self._offset_at(snapshot, node, ts_us) for node in snapshot.nodes()}
 
-    def _offset_at(self, snapshot: Snapshot, node: str, ts_us: int) -> int:
+    def _offset_at(self, snapshot: JournalSnapshot, node: str, ts_us: int) -> int:
         end = self._end(snapshot, node)
         start = self._begin(snapshot, node)
         for chunk in self._planner(snapshot).chunks({node: start}, {node: end}, (ts_us, 1 << 62), None):
@@ -138,7 +149,7 @@ class Journal:
         snapshot = self._snapshot()
         return {node: self._offset_until(snapshot, node, ts_us) for node in snapshot.nodes()}
 
-    def _offset_until(self, snapshot: Snapshot, node: str, ts_us: int) -> int:
+    def _offset_until(self, snapshot: JournalSnapshot, node: str, ts_us: int) -> int:
         first, end = self._offset_at(snapshot, node, ts_us), self._end(snapshot, node)
         chunks = self._planner(snapshot).chunks({node: first}, {node: end}, (-(1 << 62), ts_us - 1), None)
         for chunk in reversed(list(chunks)):
@@ -190,7 +201,7 @@ class Journal:
     def _chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Topics) -> Iterator[Chunk]:
         return self._planner(self._snapshot()).chunks(start, end, ts_us, _filter(topics))
 
-    def _planner(self, snapshot: Snapshot) -> Planner:
+    def _planner(self, snapshot: JournalSnapshot) -> Planner:
         newest = {node: firsts[_NEWEST] for node, firsts in snapshot.wal.items() if firsts}
 
         def is_newest(node: str, first: int) -> bool:
@@ -323,21 +334,23 @@ class Journal:
                 pass
         return max(0, chunk.start - entries[0].first_seq), stream
 
-    def _entries(self, chunk: Chunk) -> list[Entry]:
+    def _entries(self, chunk: Chunk) -> list[BatchEntry]:
         first = int(Path(chunk.file).stem)
         entries = self._index(chunk.node, first, until=chunk.end).between(chunk.start, chunk.end)
         if not entries or entries[0].first_seq > chunk.start or entries[-1].next_seq < chunk.end:
             raise self._damaged(chunk.file, chunk.offset, "the index doesn't have the rows any more")
         return entries
 
-    def _cut(self, file: str, entries: Sequence[Entry], data: memoryview) -> Iterator[tuple[Entry, memoryview]]:
+    def _cut(
+        self, file: str, entries: Sequence[BatchEntry], data: memoryview
+    ) -> Iterator[tuple[BatchEntry, memoryview]]:
         for entry in entries:
             at = entry.offset - entries[0].offset
             batch = data[at : at + entry.length]
             self._check(file, entry, batch)
             yield entry, batch
 
-    def _check(self, file: str, entry: Entry, batch: memoryview) -> None:
+    def _check(self, file: str, entry: BatchEntry, batch: memoryview) -> None:
         if len(batch) < entry.length:
             raise self._damaged(file, entry.offset, f"the batch has {len(batch)} of its {entry.length} bytes")
         if self.verify and crc32(batch) != entry.crc32:
@@ -351,18 +364,18 @@ class Journal:
     def _location(self, file: str) -> str:
         return str(self.path / file)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> JournalSnapshot:
         try:
             with there(self.path):
                 return self._listed_here()
         except FileNotFoundError:
             raise Unreachable(f"{self.path} {MOVED}") from None
 
-    def _listed_here(self) -> Snapshot:
+    def _listed_here(self) -> JournalSnapshot:
         wal = {folder.name: indexes.firsts(folder) for folder in indexes.node_folders(self.path)}
-        return Snapshot(wal, manifest.load(self.path))
+        return JournalSnapshot(wal, manifest.load(self.path))
 
-    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
+    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> SegmentIndex:
         """Returns the index of a segment.
 
         Args:
@@ -375,13 +388,13 @@ class Journal:
         """
         path = (self.path / segment_file(node, first)).with_suffix(INDEXED)
         try:
-            return Index(_mapped(path), str(path))
+            return SegmentIndex(_mapped(path), str(path))
         except FileNotFoundError:
             if newest and path.with_suffix(DATA).exists():
-                return Index(b"", str(path))
+                return SegmentIndex(b"", str(path))
             raise
 
-    def _sealed(self, node: str, first: int) -> Sealed | None:
+    def _sealed(self, node: str, first: int) -> SealedSegment | None:
         """Returns what a sealed segment holds; None when its index is to be looked at.
 
         Raises:
@@ -391,7 +404,7 @@ class Journal:
         found = index.summary_of(path)
         if not found.is_dense:
             return None
-        return Sealed(found.end, os.stat(path).st_size, found.ts_min_us, found.ts_max_us)
+        return SealedSegment(found.end, os.stat(path).st_size, found.ts_min_us, found.ts_max_us)
 
     def _broker(self, node: str, first: int) -> str:
         """Returns the broker of a segment."""

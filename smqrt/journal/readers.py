@@ -119,7 +119,7 @@ def _condition(reader: Reader, behind: int, timeout_s: float | None, now_us: int
     return f"{since}: they are kept {until}; run it, or smqrt pipeline reset {reader.name.partition('.')[0]}"
 
 
-class Watch:
+class ReaderWatch:
     """Looks after the readers of a journal that a hub writes.
 
     Args:

@@ -16,12 +16,11 @@ from gevent import get_hub
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.topics import Topic
-from smqrt.journal import arrow
-from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, PureColumns, stamp, toggle
+from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_columns, stamp, toggle
 from smqrt.journal.filters import Filter
 from smqrt.journal.record import Flag
 from smqrt.journal.settings import JournalSettings
-from smqrt.net import datapath, jit
+from smqrt.net import datapath
 from smqrt.wire.smq import Type, frames
 
 log = logging.getLogger("smqrt.journal")
@@ -87,7 +86,7 @@ class HubRecorder:
         self._filter = Filter(settings.topics, settings.exclude)
         self._direct = settings.direct
         self._next_seq, self._write = next_seq, write
-        self._columns: Columns = jit.columns(arrow.batch_header) or PureColumns()
+        self._columns: Columns = fastest_columns()
         self._columns.server(broker.server.etid)
         self._runs: list[bytes] = []
         self._stamped = self._large_bytes = 0

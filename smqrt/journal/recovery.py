@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest, readers
 from smqrt.journal.files import crc32, touch
-from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, Entry, remove_summary
+from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, BatchEntry, remove_summary
 
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
@@ -40,7 +40,7 @@ class Recovered(NamedTuple):
 
 
 class _Repaired(NamedTuple):
-    entries: list[Entry]
+    entries: list[BatchEntry]
     cut: int
     damages: list[str]
 
@@ -140,7 +140,7 @@ def _overwrite(path: Path, start: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _rewrite(path: Path, entries: Iterable[Entry]) -> None:
+def _rewrite(path: Path, entries: Iterable[BatchEntry]) -> None:
     remove_summary(path)
     beside = path.with_suffix(".new")
     touch(beside)
@@ -166,8 +166,8 @@ class Salvaged(NamedTuple):
         fits: places and numbers of the whole batches leave room for what is between; else `entries` are these only.
     """
 
-    entries: list[Entry]
-    damaged: list[Entry]
+    entries: list[BatchEntry]
+    damaged: list[BatchEntry]
     end: int
     schema_bytes: int
     fits: bool = True
@@ -185,13 +185,13 @@ def salvage(path: Path) -> Salvaged:
     recorded, first = index.read_index(path), index.first_seq(path)
     with path.open("rb") as file:
         start = _schema_bytes(file)
-        places = {(entry.offset, entry.first_seq): entry for entry in recorded}
+        indexed = {(entry.offset, entry.first_seq): entry for entry in recorded}
         whole = _wholes(file, recorded)
         if not whole and start:  # the index is lost
             walked = _rebuilt(file, start, first)
-            whole = _wholes(file, takewhile(lambda one: (one.offset, one.first_seq) not in places, walked))
-        found = [Entry(first, 0, _first_offset(start, recorded, whole, first), 0, 0, 0, 0, 0)]
-        gaps = _Gaps(file, places, {one.crc32 for one in recorded})
+            whole = _wholes(file, takewhile(lambda one: (one.offset, one.first_seq) not in indexed, walked))
+        found = [BatchEntry(first, 0, _first_offset(start, recorded, whole, first), 0, 0, 0, 0, 0)]
+        gaps = _Gaps(file, indexed, {one.crc32 for one in recorded})
         for entry in whole:
             between = gaps.fill(found[-1], entry)
             if between is None:
@@ -202,11 +202,11 @@ def salvage(path: Path) -> Salvaged:
     return Salvaged(found[1:], damaged, found[-1].end if whole else start, start)
 
 
-def _wholes(file: IO[bytes], entries: Iterable[Entry]) -> list[Entry]:
+def _wholes(file: IO[bytes], entries: Iterable[BatchEntry]) -> list[BatchEntry]:
     return [_corrected(entry, batch) for entry in entries if (batch := _whole(file, entry)) is not None]
 
 
-def _first_offset(schema_bytes: int, recorded: list[Entry], whole: list[Entry], first: int) -> int:
+def _first_offset(schema_bytes: int, recorded: list[BatchEntry], whole: list[BatchEntry], first: int) -> int:
     """Returns where the first batch begins: behind the schema; when that is damaged, where the index says."""
     if schema_bytes or not whole:
         return schema_bytes
@@ -219,14 +219,14 @@ class _Gaps:
 
     Args:
         file: the segment.
-        places: what its index says, by (offset, first number).
+        indexed: what its index says, by (offset, first number).
         checksums: all that are in the index.
     """
 
-    def __init__(self, file: IO[bytes], places: dict[tuple[int, int], Entry], checksums: set[int]) -> None:
-        self._file, self._places, self._checksums = file, places, checksums
+    def __init__(self, file: IO[bytes], indexed: dict[tuple[int, int], BatchEntry], checksums: set[int]) -> None:
+        self._file, self._indexed, self._checksums = file, indexed, checksums
 
-    def fill(self, before: Entry, after: Entry) -> list[Entry] | None:
+    def fill(self, before: BatchEntry, after: BatchEntry) -> list[BatchEntry] | None:
         """Returns the batches between, damaged or not; None when there is no way that they fit."""
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
         if not rows and not size:
@@ -242,35 +242,35 @@ class _Gaps:
             return [*found, self._unreadable(reached, after)]
         return [self._unreadable(before, after)]
 
-    def _steps(self, offset: int, seq: int, after: Entry) -> Iterator[Entry]:
+    def _steps(self, offset: int, seq: int, after: BatchEntry) -> Iterator[BatchEntry]:
         while (entry := self._step(offset, seq)) and entry.end <= after.offset and entry.next_seq <= after.first_seq:
             yield entry
             offset, seq = entry.end, entry.next_seq
 
-    def _step(self, offset: int, seq: int) -> Entry | None:
+    def _step(self, offset: int, seq: int) -> BatchEntry | None:
         """Returns the batch at a place, as its bytes say; else as the index says."""
-        recorded = self._places.get((offset, seq))
+        recorded = self._indexed.get((offset, seq))
         header = _at(self._file, offset, arrow.HEADER_BYTES)
         try:
             said = arrow.read_header(header)
         except ValueError:
             return recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
         batch = header + self._file.read(said.body_bytes)
-        entry = Entry(seq, said.rows, offset, len(batch), 0, 0, crc32(batch), 0)
+        entry = BatchEntry(seq, said.rows, offset, len(batch), 0, 0, crc32(batch), 0)
         if said.rows <= 0 or not _has_rows(entry, batch):
             return recorded if recorded and recorded.rows > 0 and recorded.length > 0 else None
         if entry.crc32 not in self._checksums:
             entry = entry._replace(crc32=recorded.crc32 if recorded else entry.crc32 ^ _WRONG)
         return _corrected(entry, batch)
 
-    def _unreadable(self, before: Entry, after: Entry) -> Entry:
+    def _unreadable(self, before: BatchEntry, after: BatchEntry) -> BatchEntry:
         rows, size = after.first_seq - before.next_seq, after.offset - before.end
         crc = crc32(_at(self._file, before.end, size)) ^ _WRONG
         times = before.ts_min_us or after.ts_min_us, max(before.ts_max_us, after.ts_max_us)
-        return Entry(before.next_seq, rows, before.end, size, *times, crc, 0)
+        return BatchEntry(before.next_seq, rows, before.end, size, *times, crc, 0)
 
 
-def _rebuilt(file: IO[bytes], start: int, next_seq: int) -> Iterator[Entry]:
+def _rebuilt(file: IO[bytes], start: int, next_seq: int) -> Iterator[BatchEntry]:
     """Yields the index of a segment that has lost its own, as far as its batches say what they are."""
     while len(header := _at(file, start, arrow.HEADER_BYTES)) == arrow.HEADER_BYTES:
         try:
@@ -278,7 +278,7 @@ def _rebuilt(file: IO[bytes], start: int, next_seq: int) -> Iterator[Entry]:
         except ValueError:
             return
         batch = _at(file, start, arrow.HEADER_BYTES + said.body_bytes)
-        yield Entry(next_seq, said.rows, start, len(batch), 0, 0, crc32(batch), 0)
+        yield BatchEntry(next_seq, said.rows, start, len(batch), 0, 0, crc32(batch), 0)
         start, next_seq = start + len(batch), next_seq + said.rows
 
 
@@ -299,7 +299,7 @@ def _schema_bytes(file: IO[bytes]) -> int:
     return size if len(head) == size and metadata.keys() >= {"node", "broker"} else 0
 
 
-def _whole(file: IO[bytes], entry: Entry) -> bytes | None:
+def _whole(file: IO[bytes], entry: BatchEntry) -> bytes | None:
     """Returns the bytes of a batch when they are all there, and right."""
     size = os.fstat(file.fileno()).st_size
     if not (0 < entry.offset < entry.end <= size and entry.length >= arrow.HEADER_BYTES):
@@ -308,7 +308,7 @@ def _whole(file: IO[bytes], entry: Entry) -> bytes | None:
     return batch if crc32(batch) == entry.crc32 and _has_rows(entry, batch) else None
 
 
-def _has_rows(entry: Entry, batch: bytes) -> bool:
+def _has_rows(entry: BatchEntry, batch: bytes) -> bool:
     try:
         if arrow.read_header(batch).rows != entry.rows:
             return False
@@ -317,7 +317,7 @@ def _has_rows(entry: Entry, batch: bytes) -> bool:
         return False
 
 
-def _corrected(entry: Entry, batch: bytes) -> Entry:
+def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Returns an index record with what no checksum covers, from the batch itself."""
     times = arrow.decode_column(batch, "ts")
     has_txn = arrow.read_header(batch).nulls[-1] < entry.rows

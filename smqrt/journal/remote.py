@@ -21,8 +21,8 @@ from smqrt.errors import JournalError
 from smqrt.journal import locations, manifest
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.locations import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
-from smqrt.journal.manifest import DataFile, Page
-from smqrt.journal.planning import Chunk, Index, Offsets, Sealed, Snapshot, segment_file
+from smqrt.journal.manifest import DataFile, ManifestPage
+from smqrt.journal.planning import Chunk, JournalSnapshot, Offsets, SealedSegment, SegmentIndex, segment_file
 from smqrt.journal.reader import Journal
 
 RETRY_S = 60.0
@@ -37,7 +37,7 @@ class _Listed(NamedTuple):
     """What the listing says of a segment that doesn't grow any more: how long its index is, and what it holds."""
 
     index_bytes: int
-    sealed: Sealed | None
+    sealed: SealedSegment | None
 
 
 def open_journal(
@@ -88,7 +88,7 @@ class RemoteJournal(Journal):
         self._address = address
         self._link = HubLink(lambda: address, retry_s)
         self._brokers: dict[tuple[str, int], str] = {}
-        self._listing: tuple[str, Snapshot] | None = None
+        self._listing: tuple[str, JournalSnapshot] | None = None
         self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
         self._segments: dict[tuple[str, int], _Listed] = {}
         self._indexes: dict[str, bytes] = {}
@@ -124,7 +124,7 @@ class RemoteJournal(Journal):
     def _location(self, file: str) -> str:
         return f"{self.url}/{file}"
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> JournalSnapshot:
         known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
         answer = self._link.get("manifest", headers)
         if answer.status == 304 and known:
@@ -137,7 +137,7 @@ class RemoteJournal(Journal):
         self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
         return snapshot
 
-    def _listed(self, values: Any) -> Snapshot:
+    def _listed(self, values: Any) -> JournalSnapshot:
         self._segments = {
             (node, int(one["first"])): _Listed(int(one["idx_bytes"]), _sealed(one))
             for node, segments in values["wal"].items()
@@ -145,9 +145,9 @@ class RemoteJournal(Journal):
             if "idx_bytes" in one
         }
         wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
-        return Snapshot(wal, manifest.parse(values["manifest"], self._page))
+        return JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
 
-    def _page(self, page: Page) -> tuple[DataFile, ...]:
+    def _page(self, page: ManifestPage) -> tuple[DataFile, ...]:
         """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""
         found = self._pages.get(page.name)
         if found is None:
@@ -167,21 +167,21 @@ class RemoteJournal(Journal):
         except (ValueError, RecursionError):
             raise JournalError(f"{self.url}/{what} is no journal of a hub: it answers with no JSON.") from None
 
-    def _end(self, snapshot: Snapshot, node: str) -> int:
+    def _end(self, snapshot: JournalSnapshot, node: str) -> int:
         return self.end().get(node, 0)
 
-    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> Index:
+    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> SegmentIndex:
         file = segment_file(node, first)
         path = file.removesuffix(DATA) + INDEXED
-        index = Index(self._indexes.get(path, b""), self._location(path))
+        index = SegmentIndex(self._indexes.get(path, b""), self._location(path))
         if until and index.end >= until:
             return index
         listed = self._segments.get((node, first))
         if until or newest or listed is None or index.size_bytes < listed.index_bytes:
-            index = Index(self._grown(path, self._indexes.get(path, b"")), self._location(path))
+            index = SegmentIndex(self._grown(path, self._indexes.get(path, b"")), self._location(path))
         return index
 
-    def _sealed(self, node: str, first: int) -> Sealed | None:
+    def _sealed(self, node: str, first: int) -> SealedSegment | None:
         listed = self._segments.get((node, first))
         return listed.sealed if listed else None
 
@@ -248,11 +248,11 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def _sealed(listed: Mapping[str, Any]) -> Sealed | None:
+def _sealed(listed: Mapping[str, Any]) -> SealedSegment | None:
     """What the listing says of a sealed segment's rows, unless the index has to: hubs of older versions say less."""
     if "end" not in listed:
         return None
-    return Sealed(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
+    return SealedSegment(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
 
 
 def _opened(url: str, token: str, certificates: str | None, retry_s: float, verify: bool) -> RemoteJournal:

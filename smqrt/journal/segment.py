@@ -17,39 +17,12 @@ from smqrt.journal import arrow
 from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder
 from smqrt.journal.index import (
     DATA,
-    HAS_TXN,
     INDEX,
     INDEXED,
-    Entry,
-    check,
-    first_seq,
+    BatchEntry,
     name,
     parse_index,
-    paths,
-    read_index,
 )
-from smqrt.journal.recovery import Recovered, recover
-
-__all__ = [
-    "DATA",
-    "HAS_TXN",
-    "INDEX",
-    "INDEXED",
-    "Entry",
-    "Recovered",
-    "SegmentFile",
-    "check",
-    "first_seq",
-    "is_open_at",
-    "lock",
-    "name",
-    "parse_index",
-    "paths",
-    "read_index",
-    "recover",
-    "sync_folder",
-]
-
 
 LOCK = "lock"
 """The file in a node's folder that its writer holds, with the number of its process."""
@@ -195,7 +168,7 @@ class SegmentFile:
         first = parse_index(bytes(self._records[: INDEX.size]))
         return first[0].first_seq if first else self.next_seq
 
-    def sync(self, kept_bytes: int = CACHED_BYTES) -> list[Entry]:
+    def sync(self, kept_bytes: int = CACHED_BYTES) -> list[BatchEntry]:
         """Has the disk keep what was appended, so that a power failure can't take it. Blocks: 0.2 to some 10 ms.
 
         After a sync that failed, what it was about is written anew: the kernel forgets then what it could not write,
@@ -230,7 +203,7 @@ class SegmentFile:
         self._let_go(self._confirmed_bytes - kept_bytes)
         return lost
 
-    def _write_anew(self, entries: Sequence[Entry], records: bytes) -> list[Entry]:
+    def _write_anew(self, entries: Sequence[BatchEntry], records: bytes) -> list[BatchEntry]:
         """Writes what the disk has not confirmed once more; returns the batches that can't be read back."""
         lost = []
         if not self._confirmed_bytes:

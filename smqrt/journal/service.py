@@ -86,7 +86,7 @@ class OpenJournal(ServedJournal, Protocol):
         """The counters."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with a status and one sentence."""
 
     def __init__(self, status: int, sentence: str, **headers: str) -> None:
@@ -134,7 +134,7 @@ class JournalService(Directory):
     def _answer(self, request: Request, relpath: str) -> None:
         try:
             self._route(request, relpath)
-        except Refused as refused:
+        except RequestRefused as refused:
             _say(request, refused.status, str(refused), refused.headers)
         except ArgumentError as error:
             _say(request, 400, str(error), {})
@@ -170,7 +170,7 @@ class JournalService(Directory):
             )
         if journal is None:
             known = ", ".join(self._names(request))
-            raise Refused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
+            raise RequestRefused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
         return journal, self._grant(request, name, journal) or _unauthorized()
 
     def _grant(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
@@ -213,11 +213,13 @@ class JournalService(Directory):
 
     def _file(self, rest: str, request: Request, journal: OpenJournal, grant: Grant) -> None:
         if not _FILE.fullmatch(rest) or ".." in rest:
-            raise Refused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
+            raise RequestRefused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
         try:
             file = in_thread(_opened, journal.path, rest)
         except IoError:
-            raise Refused(404, f"{rest} is not there any more: compacted or retired; read the manifest anew.") from None
+            raise RequestRefused(
+                404, f"{rest} is not there any more: compacted or retired; read the manifest anew."
+            ) from None
         with file:
             _send_file(request, file.fileno())
 
@@ -267,7 +269,7 @@ class JournalService(Directory):
         try:
             journal.publish(rows)
         except Unconfirmed:  # and no 503: who asks again would publish them twice
-            raise Refused(500, "The journal ends; whether its disk has kept the rows is not known.") from None
+            raise RequestRefused(500, "The journal ends; whether its disk has kept the rows is not known.") from None
         _give(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
@@ -287,7 +289,7 @@ def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     for piece in pieces:
         for row in decoder.feed(piece):
             if decoder.count == MOST_ROWS:
-                raise Refused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
+                raise RequestRefused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
             _check_topic(grant, row[0])
             yield row
             turn.breathe()
@@ -314,8 +316,8 @@ def _counted(request: Request, limit: int, kept: list[bytes] | None) -> Iterator
         yield piece
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
+def _too_large(limit: int) -> RequestRefused:
+    return RequestRefused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
 
 
 def _parts(body: bytes) -> list[str]:
@@ -369,17 +371,19 @@ def _check(grant: Grant, action: str) -> None:
     """Makes sure that a token is good for what is asked."""
     right, has = ("write", grant.writes) if action in _COMMITS else ("read", grant.reads)
     if not has and not (action == "committed" and grant.writes):
-        raise Refused(403, f"The token {grant.name!r} may not {right}: its line in the file {TOKENS} lacks {right!r}.")
+        raise RequestRefused(
+            403, f"The token {grant.name!r} may not {right}: its line in the file {TOKENS} lacks {right!r}."
+        )
 
 
 def _unauthorized() -> NoReturn:
-    raise Refused(401, f"The token is wrong or missing; {_UNNAMED}.", WWW_Authenticate="Bearer")
+    raise RequestRefused(401, f"The token is wrong or missing; {_UNNAMED}.", WWW_Authenticate="Bearer")
 
 
 def _check_topic(grant: Grant, topic: bytes) -> None:
     if not grant.may_write(topic):
         shown = repr(topic[:100].decode("utf-8", "replace"))
-        raise Refused(
+        raise RequestRefused(
             403, f"The token {grant.name!r} may not write to {shown}: the file {TOKENS} gives it other topics."
         )
 
@@ -387,7 +391,7 @@ def _check_topic(grant: Grant, topic: bytes) -> None:
 def _allow(request: Request, methods: tuple[str, ...]) -> None:
     if request.method not in methods:
         allowed = ", ".join(methods)
-        raise Refused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
+        raise RequestRefused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
 
 
 def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
@@ -459,7 +463,9 @@ def _send_file(request: Request, fd: int) -> None:
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None
     if span is None:
-        raise Refused(416, f"The file ends at {size}; nothing of it is in this range.", Content_Range=f"bytes */{size}")
+        raise RequestRefused(
+            416, f"The file ends at {size}; nothing of it is in this range.", Content_Range=f"bytes */{size}"
+        )
     if spans is not None and len(spans) == 1:
         request.response.status = 206
         headers.set("Content-Range", f"bytes {span.first}-{span.end - 1}/{size}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smqrt.journal import arrow, gather
+from smqrt.journal import arrow
+from smqrt.journal.columns import gatherer
 from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import Chunk
@@ -58,7 +59,7 @@ def of_segment(
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
     step = max(1, min(batch_rows, chunk.rows * MOST_BYTES // (len(stream) or 1)))
-    kernel, read = gather.load(), chunk.start
+    kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])
     batches = kernel.batches(stream[head_bytes:], inside, step) if kernel else _streamed(stream, inside, step)
     for batch in batches:
@@ -69,7 +70,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
-    """Yields as `gather.Gatherer.batches`, with pyarrow alone."""
+    """Yields as `columns.Gatherer.batches`, with pyarrow alone."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]

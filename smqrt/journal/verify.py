@@ -14,7 +14,7 @@ from typing import NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest, recovery, segment
 from smqrt.journal.files import MAGIC, crc32, crc32_of_file
-from smqrt.journal.index import DATA, INDEX, INDEXED, Entry
+from smqrt.journal.index import DATA, INDEX, INDEXED, BatchEntry
 from smqrt.journal.manifest import DataFile, Manifest
 
 _RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
@@ -22,7 +22,7 @@ _REBUILD = "the hub makes it again from the batches when it starts, or do it now
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
 
 
-class Fault(NamedTuple):
+class JournalFault(NamedTuple):
     """Something that is wrong.
 
     Attributes:
@@ -40,10 +40,10 @@ class Fault(NamedTuple):
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums."""
 
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[JournalFault] = field(default_factory=list)
     segments: int = 0
     batches: int = 0
     rows: int = 0
@@ -52,7 +52,7 @@ class Report:
     unchecked: int = 0
 
 
-def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> Report:
+def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyReport:
     """Look at everything in a journal. A hub may write to it meanwhile.
 
     Args:
@@ -67,7 +67,7 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> Report:
     """
     if not journal.is_dir():
         raise JournalError(f"{journal} is no folder; name the folder of a journal, or of an application that has one.")
-    report = Report()
+    report = VerifyReport()
     try:
         for node in index.node_folders(journal):
             report.faults += _segments(node, report, on_file)
@@ -85,7 +85,7 @@ def count_files(journal: Path) -> int:
     return sum(1 for pattern in (f"wal/*/*{DATA}", "data/**/*.parquet") for _ in journal.glob(pattern))
 
 
-def repair(journal: Path, report: Report) -> int:
+def repair(journal: Path, report: VerifyReport) -> int:
     """Cut off what a crash left unfinished at the end of the newest segments.
 
     Args:
@@ -111,7 +111,7 @@ def repair(journal: Path, report: Report) -> int:
 # ---- segments
 
 
-def _segments(folder: Path, report: Report, on_file: Callable[[], None]) -> Iterator[Fault]:
+def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
     through = _through(folder)
     paths = index.paths(folder)
     written = _is_written(folder)
@@ -124,17 +124,17 @@ def _segments(folder: Path, report: Report, on_file: Callable[[], None]) -> Iter
             continue  # compacted meanwhile
         if before and before[1] != looked_at.first > through:
             what = f"begins with {looked_at.first}, {before[0].name} ends at {before[1]}: rows are missing"
-            yield Fault(path, f"{what}; {_RESTORE}")
+            yield JournalFault(path, f"{what}; {_RESTORE}")
         before = path, looked_at.next_seq
         report.segments += 1
         report.batches += looked_at.batches
         report.rows += looked_at.rows
         on_file()
     if paths and through and index.first_seq(paths[0]) > through:
-        yield Fault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
+        yield JournalFault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
         if not path.with_suffix(DATA).exists() and index.first_seq(path) >= through:
-            yield Fault(path, f"is the index of a segment that is missing; {_RESTORE}")
+            yield JournalFault(path, f"is the index of a segment that is missing; {_RESTORE}")
 
 
 def _through(folder: Path) -> int:
@@ -178,7 +178,7 @@ class _Segment:
         self.batches = self.rows = 0
         self.next_seq = self.first
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[JournalFault]:
         """Yields what is wrong with it."""
         index_path = self._path.with_suffix(INDEXED)
         raw = index_path.read_bytes() if index_path.exists() else b""
@@ -193,13 +193,13 @@ class _Segment:
             yield self._end(self._path, f"no schema of a journal is at its beginning ({error})")
             return
         if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
-            yield Fault(
+            yield JournalFault(
                 self._path, f"its index is empty or gone; {_REBUILD if self._newest else _RESTORE}", self._newest
             )
             return
         yield from self._entries(index.parse_index(raw), data, end)
 
-    def _entries(self, entries: list[Entry], data: bytes, end: int) -> Iterator[Fault]:
+    def _entries(self, entries: list[BatchEntry], data: bytes, end: int) -> Iterator[JournalFault]:
         whole = [self._is_whole(entry, data) for entry in entries]
         last = max((at for at, good in enumerate(whole) if good), default=-1)
         for at, entry in enumerate(entries):
@@ -214,11 +214,11 @@ class _Segment:
         if end < len(data) and not self._written:
             yield self._end(self._path, f"{len(data) - end} bytes behind its last batch belong to no batch")
 
-    def _is_whole(self, entry: Entry, data: bytes) -> bool:
+    def _is_whole(self, entry: BatchEntry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
         return len(batch) == entry.length > 0 and crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
 
-    def _damaged(self, entry: Entry, data: bytes) -> Fault:
+    def _damaged(self, entry: BatchEntry, data: bytes) -> JournalFault:
         batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
         if entry.first_seq != self.next_seq:
             what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
@@ -229,10 +229,12 @@ class _Segment:
         else:
             what = _contradiction(entry, batch) or "it doesn't stand where the one before it ends"
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
-        return Fault(self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}")
+        return JournalFault(
+            self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}"
+        )
 
-    def _end(self, path: Path, what: str) -> Fault:
-        return Fault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
+    def _end(self, path: Path, what: str) -> JournalFault:
+        return JournalFault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
 
 
 def _schema_end(data: bytes, path: Path) -> int:
@@ -243,7 +245,7 @@ def _schema_end(data: bytes, path: Path) -> int:
     return size
 
 
-def _contradiction(entry: Entry, batch: bytes | memoryview) -> str:
+def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
     """What the index says of a batch and the batch doesn't; empty when they agree."""
     try:
         seqs, times = arrow.decode_column(batch, "seq"), arrow.decode_column(batch, "ts")
@@ -259,30 +261,30 @@ def _contradiction(entry: Entry, batch: bytes | memoryview) -> str:
 # ---- compacted files
 
 
-def _manifest(journal: Path, report: Report) -> Manifest | None:
+def _manifest(journal: Path, report: VerifyReport) -> Manifest | None:
     try:
         return manifest.load(journal)
     except JournalError as error:
         what = (
             f"can't be read ({str(error).partition('; ')[0]}); bring it back from a backup: it says what is compacted"
         )
-        report.faults.append(Fault(journal / manifest.FILE, what))
+        report.faults.append(JournalFault(journal / manifest.FILE, what))
         return None
 
 
-def _files(journal: Path, state: Manifest, report: Report, on_file: Callable[[], None]) -> Iterator[Fault]:
+def _files(journal: Path, state: Manifest, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
     try:
         listed = list(state.all_files())
     except (JournalError, FileNotFoundError) as error:
         what = f"of the manifest can't be read ({str(error).partition('; ')[0]}); bring it back from a backup"
-        yield Fault(journal / manifest.PAGES_FOLDER, f"a page {what}")
+        yield JournalFault(journal / manifest.PAGES_FOLDER, f"a page {what}")
         return
     for file in listed:
         report.files += 1
         report.file_rows += file.rows
         report.unchecked += file.crc32 is None
         if what := _file_fault(journal / file.path, file):
-            yield Fault(journal / file.path, f"{what}; bring it back from a backup")
+            yield JournalFault(journal / file.path, f"{what}; bring it back from a backup")
         on_file()
     for node in state.nodes:
         yield from _coverage(journal, [file for file in listed if file.node == node], state)
@@ -290,19 +292,21 @@ def _files(journal: Path, state: Manifest, report: Report, on_file: Callable[[],
     found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
     if not _is_locked(journal / "compact.lock"):
         for name in sorted(found - named):
-            yield Fault(
+            yield JournalFault(
                 journal / name, "is left from a compaction that was killed; the next `smqrt journal compact` removes it"
             )
 
 
-def _coverage(journal: Path, files: list[DataFile], state: Manifest) -> Iterator[Fault]:
+def _coverage(journal: Path, files: list[DataFile], state: Manifest) -> Iterator[JournalFault]:
     for before, file in pairwise(files):
         if file.first != before.last + 1:
             what = "rows are in two files" if file.first <= before.last else "rows are in no file"
-            yield Fault(journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}")
+            yield JournalFault(
+                journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}"
+            )
     if files and files[-1].last + 1 != state.nodes[files[-1].node]:
         through = state.nodes[files[-1].node]
-        yield Fault(
+        yield JournalFault(
             journal / manifest.FILE, f"says that rows below {through} are compacted; files end with {files[-1].last}"
         )
 
@@ -350,7 +354,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 # ---- the small files
 
 
-def _others(journal: Path) -> Iterator[Fault]:
+def _others(journal: Path) -> Iterator[JournalFault]:
     snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
@@ -358,4 +362,4 @@ def _others(journal: Path) -> Iterator[Fault]:
                 raise ValueError("it is no object")
         except ValueError as error:
             remedy = "remove it: it is made again" if path in snapshots else "`smqrt pipeline reset` removes it"
-            yield Fault(path, f"is damaged ({error}); {remedy}")
+            yield JournalFault(path, f"is damaged ({error}); {remedy}")

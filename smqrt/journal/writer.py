@@ -40,7 +40,7 @@ from smqrt.net.workers import in_thread
 from smqrt.wire import smq
 
 
-class _Address(NamedTuple):
+class _Destination(NamedTuple):
     topic: Topic
     name: str
     stid: int
@@ -60,8 +60,8 @@ class Outgoing:
 
     def __init__(self, broker: Broker, rows: Iterable[OutRow]) -> None:
         self._broker = broker
-        self._messages: list[tuple[_Address, bytes]] = []
-        known: dict[tuple[bytes, bytes | None], _Address] = {}
+        self._messages: list[tuple[_Destination, bytes]] = []
+        known: dict[tuple[bytes, bytes | None], _Destination] = {}
         turn = Turn()
         for topic, subtopic, payload in rows:
             if len(payload) > smq.MAX_PAYLOAD_BYTES:
@@ -75,10 +75,10 @@ class Outgoing:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def _address(self, topic: bytes, subtopic: bytes | None) -> _Address:
+    def _address(self, topic: bytes, subtopic: bytes | None) -> _Destination:
         tid, stid = self._broker.create(topic), self._broker.createsub(subtopic)
         found = self._broker.topic_table.by_key[tid.to_bytes(4, "big")]
-        return _Address(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
+        return _Destination(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
 
     def rows(self, seq: int, now_us: int, txn: str | None) -> list[Row]:
         """The rows for the journal.
@@ -439,7 +439,7 @@ class JournalWriter:
             log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 
 
-def record(broker: Broker, value: Any) -> JournalWriter | None:
+def record_journal(broker: Broker, value: Any) -> JournalWriter | None:
     """Begin the journal of a hub, as the option `journal` of `create` says.
 
     Args:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
 from smqrt.wire.kernels import BUFFER_BYTES, MAX_PARTITIONS, MAX_RUNS, Kernels, PureKernels
 
 log = logging.getLogger("smqrt")
-
-COLUMN_ROWS = 8192
-"""The most rows of one journal batch."""
-COLUMN_TEXT_BYTES, COLUMN_PAYLOAD_BYTES = 512 << 10, 1 << 20
-
-Header = Callable[[int, tuple[int, ...], Sequence[int]], bytes]
 
 
 class JitKernels:
@@ -63,62 +56,3 @@ def load() -> Kernels:
     except Exception as error:
         log.info("LuaJIT kernels are not available (%s); the Python ones serve", error)
         return PureKernels()
-
-
-class JitColumns:
-    """Recorded frames become the columns of a journal batch, as compiled LuaJIT loops.
-
-    The twin of `smqrt.journal.columns.PureColumns`, which says what the methods do.
-
-    Args:
-        header: makes the header of a batch from its rows, the nulls of each column and the bytes of each buffer.
-    """
-
-    def __init__(self, header: Header) -> None:
-        import lupa.luajit21 as lupa
-
-        self._runtime = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=True)
-        source = resources.files("smqrt.net").joinpath("columns.lua").read_bytes()
-        chunk: Any = self._runtime.compile(source)
-        parts = chunk(COLUMN_ROWS, COLUMN_TEXT_BYTES, COLUMN_PAYLOAD_BYTES)
-        self._append, self._take, self.name, self.forget, self.server, address, room, self._keep = parts
-        self._body = memoryview((ctypes.c_char * room).from_address(address)).cast("B")
-        self._header = header
-
-    def append(self, data: bytes, at: int) -> tuple[int, int, int]:
-        """See `PureColumns.append`."""
-        found: tuple[int, int, int] = self._append(_address(data), len(data), at)
-        return found
-
-    def take(self, seq: int) -> tuple[int, int, int, list[bytes | memoryview]]:
-        """See `PureColumns.take`; the pieces are good until the next call."""
-        rows, size, ts_min, ts_max, *measures = self._take(seq)
-        if not rows:
-            return 0, 0, 0, []
-        nulls, lengths = _measured(rows, *measures)
-        return rows, ts_min, ts_max, [self._header(rows, nulls, lengths), self._body[:size]]
-
-
-def _measured(
-    rows: int, no_topic: int, no_subtopic: int, no_uid: int, topic: int, subtopic: int, uid: int, payload: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The nulls of each column and the bytes of each buffer, in the order of the journal's columns."""
-    bits, offsets, longs = (rows + 7) >> 3, (rows + 1) * 4, rows * 8
-    topics = bits if no_topic else 0, offsets, topic
-    subtopics = bits if no_subtopic else 0, offsets, subtopic
-    uids = bits if no_uid else 0, offsets, uid
-    seq_ts = 0, longs, 0, longs
-    tail = 0, rows * 4, 0, offsets, payload, bits, offsets, 0
-    lengths = (*seq_ts, *topics, 0, longs, *subtopics, 0, longs, 0, longs, *uids, *tail)
-    return (0, 0, no_topic, 0, no_subtopic, 0, 0, no_uid, 0, 0, rows), lengths
-
-
-def columns(header: Header) -> JitColumns | None:
-    """The compiled columns, or None where LuaJIT is not available or `SMQRT_KERNELS=pure` asks for the Python ones."""
-    if os.environ.get("SMQRT_KERNELS") == "pure":
-        return None
-    try:
-        return JitColumns(header)
-    except Exception as error:
-        log.info("LuaJIT is not available (%s); the journal's columns are made in Python", error)
-        return None

@@ -40,7 +40,7 @@ def app(tmp_path: Path) -> Path:
     folder = tmp_path / "pl'a[n]t"
     write(folder / ".journal", readings(2000))
     write(folder / ".journal", [row(2000, NOON_US, None, b"\xff", flags=1), row(2001, NOON_US, "a", b"\x1b[2J")])
-    options = compact.Options(grace_s=0, schemas={"site1/#": "device string, temp double"})
+    options = compact.CompactOptions(grace_s=0, schemas={"site1/#": "device string, temp double"})
     assert compact.compact(folder / ".journal", options).rows == 2000
     write(folder / ".journal", [row(2002, NOON_US, "a", b'{"temp": 1.5}')])
     return folder

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from smqrt.cli.journal import journal as commands
 from smqrt.errors import JournalError
 from smqrt.journal import compact, manifest
-from smqrt.journal.compact import Options
+from smqrt.journal.compact import CompactOptions
 from smqrt.journal.files import crc32
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
@@ -29,10 +29,10 @@ FLIPS = 100
 @pytest.fixture(params=["an hour's file", "a merged file"])
 def recorded(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[Row]]:
     rows = write(tmp_path, readings(1000), segment_rows=500)
-    apart = Options(grace_s=0, everything=True, most_bytes=1, merge_bytes=0)
-    compact.compact(tmp_path, apart if "merged" in request.param else Options(grace_s=0, everything=True))
+    apart = CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0)
+    compact.compact(tmp_path, apart if "merged" in request.param else CompactOptions(grace_s=0, everything=True))
     if "merged" in request.param:
-        compact.compact(tmp_path, Options(grace_s=0))
+        compact.compact(tmp_path, CompactOptions(grace_s=0))
     return tmp_path, rows
 
 
@@ -80,7 +80,7 @@ def test_pages_have_checksums_for_other_readers_too(recorded: tuple[Path, list[R
 
 def test_files_of_an_older_version_have_none_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path, readings(100))
-    compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     values = written.as_version_1(tmp_path)
     for file in values["files"]:
         file |= {"crc32": None, "footer_crc32": None}

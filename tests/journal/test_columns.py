@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal import arrow
-from smqrt.journal.columns import MAX_ROWS, SUBTOPIC, TOPIC, UID, Columns, PureColumns, stamp, toggle
+from smqrt.journal.columns import MAX_ROWS, SUBTOPIC, TOPIC, UID, Columns, JitColumns, PureColumns, stamp, toggle
 from smqrt.journal.record import Row
-from smqrt.net.jit import JitColumns
 from smqrt.wire import smq
 
 SERVER = 1
@@ -52,13 +51,13 @@ def rows(columns: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
 @given(STREAM, TIMES)
 def test_twins(stream: list[bytes], end_us: int) -> None:
     data = b"".join([*stream, stamp(end_us)])
-    assert rows(JitColumns(arrow.batch_header), data) == rows(PureColumns(), data)
+    assert rows(JitColumns(), data) == rows(PureColumns(), data)
 
 
 def test_a_full_batch_takes_the_time_that_comes_later() -> None:
     frame = smq.publish_frame(5, 0x81234567, 0, b"x")
     data = frame * (MAX_ROWS + 3) + stamp(1_700_000_000_000_000) + frame + stamp(1_700_000_000_000_009)
-    for columns in (JitColumns(arrow.batch_header), PureColumns()):
+    for columns in (JitColumns(), PureColumns()):
         batches = rows(columns, data)
         assert [len(batch) for batch in batches] == [MAX_ROWS, 4]
         times = [row.ts_us for batch in batches for row in batch]
@@ -68,7 +67,7 @@ def test_a_full_batch_takes_the_time_that_comes_later() -> None:
 
 def test_a_batch_of_much_payload_is_divided() -> None:
     frames = [smq.publish_frame(5, 0x81234567, 9, bytes([at]) * smq.MAX_PAYLOAD_BYTES) for at in range(40)]
-    for columns in (JitColumns(arrow.batch_header), PureColumns()):
+    for columns in (JitColumns(), PureColumns()):
         batches = rows(columns, b"".join([*frames, stamp(1)]))
         assert len(batches) > 2
         assert [row.payload[0] for batch in batches for row in batch] == list(range(40))
@@ -78,7 +77,7 @@ def test_flags() -> None:
     parts = [(5, SERVER, b"s"), (77, 0x81234567, b"d"), (5, 0x81234567, b"n")]
     sent = [smq.publish_frame(tid, ptid, 0, payload) for tid, ptid, payload in parts]
     data = b"".join([*sent, toggle(2), sent[2], toggle(4), sent[2], toggle(2), toggle(4), sent[2], stamp(1)])
-    [batch] = rows(JitColumns(arrow.batch_header), data)
+    [batch] = rows(JitColumns(), data)
     assert [row.flags for row in batch] == [16, 1, 0, 2, 6, 0]
     assert [row.topic for row in batch[:3]] == ["site/5", None, "site/5"]
     assert [row.uid for row in batch[:3]] == [None, "uid-x", "uid-x"]

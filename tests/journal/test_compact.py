@@ -15,7 +15,7 @@ import pytest
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, compact, index, manifest, parquet_files, recovery, segment, tables
-from smqrt.journal.compact import Options, sealed
+from smqrt.journal.compact import CompactOptions, sealed
 from smqrt.journal.parquet_files import GROUP_ROWS
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
@@ -23,7 +23,7 @@ from smqrt.journal.settings import parse
 from tests.journal.killed import compact_killed_at
 from tests.journal.made import NOON_US, readings, row, write
 
-AT_ONCE = Options(grace_s=0, merge_bytes=0)
+AT_ONCE = CompactOptions(grace_s=0, merge_bytes=0)
 HOUR_US = 3_600_000_000
 
 
@@ -49,17 +49,17 @@ def test_rows_are_the_same_before_and_after(tmp_path: Path) -> None:
     assert (done.segments, done.rows, done.files, done.removed, done.waiting) == (4, 4000, 2, 4, 0)
     assert rows_of(tmp_path) == rows
     assert done.payload_bytes == sum(len(one.payload) for one in rows[:4000])
-    assert compact.compact(tmp_path, AT_ONCE) == compact.Done()
+    assert compact.compact(tmp_path, AT_ONCE) == compact.CompactResult()
 
 
 def test_the_newest_segment_stays_unless_no_hub_runs(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(100))
-    assert compact.compact(tmp_path, AT_ONCE) == compact.Done()
+    assert compact.compact(tmp_path, AT_ONCE) == compact.CompactResult()
     held = segment.lock(tmp_path / "wal" / "n1")
     with pytest.raises(JournalError, match="is written by process"):
-        compact.compact(tmp_path, Options(grace_s=0, everything=True))
+        compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     os.close(held)
-    assert compact.compact(tmp_path, Options(grace_s=0, everything=True)).rows == 100
+    assert compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True)).rows == 100
     assert index.paths(tmp_path / "wal" / "n1") == []
     assert recovery.recover(tmp_path / "wal" / "n1").next_seq == 100
     assert rows_of(tmp_path) == rows
@@ -141,7 +141,7 @@ def test_several_nodes(tmp_path: Path) -> None:
 def test_large_journals_are_done_in_groups(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(1000), segment_rows=100)
     steps: list[str] = []
-    compact.compact(tmp_path, Options(grace_s=0, most_bytes=100_000), steps.append)
+    compact.compact(tmp_path, CompactOptions(grace_s=0, most_bytes=100_000), steps.append)
     assert steps.count("switched") > 2
     assert rows_of(tmp_path) == rows
 
@@ -150,7 +150,7 @@ def test_typed_columns(tmp_path: Path) -> None:
     write(tmp_path, [*readings(50), row(50, NOON_US, "site1/x", b"odd"), row(51, NOON_US, "else", b'{"temp":1}')])
     write(tmp_path, [row(52)])
     schemas = {f"site{n}/#": "device string, temp double, location struct<lat: double>" for n in range(4)}
-    compact.compact(tmp_path, Options(grace_s=0, schemas=schemas))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, schemas=schemas))
     (file,) = manifest.load(tmp_path).all_files()
     parsed = pq.ParquetFile(tmp_path / file.path).read()["json"].to_pylist()
     assert parsed[50:] == [None, None]
@@ -161,21 +161,21 @@ def test_typed_columns(tmp_path: Path) -> None:
 
 def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(300), segment_rows=100)
-    done = compact.compact(tmp_path, Options(grace_s=0.3))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
     assert (done.removed, done.waiting) == (0, 2)
     assert len(index.paths(tmp_path / "wal" / "n1")) == 3
     assert rows_of(tmp_path) == rows
     time.sleep(0.3)  # the grace
-    done = compact.compact(tmp_path, Options(grace_s=0.3))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
     assert (done.segments, done.removed, done.waiting) == (0, 2, 0)
     assert rows_of(tmp_path) == rows
 
 
 def test_what_is_young_waits(tmp_path: Path) -> None:
     write(tmp_path, readings(200), segment_rows=100)
-    assert compact.compact(tmp_path, Options(grace_s=0, after_s=60)).rows == 0
+    assert compact.compact(tmp_path, CompactOptions(grace_s=0, after_s=60)).rows == 0
     os.utime(index.paths(tmp_path / "wal" / "n1")[0], (0, time.time() - 61))
-    assert compact.compact(tmp_path, Options(grace_s=0, after_s=60)).rows == 100
+    assert compact.compact(tmp_path, CompactOptions(grace_s=0, after_s=60)).rows == 100
 
 
 def test_commits_of_pipelines_are_not_forgotten(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_readers_lose_and_double_nothing_meanwhile(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(6000, step_us=2_000_000), segment_rows=250)
     reader = Journal(tmp_path)
     end, read = reader.end(), 0
-    options = Options(grace_s=0, most_bytes=100_000)
+    options = CompactOptions(grace_s=0, most_bytes=100_000)
     thread = threading.Thread(target=lambda: compact.compact(tmp_path, options, lambda step: time.sleep(0.005)))
     thread.start()
     while thread.is_alive():
@@ -247,7 +247,7 @@ def test_what_another_run_left_goes(tmp_path: Path) -> None:
 def test_a_hub_with_another_name_in_the_same_hour(tmp_path: Path) -> None:
     write(tmp_path, readings(100), broker="old")
     write(tmp_path, readings(100, first=100), broker="new")
-    compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     (file,) = manifest.load(tmp_path).all_files()
     assert pq.ParquetFile(tmp_path / file.path).read()["broker"].to_pylist() == ["old"] * 100 + ["new"] * 100
 
@@ -261,7 +261,7 @@ def test_only_one_compacts(tmp_path: Path) -> None:
             compact.compact(tmp_path)
         inside.append(step)
 
-    compact.compact(tmp_path, Options(grace_s=0, everything=True), again)
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True), again)
     assert inside
 
 
@@ -306,7 +306,7 @@ def test_a_full_disk_is_said_and_the_segments_stay(tmp_path: Path) -> None:
 
 # ---- killed
 
-KILLED = Options(grace_s=0, most_bytes=150_000)
+KILLED = CompactOptions(grace_s=0, most_bytes=150_000)
 
 
 def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_killed_at_one_step_and_run_again(tmp_path: Path) -> None:
 
 def test_compacted_files_have_at_most_six_tenths_of_the_payload(tmp_path: Path) -> None:
     write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
-    done = compact.compact(tmp_path, Options(grace_s=0, everything=True))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     assert done.rows == 20_000
     assert done.file_bytes <= 0.6 * done.payload_bytes
 
@@ -360,7 +360,7 @@ def test_typed_columns_do_not_break_that_bar(tmp_path: Path) -> None:
         "#": "device string, temp double, humidity double, battery int, location struct<lat: double, lon: double>"
     }
     write(tmp_path, readings(20_000, devices=500), segment_rows=10_000)
-    done = compact.compact(tmp_path, Options(grace_s=0, everything=True, schemas=ddl))
+    done = compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, schemas=ddl))
     assert done.file_bytes <= 0.6 * done.payload_bytes
 
 

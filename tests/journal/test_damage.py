@@ -12,7 +12,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, recovery, segment
+from smqrt.journal import arrow, committed, index, recovery, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
@@ -83,8 +83,8 @@ def readable(journal: Path) -> dict[int, Row]:
     """Every row that can be read, by the number under which it is given."""
     found: dict[int, Row] = {}
     reader = Journal(journal)
-    for path in segment.paths(journal / "wal/n1"):
-        for entry in segment.read_index(path):
+    for path in index.paths(journal / "wal/n1"):
+        for entry in index.read_index(path):
             try:
                 rows = list(reader.rows({"n1": entry.first_seq}, {"n1": entry.next_seq}))
             except JournalError:
@@ -144,7 +144,7 @@ def damaged(whole: tuple[bytes, bytes], path: Path, at: int) -> None:
 
 def test_a_flip_loses_its_own_batch_only(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
     path = tmp_path / "wal/n1" / SEGMENT
-    damaged(whole, path, segment.parse_index(whole[1])[3].offset + 1500)
+    damaged(whole, path, index.parse_index(whole[1])[3].offset + 1500)
     found = recovery.recover(path.parent)
     assert (found.next_seq, found.removed_bytes) == (END, 0)
     assert list(readable(tmp_path)) == [*range(20), *range(31, END)]
@@ -158,7 +158,7 @@ def test_a_flip_loses_its_own_batch_only(whole: tuple[bytes, bytes], tmp_path: P
 def test_a_hub_starts_on_a_damaged_journal_and_says_so(
     whole: tuple[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged(whole, tmp_path / "wal/n1" / SEGMENT, segment.parse_index(whole[1])[0].end - 20)
+    damaged(whole, tmp_path / "wal/n1" / SEGMENT, index.parse_index(whole[1])[0].end - 20)
     smq = hub.create(journal=str(tmp_path))
     assert smq.journal.stats()["next_seq"] == END
     assert "rows 0 to 6 are damaged, those behind them are whole" in caplog.text
@@ -180,7 +180,7 @@ def test_commits_in_a_damaged_batch_do_not_keep_a_hub_from_starting(tmp_path: Pa
         written.append(opened, written.rows(batch, batch + 1, f"q:{batch}"))
     opened.close()
     data = bytearray(opened.path.read_bytes())
-    data[segment.read_index(opened.path)[1].offset + 1300] ^= 1
+    data[index.read_index(opened.path)[1].offset + 1300] ^= 1
     opened.path.write_bytes(data)
     assert recovery.recover(folder).txns == {"q": 3}
     assert committed.last_batches(tmp_path) == {"q": 3}

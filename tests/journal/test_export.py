@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import compact, tables
-from smqrt.journal.export import export
+from smqrt.journal.inspection import export
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from tests.journal.made import NOON_US, readings, row, write
@@ -25,7 +25,7 @@ def rows(tmp_path: Path) -> list[Row]:
     """Half of it is compacted."""
     written = write(tmp_path / "j", readings(3000), segment_rows=1500)
     written += write(tmp_path / "j", [row(3000, NOON_US, None, b"\xff", flags=1), row(3001, NOON_US, "ü", b'a,\n"b')])
-    compact.compact(tmp_path / "j", compact.Options(grace_s=0))
+    compact.compact(tmp_path / "j", compact.CompactOptions(grace_s=0))
     return written
 
 

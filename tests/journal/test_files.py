@@ -12,9 +12,9 @@ import pytest
 from smqrt import hub
 from smqrt.errors import JournalError
 from smqrt.journal import manifest, readers, recovery, segment
-from smqrt.journal.compact import Options, compact
-from smqrt.journal.export import export
+from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.files import make_folder
+from smqrt.journal.inspection import export
 from smqrt.journal.reader import Journal
 
 
@@ -48,7 +48,7 @@ def test_a_hub_and_what_is_made_of_its_journal(tmp_path: Path) -> None:
     readers.save_report(folder, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
     assert modes(tmp_path / "new") == {}
     assert {path.suffix for path in folder.rglob("*.*")} >= {".arrows", ".idx", ".json"}
-    compact(folder, Options(after_s=0, grace_s=0, everything=True))
+    compact(folder, CompactOptions(after_s=0, grace_s=0, everything=True))
     assert [*folder.rglob("*.parquet")]
     with manifest.edit(folder):
         pass

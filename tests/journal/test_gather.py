@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.journal import arrow, gather, tables
+from smqrt.journal import arrow, tables
+from smqrt.journal.columns import gatherer
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import SEGMENT_COLUMNS, Row
 from tests.journal import written
@@ -42,7 +43,7 @@ def joined(batches: list[list[Row]]) -> bytes:
 
 
 def kernels(data: bytes, names: list[str], batch_rows: int) -> list[Any]:
-    kernel = gather.load()
+    kernel = gatherer()
     assert kernel, "LuaJIT comes with lupa"
     return list(kernel.batches(memoryview(data), tables.schema(names), batch_rows))
 
@@ -74,7 +75,7 @@ def test_both_ways_give_the_same(tmp_path: Path, seed: int, monkeypatch: pytest.
     written.write(tmp_path, written.random_ends(random.Random(seed), 80))
     ranges = [(0, 80), (3, 77), (40, 41)]
     with_kernel = [all_of(tmp_path, *edges) for edges in ranges]
-    monkeypatch.setattr(gather, "load", lambda: None)
+    monkeypatch.setattr(tables, "gatherer", lambda: None)
     assert [all_of(tmp_path, *edges) for edges in ranges] == with_kernel
     assert [table.num_rows for table in with_kernel] == [80, 74, 1]
 
@@ -86,8 +87,8 @@ def test_threads_have_kernels_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         futures = [(name, pool.submit(all_of, tmp_path / name, 0, wanted[name].num_rows)) for name in "ab" * 8]
         assert all(future.result() == wanted[name] for name, future in futures)
-        kernels_seen = set(pool.map(lambda _: id(gather.load()), range(50)))
-    assert id(gather.load()) not in kernels_seen
+        kernels_seen = set(pool.map(lambda _: id(gatherer()), range(50)))
+    assert id(gatherer()) not in kernels_seen
 
 
 def cut_off(batch: bytearray) -> None:

@@ -47,7 +47,7 @@ def opened_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     found: list[str] = []
     parsed = manifest.parse_page
 
-    def counted(page: manifest.Page, text: bytes) -> tuple[DataFile, ...]:
+    def counted(page: manifest.ManifestPage, text: bytes) -> tuple[DataFile, ...]:
         found.append(page.name)
         return parsed(page, text)
 

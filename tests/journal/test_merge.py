@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import compact, manifest, parquet_files, segment
-from smqrt.journal.compact import Options
+from smqrt.journal import compact, index, manifest, parquet_files
+from smqrt.journal.compact import CompactOptions
 from smqrt.journal.filters import Filter
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
@@ -22,7 +22,7 @@ from smqrt.journal.verify import verify
 from tests.journal.killed import compact_killed_at
 from tests.journal.made import NOON_US, readings, row, write
 
-APART, MERGED = Options(grace_s=0, everything=True, merge_bytes=0), Options(grace_s=0, everything=True)
+APART, MERGED = CompactOptions(grace_s=0, everything=True, merge_bytes=0), CompactOptions(grace_s=0, everything=True)
 HOUR_US = 3_600_000_000
 MINUTES_10_US = HOUR_US // 6
 
@@ -84,12 +84,12 @@ def test_files_stay_small_enough_and_large_ones_stay(tmp_path: Path) -> None:
     rows = small_files(tmp_path, hours=2, a_file=500)
     most = 3 * max(file.bytes for file in files_of(tmp_path))
     for _ in range(4):
-        compact.compact(tmp_path, Options(grace_s=0, merge_bytes=most))
+        compact.compact(tmp_path, CompactOptions(grace_s=0, merge_bytes=most))
     assert 3 <= len(files_of(tmp_path)) <= 6
     assert all(file.bytes <= most for file in files_of(tmp_path))
     assert rows_of(tmp_path) == rows
     before = listed(tmp_path)
-    compact.compact(tmp_path, Options(grace_s=0, merge_bytes=most))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, merge_bytes=most))
     assert listed(tmp_path) == before
 
 
@@ -134,7 +134,7 @@ def test_groups_without_a_wanted_topic_are_not_read(tmp_path: Path, monkeypatch:
 
 
 def test_typed_columns_are_kept_and_other_columns_keep_files_apart(tmp_path: Path) -> None:
-    typed = Options(
+    typed = CompactOptions(
         grace_s=0, everything=True, merge_bytes=0, schemas={"#": "temp double, location struct<lat: double>"}
     )
     rows = [*readings(400)]
@@ -168,7 +168,7 @@ def test_readers_in_the_middle_go_on(tmp_path: Path) -> None:
     reader = Journal(tmp_path)
     plan = reader.plan({}, reader.end(), max_rows=100)
     half = [one for part in plan[:3] for chunk in part for one in reader.rows_of(chunk)]
-    kept = Options(grace_s=60, everything=True)
+    kept = CompactOptions(grace_s=60, everything=True)
     compact.compact(tmp_path, kept)
     assert len(list((tmp_path / parquet_files.RETIRED).iterdir())) == 12
     third = [one for part in plan[3:5] for chunk in part for one in reader.rows_of(chunk)]
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_not_merged(tmp_path: Path) -> None:
     path.write_bytes(data)
     before = listed(tmp_path)
     write(tmp_path, readings(10), node="n2", segment_rows=5)
-    compact.compact(tmp_path, Options(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
     for _ in range(2):
         with pytest.raises(JournalError, match=rf"{path} can't be merged: .*`smqrt journal verify`"):
             compact.compact(tmp_path, MERGED)
@@ -209,7 +209,7 @@ def test_killed_at_every_step_the_journal_reads_the_same(tmp_path: Path) -> None
     """On top of what the run before left behind, each time one step later."""
     rows = small_files(tmp_path, hours=13, a_file=3)
     for step in range(1, 200, 3):
-        code = compact_killed_at(step, tmp_path, Options(grace_s=0, everything=True))
+        code = compact_killed_at(step, tmp_path, CompactOptions(grace_s=0, everything=True))
         assert rows_of(tmp_path) == rows, f"killed at step {step}"
         if code == 0:
             break
@@ -227,12 +227,12 @@ def test_a_trickle_costs_at_most_three_tenths_more_than_its_payload(tmp_path: Pa
         for seq in range(1440)
     ]
     write(tmp_path, rows, batch=1, segment_rows=10)
-    compact.compact(tmp_path, Options(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, most_bytes=1, merge_bytes=0))
     apart = sum(file.bytes for file in files_of(tmp_path))
     assert len(files_of(tmp_path)) == 144
     assert compact.compact(tmp_path, MERGED).merged == 144
     payload = 128 * len(rows)
     assert sum(path.stat().st_size for path in (tmp_path / "data").rglob("*.parquet")) <= 1.3 * payload
     assert apart > 4 * payload
-    assert segment.paths(tmp_path / "wal" / "n1") == []
+    assert index.paths(tmp_path / "wal" / "n1") == []
     assert rows_of(tmp_path) == rows

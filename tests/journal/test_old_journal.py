@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.journal import committed, compact, manifest, recovery, retention
-from smqrt.journal.compact import Options
+from smqrt.journal.compact import CompactOptions
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.verify import verify
@@ -47,7 +47,7 @@ def test_a_hub_goes_on_with_it(journal: Path) -> None:
 
 
 def test_it_is_compacted_and_joined(journal: Path) -> None:
-    compact.compact(journal, Options(grace_s=0, everything=True))
+    compact.compact(journal, CompactOptions(grace_s=0, everything=True))
     (file,) = manifest.load(journal).all_files()
     assert (file.first, file.last) == (0, 59)
     assert file.crc32 is not None

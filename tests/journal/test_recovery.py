@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, manifest, recovery, segment
+from smqrt.journal import arrow, committed, index, manifest, recovery, segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -30,7 +30,7 @@ Damage = Callable[[random.Random, bytearray, bytearray], int]
 
 
 def cut_data(random_: random.Random, data: bytearray, index: bytearray) -> int:
-    entries = segment.parse_index(index)
+    entries = index.parse_index(index)
     size = random_.randrange(entries[-TAIL_BATCHES].offset, len(data))
     del data[size:]
     return sum(entry.end <= size for entry in entries)
@@ -44,7 +44,7 @@ def cut_index(random_: random.Random, data: bytearray, index: bytearray) -> int:
 
 def flip_last(random_: random.Random, data: bytearray, index: bytearray) -> int:
     """Flips bits of the last batch: nobody can tell that from a batch that was being written."""
-    at = random_.randrange(segment.parse_index(index)[-1].offset, len(data))
+    at = random_.randrange(index.parse_index(index)[-1].offset, len(data))
     data[at : at + 16] = (byte ^ 1 << random_.randrange(8) for byte in data[at : at + 16])
     return len(BATCHES) - 1
 
@@ -94,14 +94,14 @@ def test_a_thousand_torn_tails(damage: Damage, whole: tuple[bytes, bytes], memor
         (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
         end = BATCHES[good - 1]
 
-        found = segment.recover(folder)
+        found = recovery.recover(folder)
 
         sizes = (folder / SEGMENT).stat().st_size, (folder / SEGMENT).with_suffix(".idx").stat().st_size
         assert found.next_seq == end
         assert found.removed_bytes == len(data) + len(index) - sum(sizes)
         assert whole[0].startswith((folder / SEGMENT).read_bytes())
         assert list(Journal(memory).rows({}, {"n1": end})) == written.rows(0, end)
-        assert segment.recover(folder) == (end, 0, {}, ())
+        assert recovery.recover(folder) == (end, 0, {}, ())
 
 
 @pytest.mark.parametrize("field", range(32, 64), ids=str)
@@ -114,7 +114,7 @@ def test_what_no_checksum_covers_is_corrected(field: int, whole: tuple[bytes, by
     index[64 * 5 + field] ^= 0x81
     (folder / SEGMENT).write_bytes(whole[0])
     (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
-    assert segment.recover(folder) == (BATCHES[-1], 0, {}, ())
+    assert recovery.recover(folder) == (BATCHES[-1], 0, {}, ())
     assert (folder / SEGMENT).with_suffix(".idx").read_bytes() == whole[1]
 
 
@@ -122,17 +122,17 @@ def test_a_journal_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
     written.write(tmp_path, [BATCHES])
     folder = tmp_path / "wal/n1"
     os.truncate(folder / SEGMENT, (folder / SEGMENT).stat().st_size - 1)
-    start = segment.recover(folder).next_seq
+    start = recovery.recover(folder).next_seq
     assert start == BATCHES[-2]
     written.write(tmp_path, [[start + 5, start + 9]], first=start)
     assert list(Journal(tmp_path).rows({}, {"n1": start + 9})) == written.rows(0, start + 9)
-    assert segment.recover(folder).next_seq == start + 9
+    assert recovery.recover(folder).next_seq == start + 9
 
 
 @pytest.mark.parametrize("left", [None, 0, 63])
 def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -> None:
     end = written.write(tmp_path, [[3, 8, 20]])
-    (path,) = segment.paths(tmp_path / "wal/n1")
+    (path,) = index.paths(tmp_path / "wal/n1")
     indexed = path.with_suffix(".idx")
     as_it_was = indexed.read_bytes()
     if left is None:
@@ -147,16 +147,16 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
-    assert segment.recover(tmp_path / "wal/n1") == (0, 0, {}, ())
+    assert recovery.recover(tmp_path / "wal/n1") == (0, 0, {}, ())
 
 
 @pytest.mark.parametrize("left", [0, 1, 8, 100])
 def test_a_segment_whose_schema_is_torn(tmp_path: Path, left: int) -> None:
     written.write(tmp_path, [[5], []])
-    newest = segment.paths(tmp_path / "wal/n1")[-1]
+    newest = index.paths(tmp_path / "wal/n1")[-1]
     os.truncate(newest, left)
     newest.with_suffix(".idx").unlink()
-    assert segment.recover(newest.parent).next_seq == 5
+    assert recovery.recover(newest.parent).next_seq == 5
     written.write(tmp_path, [[9]], first=5)
     assert list(Journal(tmp_path).rows({}, {"n1": 9})) == written.rows(0, 9)
 
@@ -164,9 +164,9 @@ def test_a_segment_whose_schema_is_torn(tmp_path: Path, left: int) -> None:
 def test_the_segment_before_the_newest_may_be_torn_too(tmp_path: Path) -> None:
     """Power failed before the sealed one was on the disk."""
     written.write(tmp_path, [[5, 9], [12]])
-    before = segment.paths(tmp_path / "wal/n1")[0]
+    before = index.paths(tmp_path / "wal/n1")[0]
     os.truncate(before, before.stat().st_size - 3)
-    assert segment.recover(before.parent).next_seq == 12
+    assert recovery.recover(before.parent).next_seq == 12
     assert [row.seq for row in Journal(tmp_path).rows({}, {"n1": 12})] == [*range(5), *range(9, 12)]
 
 
@@ -174,7 +174,7 @@ def test_numbers_go_on_behind_what_is_compacted(tmp_path: Path) -> None:
     written.write(tmp_path, [[5], [9]])
     written.to_parquet(tmp_path, [9])
     written.drop_compacted(tmp_path)
-    assert segment.recover(tmp_path / "wal/n1").next_seq == 9
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == 9
 
 
 def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_numbers_that_a_pipeline_has_seen_are_not_given_again(tmp_path: Path) ->
     (tmp_path / "readers").mkdir()
     report = {"query": "q", "name": "hot", "offset": {"n1": 17, "n2": 99}, "time_us": 0}
     (tmp_path / "readers" / "q.json").write_text(json.dumps(report))
-    assert segment.recover(tmp_path / "wal/n1").next_seq == 17
+    assert recovery.recover(tmp_path / "wal/n1").next_seq == 17
 
 
 def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def test_commits_are_found_in_the_snapshot_and_behind_it(tmp_path: Path) -> None
     written.append(opened, [*written.rows(6, 7, "a:b:7"), *written.rows(7, 9)])
     written.append(opened, written.rows(9, 11, "q:3"))
     opened.close()
-    assert segment.recover(folder).txns == {"old": 41, "q": 3, "a:b": 7}
+    assert recovery.recover(folder).txns == {"old": 41, "q": 3, "a:b": 7}
     os.truncate(opened.path, opened.path.stat().st_size - 1)
-    assert segment.recover(folder).txns == {"old": 41, "q": 2, "a:b": 7}
+    assert recovery.recover(folder).txns == {"old": 41, "q": 2, "a:b": 7}
     (tmp_path / "wal/n1" / committed.COMMITS_FILE).unlink()
-    assert segment.recover(folder).txns == {"q": 2, "a:b": 7}
+    assert recovery.recover(folder).txns == {"q": 2, "a:b": 7}
 
 
 @pytest.mark.parametrize("known", [{}])
@@ -208,7 +208,7 @@ def test_commits_are_found_in_old_segments_when_there_is_no_snapshot(tmp_path: P
         opened = segment.SegmentFile.open(folder, number, "n1", "hub")
         written.append(opened, written.rows(number, number + 1, f"q{number}:{number}"))
         opened.close()
-    assert segment.recover(folder).txns == known | {f"q{number}": number for number in range(5)}
+    assert recovery.recover(folder).txns == known | {f"q{number}": number for number in range(5)}
 
 
 def test_commits_behind_a_snapshot_that_could_not_be_written(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("[3]")
     with pytest.raises(JournalError, match=rf"{path} is damaged .*; remove it"):
-        segment.recover(tmp_path / "wal/n1")
+        recovery.recover(tmp_path / "wal/n1")
 
 
 ENDLESS = """
@@ -234,7 +234,7 @@ from tests.journal import written
 
 folder = Path(sys.argv[1]) / "wal/n1"
 held = segment.lock(folder)
-at = segment.recover(folder).next_seq
+at = recovery.recover(folder).next_seq
 opened = segment.SegmentFile.open(folder, at, "n1", "hub")
 while True:
     end = at + 1 + at % 50
@@ -259,6 +259,6 @@ def test_kill_9(tmp_path: Path) -> None:
             time.sleep(random_.uniform(0.01, 0.08))
             writer.send_signal(signal.SIGKILL)
             told = int(([told, *writer.stdout.read().split(b"\n")[:-1]])[-1])
-        end = segment.recover(tmp_path / "wal/n1").next_seq
+        end = recovery.recover(tmp_path / "wal/n1").next_seq
         assert end >= told
         assert list(Journal(tmp_path).rows({}, {"n1": end})) == written.rows(0, end)

@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, manifest, parquet_files, remote, segment, tokens
+from smqrt.journal import compact, index, manifest, parquet_files, remote, segment, tokens
 from smqrt.journal.commit import commit
 from smqrt.journal.filters import Filter
 from smqrt.journal.locations import HubAddress
@@ -211,7 +211,7 @@ def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
     written.drop_compacted(hub.path)
     remote = hub.open()
     plan = there(lambda: remote.plan({}, {"n1": 30}))
-    compact.compact(hub.path, compact.Options(grace_s=60))
+    compact.compact(hub.path, compact.CompactOptions(grace_s=60))
     assert len(list(manifest.load(hub.path).all_files())) == 1
 
     def rows() -> Any:
@@ -225,7 +225,7 @@ def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
 
 def test_damage_is_told_with_the_address(hub: Hub) -> None:
     written.write(hub.path, [[10, 20]])
-    path = segment.paths(hub.path / "wal/n1")[0]
+    path = index.paths(hub.path / "wal/n1")[0]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

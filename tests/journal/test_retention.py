@@ -59,7 +59,7 @@ def test_what_is_old_goes_as_a_whole(journal: Path) -> None:
 
 
 def test_the_oldest_go_when_there_are_too_many(journal: Path) -> None:
-    total, first = size(journal), segment.paths(journal / "wal/n1")[0].stat().st_size
+    total, first = size(journal), index.paths(journal / "wal/n1")[0].stat().st_size
     assert retention.expired(journal, replace(KEEP, max_bytes=total), 0) == []
     assert names(retention.expired(journal, replace(KEEP, max_bytes=total - first // 2), 0)) == [".arrows", ".idx"]
     assert len(retention.expired(journal, replace(KEEP, max_bytes=1), 0)) == 6
@@ -105,7 +105,7 @@ def test_a_silent_pipeline_is_named_once(journal: Path) -> None:
         report(journal, query, n1=seq)
     silent(journal, "forgotten", 1.5)
     silent(journal, "done", 30)
-    watch = readers.Watch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
+    watch = readers.ReaderWatch(replace(KEEP, path=journal, reader_timeout_s=7.0 * DAY_S))
     [told] = watch.look(time.time_ns() // 1000)
     assert told.startswith("the pipeline forgotten has read nothing since 2")
     assert ", and 300 messages wait for it: they are kept until 2" in told
@@ -123,7 +123,7 @@ def test_many_silent_pipelines_fill_no_log(journal: Path) -> None:
     for number in range(30):
         report(journal, f"q{number}", n1=0)
         silent(journal, f"q{number}", 2)
-    watch = readers.Watch(replace(KEEP, path=journal))
+    watch = readers.ReaderWatch(replace(KEEP, path=journal))
     told = watch.look(time.time_ns() // 1000)
     assert len(told) == 21
     assert told[-1] == "10 more pipelines are like them"
@@ -183,7 +183,7 @@ def test_a_report_of_the_future_counts_from_now_on(journal: Path) -> None:
     report(journal, "q", n1=0)
     settings = replace(KEEP, retain_s=1.0, path=journal, reader_timeout_s=7.0 * DAY_S)
     silent(journal, "q", -3650)
-    readers.Watch(settings).look(time.time_ns() // 1000)
+    readers.ReaderWatch(settings).look(time.time_ns() // 1000)
     now_us = time.time_ns() // 1000
     assert retention.expired(journal, settings, now_us) == []
     assert len(retention.expired(journal, settings, now_us + int(7.1 * DAY_S * 1e6))) == 6
@@ -254,7 +254,7 @@ def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypat
 
 def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None:
     written.write(tmp_path, [[30, 50], [60]])
-    path = segment.paths(tmp_path / "wal/n1")[0]
+    path = index.paths(tmp_path / "wal/n1")[0]
     made = summary_of(path)
     assert made == (0, 50, 50, 2, START_US, START_US + 49_000, 128)
     kept = path.with_suffix(index.SUMMARY)
@@ -262,10 +262,10 @@ def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None
         kept.write_bytes(data)
         assert index.known_summary(path) is None
         assert summary_of(path) == made == index.known_summary(path)
-    with path.with_suffix(segment.INDEXED).open("r+b") as file:
+    with path.with_suffix(index.INDEXED).open("r+b") as file:
         file.truncate(64)
     assert summary_of(path) == (0, 30, 30, 1, START_US, START_US + 29_000, 64)
-    path.with_suffix(segment.INDEXED).unlink()
+    path.with_suffix(index.INDEXED).unlink()
     assert summary_of(path).batches == 0
     path.unlink()
     with pytest.raises(FileNotFoundError):

@@ -14,7 +14,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import committed, compact, index, manifest, readers, segment
 from smqrt.journal.reader import Journal
-from smqrt.journal.verify import Report, repair, verify
+from smqrt.journal.verify import VerifyReport, repair, verify
 from tests.journal import written
 from tests.journal.made import readings, row, write
 
@@ -23,7 +23,7 @@ from tests.journal.made import readings, row, write
 def journal(tmp_path: Path) -> Path:
     """1000 rows in one compacted file, 2000 in two segments of 20 batches each."""
     write(tmp_path, readings(3000), batch=50)
-    compact.compact(tmp_path, compact.Options(grace_s=0, most_bytes=1, merge_bytes=0))
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0, most_bytes=1, merge_bytes=0))
     return tmp_path
 
 
@@ -43,11 +43,11 @@ def test_a_whole_journal(journal: Path) -> None:
     write(journal, readings(500, first=3000), batch=50)
     readers.save_report(journal, {"query": "q", "name": "q", "offset": {"n1": 1}, "time_us": 0})
     manifest.write_json(journal / "wal/n1" / committed.COMMITS_FILE, {"q": 3})
-    assert verify(journal) == Report([], 2, 30, 1500, 2, 2000)
+    assert verify(journal) == VerifyReport([], 2, 30, 1500, 2, 2000)
 
 
 def test_an_empty_one_and_none(tmp_path: Path) -> None:
-    assert verify(tmp_path) == Report()
+    assert verify(tmp_path) == VerifyReport()
     with pytest.raises(JournalError, match="is no folder"):
         verify(tmp_path / "nowhere")
 
@@ -224,7 +224,7 @@ def test_small_files(journal: Path) -> None:
 
 def test_one_row_is_enough(tmp_path: Path) -> None:
     write(tmp_path, [row(0)])
-    assert verify(tmp_path) == Report([], 1, 1, 1)
+    assert verify(tmp_path) == VerifyReport([], 1, 1, 1)
 
 
 def test_an_index_that_is_lost(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import manifest, parquet_files, retention
-from smqrt.journal.compact import Options, compact
+from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.record import COLUMNS, Flag, Row
 from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import read_journal
@@ -49,7 +49,7 @@ def readings(first: int, count: int, start_us: int = NOON_US) -> list[Row]:
 
 def compacted(path: Path, rows: Iterable[Row], node: str = "n1", **options: Any) -> None:
     write(path, rows, segment_rows=100, node=node)
-    compact(path, Options(everything=True, grace_s=0, merge_bytes=0, **options))
+    compact(path, CompactOptions(everything=True, grace_s=0, merge_bytes=0, **options))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def journal(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     typed = {"schemas": {"site1/#": "temp double, device string"}}
     for first in (150, 300):
         compacted(path, readings(first, 150, NOON_US + HOUR_US), **typed)
-    compact(path, Options(everything=True, grace_s=0))
+    compact(path, CompactOptions(everything=True, grace_s=0))
     grown = {"schemas": {"#": "temp double, device string, n bigint"}}
     with Shredder(path, spark) as shred:
         compacted(path, readings(450, 150, NOON_US + 2 * HOUR_US), **grown, shred=shred)
@@ -170,7 +170,7 @@ def test_what_moves_after_the_plan_is_read_where_it_was(spark: Any, tmp_path: Pa
         compacted(tmp_path, readings(first, 100))
     write(tmp_path, readings(300, 50))
     frame, expected = read_journal(spark, tmp_path), rows(source(spark, tmp_path))
-    assert compact(tmp_path, Options(everything=True, grace_s=0)).merged == 4
+    assert compact(tmp_path, CompactOptions(everything=True, grace_s=0)).merged == 4
     parquet_files.remove_retired(tmp_path, 0)
     write(tmp_path, readings(350, 50))
     write(tmp_path, readings(0, 50), node="later")
@@ -188,7 +188,7 @@ def test_files_that_move_while_it_is_planned(spark: Any, tmp_path: Path, monkeyp
 
     def moved(journal: Path, files: Any) -> list[Path]:
         if moves.pop() if moves else False:
-            compact(journal, Options(grace_s=0))
+            compact(journal, CompactOptions(grace_s=0))
         return hold(journal, files)
 
     monkeypatch.setattr(retention, "hold_files", moved)
@@ -290,7 +290,7 @@ def test_links_of_a_process_that_was_killed_are_removed(tmp_path: Path) -> None:
     try:
         assert reader.stdout is not None
         reader.stdout.readline()
-        compact(tmp_path, Options(grace_s=0))
+        compact(tmp_path, CompactOptions(grace_s=0))
         assert links(tmp_path) == 1
     finally:
         reader.kill()

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from smqrt.errors import ArgumentError
 from smqrt.journal import planning
-from smqrt.journal.compact import Options, compact
+from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.pipeline.smq_source import scan
 from smqrt.pipeline.smq_source.options import ReadOptions
@@ -95,7 +95,7 @@ def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, record
     def compacted(number: int) -> None:
         if number in (0, 2):
             recorded.add(100).seal()
-            compact(recorded.path, Options(everything=True, grace_s=0))
+            compact(recorded.path, CompactOptions(everything=True, grace_s=0))
 
     frame = stream(spark, recorded, maxRowsPerTrigger="170")
     batches = drained(frame, tmp_path / "checkpoint", compacted) + drained(frame, tmp_path / "checkpoint")
@@ -106,7 +106,7 @@ def test_compaction_amidst_a_stream_loses_and_doubles_nothing(spark: Any, record
 def test_a_task_whose_segment_was_compacted_since_it_was_planned(recorded: Recorded) -> None:
     reader = Driven(recorded, "seq", topics="site1/#", rowsPerPartition="130").reader
     parts = reader.partitions({"n1": 0}, {"n1": 500})
-    compact(recorded.path, Options(everything=True, grace_s=0))
+    compact(recorded.path, CompactOptions(everything=True, grace_s=0))
     assert not list(recorded.folder.glob("*.arrows"))
     found = [seq for part in parts for batch in reader.read(part) for seq in batch.column("seq").to_pylist()]
     assert found == list(range(500))
@@ -201,7 +201,7 @@ def test_a_row_that_is_larger_than_the_limit_comes_alone(recorded: Recorded) -> 
 
 
 def test_compacted_files_count_for_the_limit_of_bytes(recorded: Recorded) -> None:
-    compact(recorded.path, Options(everything=True, grace_s=0))
+    compact(recorded.path, CompactOptions(everything=True, grace_s=0))
     half = size_bytes(Journal(recorded.path), 0, 500) // 2
     batches = Driven(recorded, "seq", maxBytesPerTrigger=str(half)).batches()
     assert len(batches) in (2, 3)

@@ -22,7 +22,7 @@ def asked(spark: Any, tmp_path: Path) -> Iterator[Spark]:
     """A journal of which half is compacted."""
     write(tmp_path, readings(ROWS))
     write(tmp_path, [row(ROWS, NOON_US, None, b"\xff", flags=1)])
-    compact.compact(tmp_path, compact.Options(grace_s=0))
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0))
     journal = Journal(tmp_path)
     with Spark(str(tmp_path), {}, journal.begin(), journal.end(), spark=spark) as asked:
         yield asked

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from smqrt.journal.compact import Options, compact
+from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.json_column import TypedColumn
 from smqrt.pipeline import graph, history, row_checks, source
 from smqrt.pipeline.api import Declaration, declaration_of
@@ -109,7 +109,7 @@ def test_a_backfill_reads_compacted_files_and_gives_the_same(
     with Shredder(tmp_path / "compacted", spark) as shred:
         write(tmp_path / "plain", rows)
         write(tmp_path / "compacted", rows[:100])
-        typed = Options(everything=True, schemas={"#": "temp double, device string"}, shred=shred)
+        typed = CompactOptions(everything=True, schemas={"#": "temp double, device string"}, shred=shred)
         compact(tmp_path / "compacted", typed)
         write(tmp_path / "compacted", rows[100:])
     (tmp_path / "app/pipelines").mkdir(parents=True)
@@ -139,8 +139,8 @@ def test_a_backfill_reads_compacted_files_and_gives_the_same(
 def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_path: Path) -> None:
     for first in (0, 50):
         write(tmp_path, [row(seq, topic=f"site1/{seq % 7}") for seq in range(first, first + 50)])
-        compact(tmp_path, Options(everything=True, merge_bytes=0, grace_s=0))
-    assert compact(tmp_path, Options(everything=True, grace_s=0)).merged == 2
+        compact(tmp_path, CompactOptions(everything=True, merge_bytes=0, grace_s=0))
+    assert compact(tmp_path, CompactOptions(everything=True, grace_s=0)).merged == 2
     options = declared()
     rows = graph.JournalSource(str(tmp_path)).batch(spark, options, {"n1": 0}, {"n1": 100}, ordered=True)
     write(tmp_path, [row(0), row(1)], node="later")

@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.errors import JournalError, PipelineError
 from smqrt.journal import compact, manifest
-from smqrt.journal.compact import Options
+from smqrt.journal.compact import CompactOptions
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import verify
 from smqrt.pipeline.journal_spark import Shredder
@@ -27,7 +27,7 @@ def journal(tmp_path: Path, spark: Any) -> Path:
     write(tmp_path, rows, segment_rows=2_000)
     with Shredder(tmp_path, spark) as shredder:
         done = compact.compact(
-            tmp_path, Options(grace_s=0, everything=True, schemas={"#": "temp double"}, shred=shredder)
+            tmp_path, CompactOptions(grace_s=0, everything=True, schemas={"#": "temp double"}, shred=shredder)
         )
     assert (done.rows, done.files) == (5_002, 1)
     assert done.file_bytes <= 0.6 * done.payload_bytes
@@ -83,9 +83,9 @@ def test_files_with_a_variant_column_are_joined_by_spark_only(tmp_path: Path, sp
     with Shredder(tmp_path, spark) as shredder:
         for first in (0, 200):
             write(tmp_path, rows[first : first + 200])
-            compact.compact(tmp_path, Options(grace_s=0, everything=True, shred=shredder, merge_bytes=0))
-        assert compact.compact(tmp_path, Options(grace_s=0)).merged == 0
-        assert compact.compact(tmp_path, Options(grace_s=0, shred=shredder)).merged == 2
+            compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True, shred=shredder, merge_bytes=0))
+        assert compact.compact(tmp_path, CompactOptions(grace_s=0)).merged == 0
+        assert compact.compact(tmp_path, CompactOptions(grace_s=0, shred=shredder)).merged == 2
     (file,) = manifest.load(tmp_path).all_files()
     assert list(Journal(tmp_path).rows({}, {"n1": 400})) == rows
     read = spark.read.parquet(str(tmp_path / file.path))

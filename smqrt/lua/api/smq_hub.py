@@ -99,7 +99,7 @@ class LuaBroker:
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         self.broker = GeventBroker(Hooks(**adapters), options)
         try:
-            self.journal = writer.record(self.broker, journal)
+            self.journal = writer.record_journal(self.broker, journal)
         except BaseException:
             self.broker.close()  # its `persist` file may be wanted by the next
             raise

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smqrt.cli.journal_replay import Played, paced, parse_speed, play
 from smqrt.errors import ArgumentError
-from smqrt.journal.inspect import Recorded
-from smqrt.journal.replay import Played, paced, parse_speed, play
+from smqrt.journal.inspection import RecordedRow
 from tests.journal.made import NOON_US, row
 
 
@@ -29,8 +29,8 @@ class Clock:
         self.now += seconds
 
 
-def recorded(*offsets_us: int) -> Iterator[Recorded]:
-    return (Recorded("n1", row(seq, NOON_US + offset)) for seq, offset in enumerate(offsets_us))
+def recorded(*offsets_us: int) -> Iterator[RecordedRow]:
+    return (RecordedRow("n1", row(seq, NOON_US + offset)) for seq, offset in enumerate(offsets_us))
 
 
 @pytest.mark.parametrize(("speed", "waits"), [(1.0, [1.0, 0.5]), (10.0, [0.1, 0.05]), (0.5, [2.0, 1.0]), (None, [])])
@@ -70,12 +70,12 @@ def test_what_is_published_and_what_is_not() -> None:
     def publish(topic: str, subtopic: str | None, payload: bytes) -> None:
         published.append((topic, subtopic, payload))
 
-    played = play((Recorded("n1", one) for one in rows), publish, speed=None, prefix="re/", longest_bytes=100)
+    played = play((RecordedRow("n1", one) for one in rows), publish, speed=None, prefix="re/", longest_bytes=100)
     assert published == [("re/a", "s", b"1"), ("re/b", None, bytes(100))]
     reasons = {"addressed to one client": 1, "published by a pipeline": 1, "longer than 100 bytes": 1}
     assert played == Played(2, reasons)
     published.clear()
-    assert play((Recorded("n1", one) for one in rows), publish, speed=None, pipelines=True).published == 4
+    assert play((RecordedRow("n1", one) for one in rows), publish, speed=None, pipelines=True).published == 4
 
 
 def test_speeds() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import compact, inspect
-from smqrt.journal.inspect import Recorded, as_fields, as_line
+from smqrt.journal import compact, inspection
+from smqrt.journal.inspection import RecordedRow, as_fields, as_line
 from smqrt.journal.reader import Journal
 from smqrt.journal.timestamps import iso, parse_moment
 from tests.journal.made import NOON_US, readings, row, write
 
 
-def seqs(found: list[Recorded]) -> list[tuple[str, int]]:
+def seqs(found: list[RecordedRow]) -> list[tuple[str, int]]:
     return [(recorded.node, recorded.row.seq) for recorded in found]
 
 
@@ -26,15 +26,15 @@ def test_the_last_rows(tmp_path: Path, compacted: bool) -> None:
     write(tmp_path, readings(20_000), segment_rows=5_000)
     write(tmp_path, [row(20_000, NOON_US + 20_000_000_000, "other")])
     if compacted:
-        compact.compact(tmp_path, compact.Options(grace_s=0))
+        compact.compact(tmp_path, compact.CompactOptions(grace_s=0))
     journal = Journal(tmp_path)
     end = journal.end()
-    assert seqs(inspect.latest(journal, end, 3)) == [("n1", 19_998), ("n1", 19_999), ("n1", 20_000)]
-    assert inspect.latest(journal, end, 0) == []
-    assert len(inspect.latest(journal, end, 50_000)) == 20_001
-    rare = [recorded.row.topic for recorded in inspect.latest(journal, end, 2, ["site1/5/+"])]
+    assert seqs(inspection.latest(journal, end, 3)) == [("n1", 19_998), ("n1", 19_999), ("n1", 20_000)]
+    assert inspection.latest(journal, end, 0) == []
+    assert len(inspection.latest(journal, end, 50_000)) == 20_001
+    rare = [recorded.row.topic for recorded in inspection.latest(journal, end, 2, ["site1/5/+"])]
     assert rare == ["site1/5/temp"] * 2
-    assert inspect.latest(journal, end, 2, ["nobody"]) == []
+    assert inspection.latest(journal, end, 2, ["nobody"]) == []
 
 
 def test_what_is_rare_is_found_far_back(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_is_rare_is_found_far_back(tmp_path: Path) -> None:
     write(tmp_path, rows, batch=500, segment_rows=5_000)
     journal = Journal(tmp_path)
     for count in range(1, 5):
-        found = inspect.latest(journal, journal.end(), count, ["rare"])
+        found = inspection.latest(journal, journal.end(), count, ["rare"])
         assert [recorded.row.seq for recorded in found] == list(rare[-count:])
 
 
@@ -51,16 +51,16 @@ def test_rows_of_several_nodes_come_in_the_order_of_time(tmp_path: Path) -> None
     write(tmp_path, [row(seq, NOON_US + 10 * seq) for seq in range(4)])
     write(tmp_path, [row(seq, NOON_US + 10 * seq + 5) for seq in range(4)], node="n2")
     journal = Journal(tmp_path)
-    found = list(inspect.in_order(journal, {}, journal.end()))
+    found = list(inspection.in_order(journal, {}, journal.end()))
     assert seqs(found) == [(node, seq) for seq in range(4) for node in ("n1", "n2")]
-    assert seqs(inspect.latest(journal, journal.end(), 3)) == [("n2", 2), ("n1", 3), ("n2", 3)]
-    assert seqs(list(inspect.in_order(journal, {"n1": 3, "n2": 4}, journal.end()))) == [("n1", 3)]
+    assert seqs(inspection.latest(journal, journal.end(), 3)) == [("n2", 2), ("n1", 3), ("n2", 3)]
+    assert seqs(list(inspection.in_order(journal, {"n1": 3, "n2": 4}, journal.end()))) == [("n1", 3)]
 
 
 def test_what_is_written_is_followed(tmp_path: Path) -> None:
     write(tmp_path, readings(10))
     journal = Journal(tmp_path)
-    following: Iterator[Recorded] = inspect.follow(journal, journal.end())
+    following: Iterator[RecordedRow] = inspection.follow(journal, journal.end())
     thread = threading.Timer(0.3, lambda: write(tmp_path, readings(5, first=10)))
     thread.start()
     assert [recorded.row.seq for recorded in islice(following, 5)] == list(range(10, 15))
@@ -68,21 +68,21 @@ def test_what_is_written_is_followed(tmp_path: Path) -> None:
 
 
 def test_lines_are_readable() -> None:
-    line = as_line(Recorded("n1", row(1, NOON_US, "a/b", b"hello \xc3\xb6")))
+    line = as_line(RecordedRow("n1", row(1, NOON_US, "a/b", b"hello \xc3\xb6")))
     assert line == "2026-11-20T12:00:00.000000Z  a/b  sensor  hello ö"
     direct = row(1, NOON_US + 1, None, b"\xff\x00", subtopic="s", uid=None, flags=1 | 2 | 4 | 8 | 16)
     flags = "[direct]  [unrouted]  [assembled]  [pipeline]  [server]"
-    assert as_line(Recorded("n1", direct)) == f"2026-11-20T12:00:00.000001Z  (to 4711) (s)  -  0xff00  {flags}"
-    assert as_line(Recorded("n1", row(1, payload=b"two\nlines\x1b[31m"))).endswith(r'"two\nlines\u001b[31m"')
+    assert as_line(RecordedRow("n1", direct)) == f"2026-11-20T12:00:00.000001Z  (to 4711) (s)  -  0xff00  {flags}"
+    assert as_line(RecordedRow("n1", row(1, payload=b"two\nlines\x1b[31m"))).endswith(r'"two\nlines\u001b[31m"')
 
 
 def test_json_has_everything() -> None:
-    fields = as_fields(Recorded("n1", row(7, NOON_US, "a", b"{}", txn="q:1", flags=8)))
+    fields = as_fields(RecordedRow("n1", row(7, NOON_US, "a", b"{}", txn="q:1", flags=8)))
     assert fields == {
         "node": "n1", "seq": 7, "ts": "2026-11-20T12:00:00.000000Z", "topic": "a", "tid": 4711, "subtopic": None,
         "stid": None, "ptid": 99, "uid": "sensor", "flags": ["pipeline"], "txn": "q:1", "payload": "{}",
     }  # fmt: skip
-    assert as_fields(Recorded("n1", row(7, payload=b"\xff")))["payload_hex"] == "ff"
+    assert as_fields(RecordedRow("n1", row(7, payload=b"\xff")))["payload_hex"] == "ff"
 
 
 @pytest.mark.parametrize(

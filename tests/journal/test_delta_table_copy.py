@@ -22,7 +22,7 @@ def record(journal: Path, first: int, count: int, start_us: int = NOON_US, merge
     times = [start_us + at * HOUR_US // 10 for at in range(count)]
     rows = [row(first + at, ts_us, f"t{at % 2}", b"%d" % at) for at, ts_us in enumerate(times)]
     write(journal, rows, segment_rows=10)
-    compact.compact(journal, compact.Options(everything=True, merge_bytes=merge_bytes, grace_s=0))
+    compact.compact(journal, compact.CompactOptions(everything=True, merge_bytes=merge_bytes, grace_s=0))
 
 
 def numbers(place: Path | str) -> list[int]:
@@ -53,7 +53,7 @@ def test_what_the_journal_removes_stays_and_what_is_joined_comes_once(tmp_path: 
     shutil.rmtree(journal)  # as retention does in the end
     record(journal, 20, 20, NOON_US + 30 * HOUR_US)
     assert delta_table.update_copy(journal, str(place)).files == 4
-    compact.compact(journal, compact.Options(everything=True, grace_s=0))
+    compact.compact(journal, compact.CompactOptions(everything=True, grace_s=0))
     assert delta_table.update_copy(journal, str(place)).removed == 2
     assert numbers(place) == list(range(40))
 
@@ -102,7 +102,7 @@ def test_typed_columns(tmp_path: Path) -> None:
     for first, ddl in ((0, "temp double"), (100, None), (200, "temp string")):
         write(journal, readings(100, first=first))
         schemas = {"#": ddl} if ddl else {}
-        compact.compact(journal, compact.Options(everything=True, schemas=schemas, merge_bytes=0))
+        compact.compact(journal, compact.CompactOptions(everything=True, schemas=schemas, merge_bytes=0))
         if first < 200:
             delta_table.update_copy(journal, place)
     assert polars.read_delta(place)["json"].struct.field("temp").count() == 100

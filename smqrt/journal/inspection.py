@@ -1,0 +1,378 @@
+"""Looking into a journal: its rows in the order of time as text, as JSON or as one file for other tools; statistics."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import manifest, readers, tables
+from smqrt.journal.files import touch
+from smqrt.journal.planning import WAL, Chunk
+from smqrt.journal.reader import Journal, Offsets
+from smqrt.journal.record import COLUMNS, Flag, Row
+from smqrt.journal.remote import RemoteJournal
+from smqrt.journal.timestamps import iso
+from smqrt.printable import json_line, printable
+
+_FIRST_WINDOW_ROWS = 4096
+_WAIT_S = 10.0
+_FLAG_WORDS = {
+    Flag.DIRECT: "direct",
+    Flag.UNROUTED: "unrouted",
+    Flag.ASSEMBLED: "assembled",
+    Flag.PIPELINE: "pipeline",
+    Flag.SERVER: "server",
+}
+
+OnRows = Callable[[int], None]
+"""Hears how many rows more were done."""
+_GROUP_ROWS = 1 << 16
+_TELL_ROWS = 1024
+NEEDS_PYARROW = "{what} needs pyarrow, which is not installed: pip install 'smqrt[spark]'"
+
+
+class RecordedRow(NamedTuple):
+    """A row and the node that recorded it."""
+
+    node: str
+    row: Row
+
+
+# ---- rows
+
+
+def in_order(
+    journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None
+) -> Iterator[RecordedRow]:
+    """Yields the rows of all nodes from `start` to `end` (exclusive), by time, each node's in their sequence."""
+
+    def of(node: str, last: int) -> Iterator[RecordedRow]:
+        return (RecordedRow(node, row) for row in journal.rows({node: start.get(node, 0)}, {node: last}, topics))
+
+    return heapq.merge(*(of(node, last) for node, last in end.items()), key=lambda recorded: recorded.row.ts_us)
+
+
+def latest(journal: Journal, end: Offsets, count: int, topics: Sequence[str] | None = None) -> list[RecordedRow]:
+    """Returns the last `count` rows before `end`, oldest first. It reads backwards, so that the rest stays unread."""
+    begin = journal.begin()
+    rows: list[RecordedRow] = []
+    for node, last in end.items():
+        rows += (RecordedRow(node, row) for row in _last_of(journal, node, begin.get(node, 0), last, count, topics))
+    rows.sort(key=lambda recorded: recorded.row.ts_us)
+    return rows[len(rows) - count :] if count < len(rows) else rows
+
+
+def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topics: Sequence[str] | None) -> deque[Row]:
+    found: deque[Row] = deque()
+    window = max(_FIRST_WINDOW_ROWS, count)
+    while end > begin and len(found) < count:
+        start = max(begin, end - window)
+        found.extendleft(reversed([*journal.rows({node: start}, {node: end}, topics)]))
+        end, window = start, window * 4
+    return deque(found, count)
+
+
+def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[RecordedRow]:
+    """Yields rows from `start` on as they are written, without end."""
+    while True:
+        end = journal.wait(start, _WAIT_S)
+        if any(last > start.get(node, 0) for node, last in end.items()):
+            yield from in_order(journal, start, end, topics)
+        start = end
+
+
+# ---- text and JSON
+
+
+def words(flags: int) -> list[str]:
+    """Returns the names of the flags that are set, such as ["direct", "assembled"]."""
+    return [word for flag, word in _FLAG_WORDS.items() if flags & flag]
+
+
+def as_line(recorded: RecordedRow) -> str:
+    """Returns a row for a terminal: time, topic, uid, payload and flags."""
+    row = recorded.row
+    where = row.topic if row.topic is not None else f"(to {row.tid})"
+    where = f"{where} ({row.subtopic})" if row.subtopic else where
+    parts = [iso(row.ts_us), printable(where), printable(row.uid or "-"), _visible(row.payload)]
+    return "  ".join(parts + [f"[{word}]" for word in words(row.flags)])
+
+
+def _visible(payload: bytes) -> str:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return f"0x{payload.hex()}"
+    return text if text == printable(text) else json_line(text)
+
+
+def as_fields(recorded: RecordedRow) -> dict[str, Any]:
+    """Returns a row as JSON has it: the payload as text, or as `payload_hex` when it is not UTF-8."""
+    row = recorded.row
+    fields: dict[str, Any] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
+    fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
+    fields |= {"flags": words(row.flags), "txn": row.txn}
+    try:
+        fields["payload"] = row.payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_hex"] = row.payload.hex()
+    return fields
+
+
+# ---- statistics
+
+
+@dataclass
+class JournalStats:
+    """What there is in a journal.
+
+    Attributes:
+        rows: how many.
+        segments, segment_bytes: in how many segments, and how long those are together.
+        files, file_bytes: the same of the compacted files; 0 bytes when they are elsewhere.
+        first_us, last_us: times of the first and the last row, None when there is none.
+        rate: rows a second between those.
+        offsets: by node the number of the oldest row, and of the next one.
+        topics: rows by topic, the most frequent first; "" are messages to one client. None: not counted.
+        readers: by query how many rows it has yet to read; known in the journal's folder only.
+        stale_readers: since when those of them have read nothing that have been silent for a day.
+    """
+
+    rows: int = 0
+    segments: int = 0
+    segment_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    first_us: int | None = None
+    last_us: int | None = None
+    rate: float = 0.0
+    offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    topics: dict[str, int] | None = None
+    readers: dict[str, int] = field(default_factory=dict)
+    stale_readers: dict[str, str] = field(default_factory=dict)
+
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the figures as JSON has them."""
+        fields = asdict(self)
+        first, last = fields.pop("first_us"), fields.pop("last_us")
+        return fields | {"first": first and iso(first), "last": last and iso(last)}
+
+
+def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
+    """Returns the figures of a journal.
+
+    Args:
+        journal: the journal.
+        count_topics: count rows by topic, which reads them all.
+
+    Raises:
+        JournalError: it can't be read.
+        ImportError: pyarrow is missing, and there are compacted files.
+    """
+    end = journal.end()
+    begin = {node: seq for node, seq in journal.begin().items() if node in end}
+    chunks = [chunk for part in journal.plan(begin, end) for chunk in part]
+    found = JournalStats(rows=sum(chunk.rows for chunk in chunks))
+    found.offsets = {node: (seq, end[node]) for node, seq in begin.items()}
+    _sizes(journal, found, chunks)
+    _times(journal, found, chunks, end)
+    if count_topics:
+        found.topics = dict(sum((_topics(journal, chunk) for chunk in chunks), Counter[str]()).most_common())
+    if not isinstance(journal, RemoteJournal):
+        _readers(journal, found)
+    return found
+
+
+def _readers(journal: Journal, found: JournalStats) -> None:
+    begin = {node: first for node, (first, _) in found.offsets.items()}
+    end = {node: last for node, (_, last) in found.offsets.items()}
+    now_us = time.time_ns() // 1000
+    for reader in readers.load(journal.path):
+        behind = found.readers[reader.name] = reader.behind(begin, end)
+        if behind and reader.silent_s(now_us) > readers.STALE_S:
+            found.stale_readers[reader.name] = iso(reader.seen_us)
+
+
+def _sizes(journal: Journal, found: JournalStats, chunks: list[Chunk]) -> None:
+    segments = {chunk.file for chunk in chunks if chunk.kind == WAL}
+    files = {chunk.file for chunk in chunks if chunk.kind != WAL}
+    found.segments, found.files = len(segments), len(files)
+    found.segment_bytes = sum(chunk.length for chunk in chunks if chunk.kind == WAL)
+    if not isinstance(journal, RemoteJournal):
+        found.file_bytes = sum(page.bytes for page in manifest.load(journal.path).pages())
+
+
+def _times(journal: Journal, found: JournalStats, chunks: list[Chunk], end: dict[str, int]) -> None:
+    firsts = {chunk.node: chunk for chunk in reversed(chunks)}
+    times = [next(iter(journal.rows_of(chunk))).ts_us for chunk in firsts.values()]
+    if not times:
+        return
+    found.first_us, found.last_us = min(times), latest(journal, end, 1)[-1].row.ts_us
+    seconds = (found.last_us - found.first_us) / 1e6
+    found.rate = round(found.rows / seconds, 3) if seconds > 0 else 0.0
+
+
+def _topics(journal: Journal, chunk: Chunk) -> Counter[str]:
+    try:
+        return Counter(dict(_counted(journal, chunk)))
+    except ImportError:
+        return Counter(row.topic or "" for row in journal.rows_of(chunk))
+
+
+def _counted(journal: Journal, chunk: Chunk) -> Iterator[tuple[str, int]]:
+    """Yields (topic, rows) of a chunk, by pyarrow, which takes no time."""
+    import pyarrow
+
+    columns = [batch.column("topic") for batch in journal.tables(chunk, ["topic"])]
+    for pair in pyarrow.chunked_array(columns, pyarrow.string()).value_counts():
+        yield pair["values"].as_py() or "", pair["counts"].as_py()
+
+
+# ---- one file
+
+
+def export(
+    journal: Journal,
+    start: Offsets,
+    end: Offsets,
+    to: Path,
+    topics: Sequence[str] | None = None,
+    on_rows: OnRows = lambda count: None,
+) -> int:
+    """Write rows to a file; its ending says how. The file is there when it is complete, not earlier.
+
+    Args:
+        journal: where the rows are.
+        start, end: from where to where (exclusive), by node.
+        to: a file that ends in .parquet, .arrow, .csv or .jsonl.
+        topics: patterns of the topics to take; None for everything, also messages to one client.
+        on_rows: hears how many rows more were written, now and then.
+
+    Returns:
+        How many rows it has.
+
+    Raises:
+        ArgumentError: the ending is another one.
+        JournalError: pyarrow is missing, or the file can't be written.
+    """
+    write = _WRITERS.get(to.suffix)
+    if write is None:
+        raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the ending says what is written")
+    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        touch(beside)
+        rows = write(journal, start, end, beside, topics, on_rows)
+        os.replace(beside, to)
+    except ImportError:
+        raise JournalError(NEEDS_PYARROW.format(what=f"A {to.suffix} file")) from None
+    except OSError as error:
+        raise JournalError(f"{to} can't be written: {error.strerror or error}.") from None
+    finally:
+        beside.unlink(missing_ok=True)
+    return rows
+
+
+def _write_jsonl(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
+    rows = 0
+    with to.open("w", encoding="utf-8") as file:
+        for recorded in in_order(journal, start, end, topics):
+            file.write(json.dumps(as_fields(recorded), ensure_ascii=False) + "\n")
+            rows += 1
+            if rows % _TELL_ROWS == 0:
+                on_rows(_TELL_ROWS)
+    return rows
+
+
+def _write_csv(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
+    names = [column.name for column in COLUMNS if column.name != "broker"]
+    rows = 0
+    with to.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*names, "payload_hex"])
+        writer.writeheader()
+        for recorded in in_order(journal, start, end, topics):
+            writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags})
+            rows += 1
+            if rows % _TELL_ROWS == 0:
+                on_rows(_TELL_ROWS)
+    return rows
+
+
+def _write_parquet(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
+    from pyarrow import parquet
+
+    def opened(schema: Any) -> Any:
+        return parquet.ParquetWriter(to, schema, compression="zstd")
+
+    return _write_tables(journal, start, end, topics, opened, on_rows)
+
+
+def _write_arrow(
+    journal: Journal, start: Offsets, end: Offsets, to: Path, topics: Sequence[str] | None, on_rows: OnRows
+) -> int:
+    from pyarrow import ipc
+
+    return _write_tables(journal, start, end, topics, lambda schema: ipc.new_file(to, schema), on_rows)
+
+
+def _write_tables(
+    journal: Journal,
+    start: Offsets,
+    end: Offsets,
+    topics: Sequence[str] | None,
+    opened: Callable[[Any], Any],
+    on_rows: OnRows,
+) -> int:
+    """Writes record batches, merged into larger ones, into what `opened` makes of their schema."""
+    import pyarrow
+
+    schema = tables.schema()
+    rows = 0
+    with opened(schema) as writer:
+        for batches in _grouped(_exported_batches(journal, start, end, topics)):
+            writer.write_table(pyarrow.Table.from_batches(batches, schema).combine_chunks())
+            count = sum(batch.num_rows for batch in batches)
+            on_rows(count)
+            rows += count
+    return rows
+
+
+def _exported_batches(journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None) -> Iterator[Any]:
+    for chunks in journal.plan(start, end, topics=topics):
+        for chunk in chunks:
+            yield from journal.tables(chunk, topics=topics)
+
+
+def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    rows = 0
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        if rows >= _GROUP_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
+
+
+_WRITERS: dict[str, Callable[[Journal, Offsets, Offsets, Path, Sequence[str] | None, OnRows], int]] = {
+    ".parquet": _write_parquet,
+    ".arrow": _write_arrow,
+    ".csv": _write_csv,
+    ".jsonl": _write_jsonl,
+}
