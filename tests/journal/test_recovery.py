@@ -17,6 +17,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest, recovery, segment
+from smqrt.journal.index import parse_index
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -30,7 +31,7 @@ Damage = Callable[[random.Random, bytearray, bytearray], int]
 
 
 def cut_data(random_: random.Random, data: bytearray, index: bytearray) -> int:
-    entries = index.parse_index(index)
+    entries = parse_index(index)
     size = random_.randrange(entries[-TAIL_BATCHES].offset, len(data))
     del data[size:]
     return sum(entry.end <= size for entry in entries)
@@ -44,7 +45,7 @@ def cut_index(random_: random.Random, data: bytearray, index: bytearray) -> int:
 
 def flip_last(random_: random.Random, data: bytearray, index: bytearray) -> int:
     """Flips bits of the last batch: nobody can tell that from a batch that was being written."""
-    at = random_.randrange(index.parse_index(index)[-1].offset, len(data))
+    at = random_.randrange(parse_index(index)[-1].offset, len(data))
     data[at : at + 16] = (byte ^ 1 << random_.randrange(8) for byte in data[at : at + 16])
     return len(BATCHES) - 1
 
@@ -229,7 +230,7 @@ def test_a_snapshot_that_is_damaged(tmp_path: Path) -> None:
 ENDLESS = """
 import sys
 from pathlib import Path
-from smqrt.journal import segment
+from smqrt.journal import recovery, segment
 from tests.journal import written
 
 folder = Path(sys.argv[1]) / "wal/n1"

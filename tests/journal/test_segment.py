@@ -110,7 +110,7 @@ def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from smqrt.journal import segment
+from smqrt.journal import index, segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
