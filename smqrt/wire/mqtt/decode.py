@@ -271,6 +271,8 @@ def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledge
     size = len(body)
     if size < 2 or version < 5 and size > 2:
         raise MqttError(Reason.MALFORMED_PACKET, "an acknowledgement of a wrong size")
+    if first & 0x0F != (2 if first >> 4 == PacketType.PUBREL else 0):
+        raise MqttError(Reason.MALFORMED_PACKET, f"packet {first:#x} with wrong flags")
     kind, number = _TYPES[first >> 4], _identifier(body)
     if size < 4:
         return Acknowledgement(kind, number, body[2] if size > 2 else 0)

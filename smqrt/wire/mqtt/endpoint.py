@@ -14,7 +14,6 @@ from typing import Protocol
 from smqrt.errors import MqttError
 from smqrt.wire.mqtt.decode import (
     PacketSplitter,
-    check_flags,
     decode_acknowledgement,
     decode_publish,
 )
@@ -96,7 +95,7 @@ class MqttEndpoint:
         self._splitter = PacketSplitter(limit_bytes)
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._heard_s = self._wrote_s = 0.0
+        self._fed_s = self._heard_s = self._wrote_s = 0.0
         self._window = self._receive_maximum = 0xFFFF
         self._peer_limit_bytes = MAX_PACKET_BYTES
         self._alias_limit_in = self._alias_limit_out = 0
@@ -113,7 +112,7 @@ class MqttEndpoint:
     def feed(self, data: bytes, now_s: float) -> None:
         """Take what was received."""
         self._splitter.feed(data)
-        self._heard_s = now_s
+        self._fed_s = now_s
 
     def next(self) -> bool:
         """Handle the next packet; false when none is there as a whole.
@@ -124,6 +123,7 @@ class MqttEndpoint:
         packet = self._splitter.next()
         if packet is None:
             return False
+        self._heard_s = self._fed_s  # a packet is a sign of life, half of one is not [MQTT-3.1.2-22]
         if self.state is ConnectionState.CONNECTING or self.state is ConnectionState.OPEN:
             first, body = packet
             handler = self._handlers.get(first >> 4)
@@ -314,7 +314,6 @@ class MqttEndpoint:
         return self._aliases_in[alias]
 
     def _on_pubrel(self, first: int, body: bytes) -> None:
-        check_flags(first)
         number = decode_acknowledgement(first, body, self._version).packet_identifier
         unreleased = self.session.unreleased
         code = 0 if number in unreleased else Reason.PACKET_IDENTIFIER_NOT_FOUND
