@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from smqrt.pipeline import discover, runner
+from smqrt.pipeline.run_context import RunOptions
 
 
 def main(app: str, trigger: str, settings: str) -> None:
     folder = Path(app)
-    options = runner.RunOptions(
+    options = RunOptions(
         journal=str(folder / ".journal"),
         app=folder,
         state=folder / ".pipelines",

@@ -154,9 +154,8 @@ def history(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         return averaged(read_journal(spark, shelf.typed, json="temp double"), F.col("json.temp"))
 
     def sourced(read: Any) -> Any:
-        return averaged(
-            row_checks.parse_json(read, "bench", {"json": "temp double", "prefix": ""}, "bench")[0], F.col("temp")
-        )
+        source = Declaration("bench", "source", noop, options={"json": "temp double", "prefix": ""})
+        return averaged(row_checks.parse_json(read, source)[0], F.col("temp"))
 
     def declared() -> Any:
         options: dict[str, Any] = dict.fromkeys(("exclude", *graph.PARTITIONS.values()))

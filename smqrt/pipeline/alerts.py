@@ -27,6 +27,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import option_values, processors
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.processors import EVENT_TIME, NO_TIMERS, PROCESSING_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -206,7 +207,6 @@ def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate
 WALL, EVENT = "wall", "event"
 """The option "clock" of a declaration: silence by the clock on the wall, or by the times of the messages alone."""
 
-_NO_TIMERS, _BY_WALL, _BY_EVENT = "None", "ProcessingTime", "EventTime"
 _STATE = (
     "last_us bigint, vals string, when_raised boolean, when_us bigint, absent_raised boolean, absent_us bigint, "
     "rate_raised boolean, rate_us bigint, times array<bigint>, points array<double>, seen_ms bigint, timer_ms bigint"
@@ -237,7 +237,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
     _check(frame, declaration)
     told = _values(frame, declaration.options["key"])
     clock = _time_mode(frame, declaration)
-    if clock == _BY_EVENT and "spark.watermarkDelayMs" not in (frame.schema["ts"].metadata or {}):
+    if clock == EVENT_TIME and processors.watermark(frame.select("ts")) is None:
         frame = frame.withWatermark("ts", "0 seconds")
     events = processors.transform(
         _readings(frame, declaration, told).groupBy(*declaration.options["key"]),
@@ -284,7 +284,7 @@ class AlertProcessor(StatefulProcessor):
 
     def __init__(self, keys: Sequence[str], rules: AlertRules, time_mode: str) -> None:
         self._keys, self._rules = list(keys), rules
-        self._timed, self._by_event = time_mode != _NO_TIMERS, time_mode == _BY_EVENT
+        self._timed, self._by_event = time_mode != NO_TIMERS, time_mode == EVENT_TIME
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Opens the state; called by Spark in each task."""
@@ -358,8 +358,8 @@ class AlertProcessor(StatefulProcessor):
 
 def _time_mode(frame: DataFrame, declaration: Declaration) -> str:
     if not declaration.options["absent"] or not frame.isStreaming:
-        return _NO_TIMERS
-    return _BY_EVENT if declaration.options.get("clock", WALL) == EVENT else _BY_WALL
+        return NO_TIMERS
+    return EVENT_TIME if declaration.options.get("clock", WALL) == EVENT else PROCESSING_TIME
 
 
 def _readings(frame: DataFrame, declaration: Declaration, told: Sequence[str]) -> DataFrame:

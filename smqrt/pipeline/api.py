@@ -33,7 +33,7 @@ QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
 
-DECLARED_AT: ContextVar[str] = ContextVar("place", default="")
+DECLARED_AT: ContextVar[str] = ContextVar("declared_at", default="")
 """`file:line` that messages begin with when a decorator is applied for a SQL file."""
 
 _DECLARATION = "__smqrt_declaration__"
@@ -438,8 +438,8 @@ def _parameters(where: str, function: PipelineFunction) -> tuple[str, ...]:
 
 
 def _caller() -> str:
-    if place := DECLARED_AT.get():
-        return place
+    if where := DECLARED_AT.get():
+        return where
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
+from smqrt.journal.timestamps import parse_moment
 from smqrt.pipeline import tables
 from smqrt.pipeline.api import Declaration
 
@@ -172,59 +173,39 @@ def last_batch(query: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-def save_commit(query: Path, query_id: str, batch: int) -> None:
-    """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
-    start, before = (_starts(query, number) for number in (batch, batch - 1))
-    stateful = (folder(query) / "state").exists()
-    values = {
-        "query_id": query_id,
-        "batch": batch,
-        "start": start,
-        "end": committed_offsets(query, batch),
-        "stateful": stateful,
-    }
-    values["before"] = before
-    write_json(
-        query / _COMMIT, values, lasting=False
-    )  # after a power failure it's only needed if the checkpoint is lost
-
-
-def _starts(query: Path, batch: int) -> Offsets | None:
-    return committed_offsets(query, batch - 1) if batch > 0 else start_offsets(query) if batch == 0 else None
-
-
 def last_commit(query: Path) -> PublishCommit | None:
     """Returns the last commit of a query that was begun; None when nobody knows."""
     found = cast("dict[str, Any]", read_json(query / _COMMIT) or {})
     return PublishCommit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
-def check_position(moment: str, option: str) -> None:
-    """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with a moment."""
-    if moment.startswith("{"):
-        _given(moment)
-    elif not moment.isdecimal():
-        _time_us(moment, option)
+def check_position(position: str, option: str) -> None:
+    """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with it."""
+    if position.startswith("{"):
+        _given(position)
+    elif not position.isdecimal():
+        parse_moment(position, option)
 
 
-def offsets(journal: Journal | RemoteJournal, moment: str, end: bool = False) -> Offsets:
-    """Returns the next seq of each node at a moment.
+def offsets(journal: Journal | RemoteJournal, position: str, end: bool = False) -> Offsets:
+    """Returns the next seq of each node at a position of the journal: a moment, a seq, or offsets.
 
     Args:
         journal: the journal, opened.
-        moment: as for `start`.
+        position: as for `start`.
         end: it is where a range ends.
 
     Raises:
         PipelineError: it is none.
     """
-    if moment in ("earliest", "latest"):
-        return dict(journal.begin() if moment == "earliest" else journal.end())
-    if moment.isdecimal():
-        return {node: max(seq, int(moment)) for node, seq in journal.begin().items()}
-    if moment.startswith("{"):
-        return _given(moment)
-    return dict((journal.offsets_until if end else journal.offsets_at)(_time_us(moment, "--to" if end else "--from")))
+    if position in ("earliest", "latest"):
+        return dict(journal.begin() if position == "earliest" else journal.end())
+    if position.isdecimal():
+        return {node: max(seq, int(position)) for node, seq in journal.begin().items()}
+    if position.startswith("{"):
+        return _given(position)
+    look_up = journal.offsets_until if end else journal.offsets_at
+    return dict(look_up(parse_moment(position, "--to" if end else "--from")))
 
 
 def _given(text: str) -> Offsets:
@@ -235,12 +216,6 @@ def _given(text: str) -> Offsets:
     if not isinstance(found, dict) or not all(type(seq) is int and seq >= 0 for seq in found.values()):
         raise PipelineError(f'{text!r} is no offset: write JSON with a seq for each node, such as {{"n1": 12345}}.')
     return found
-
-
-def _time_us(text: str, option: str) -> int:
-    from smqrt.journal.timestamps import parse_moment
-
-    return parse_moment(text, option)
 
 
 class PublishGate:
@@ -258,9 +233,23 @@ class PublishGate:
         self._query, self._split = query, split
         self._closes_more = pending is not None and pending != split
 
-    def note_commit(self, query_id: str, batch: int) -> None:
-        """Notes that the results of micro-batch number `batch` are about to be published."""
-        save_commit(self._query, query_id, batch)
+    def save_commit(self, query_id: str, batch: int) -> None:
+        """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
+        values = {
+            "query_id": query_id,
+            "batch": batch,
+            "start": self._start(batch),
+            "end": committed_offsets(self._query, batch),
+            "stateful": (folder(self._query) / "state").exists(),
+            "before": self._start(batch - 1),
+        }
+        # Not lasting: after a power failure it's only needed if the checkpoint is lost.
+        write_json(self._query / _COMMIT, values, lasting=False)
+
+    def _start(self, batch: int) -> Offsets | None:
+        if batch > 0:
+            return committed_offsets(self._query, batch - 1)
+        return start_offsets(self._query) if batch == 0 else None
 
     def is_old(self, batch: int) -> bool:
         """Whether the results of micro-batch number `batch` stay unpublished."""

@@ -191,7 +191,7 @@ class DeltaTable:
 
 
 def is_table(location: str) -> bool:
-    """Whether a place is a Delta table, as far as deltalake knows the place."""
+    """Whether a folder or URI is a Delta table, as far as deltalake knows it."""
     with suppress(Exception):  # it isn't installed, or knows no such URI
         return bool(import_deltalake().DeltaTable.is_deltatable(location))
     return False

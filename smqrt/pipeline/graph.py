@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import SmqrtError
@@ -86,7 +85,11 @@ class Graph:
             from smqrt.pipeline import processors
 
             return processors.apply(frame, declaration, self._watermarks.values())
-        return _alarms(frame, declaration) if declaration.kind == "alert" else frame
+        if declaration.kind == "alert":
+            from smqrt.pipeline import alerts
+
+            return alerts.apply(frame, declaration)
+        return frame
 
     def _arguments(self, declaration: Declaration) -> Iterator[DataFrame]:
         if declaration.kind == "source":
@@ -121,12 +124,6 @@ class Graph:
         return frame.withWatermark(column, option_values.spark_duration(options["watermark"]))
 
 
-def _alarms(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    from smqrt.pipeline import alerts
-
-    return alerts.apply(frame, declaration)
-
-
 def _check(frame: Any) -> None:
     from pyspark.sql import DataFrame
 
@@ -158,7 +155,7 @@ class QueryPlan:
         return self.declaration.name
 
     @property
-    def marks(self) -> dict[str, str]:
+    def reader_names(self) -> dict[str, str]:
         """Under which name each source tells the journal how far the query is."""
         alone = len(self.sources) == 1
         return {source: self.name if alone else f"{self.name}.{source}" for source in self.sources}
@@ -190,12 +187,8 @@ def _letters_plan(catalog: Catalog, part: Declaration) -> QueryPlan:
     query = Declaration(
         f"{part.name}.dead_letters", "publish", part.function, part.inputs, options, [], part.file, part.line
     )
-    make = partial(_make_letters, part)
-    return QueryPlan(query, part, _source_names(catalog, part), make, shared=True)
-
-
-def _make_letters(part: Declaration, graph: Graph) -> DataFrame:
-    return row_checks.dead_letters(graph.rejected(part))
+    names = _source_names(catalog, part)
+    return QueryPlan(query, part, names, lambda graph: row_checks.dead_letters(graph.rejected(part)), shared=True)
 
 
 def _source_names(catalog: Catalog, declaration: Declaration) -> list[str]:

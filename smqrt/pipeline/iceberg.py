@@ -309,9 +309,9 @@ def _large(table: Table, tasks: list[Any]) -> Iterator[Any]:
     batches = (batch.cast(schema) for task in tasks for batch in scan.to_record_batches([task]))
     rows = sum(task.file.record_count for task in tasks)
     size_bytes = sum(task.file.file_size_in_bytes for task in tasks)
-    place = f"{table.location()}/data"
-    files = lake_files.stored(batches, schema, place, group_rows=lake_files.group_rows(rows, size_bytes))
-    paths = [f"{place}/{file.path}" for file in files]
+    folder = f"{table.location()}/data"
+    files = lake_files.stored(batches, schema, folder, group_rows=lake_files.group_rows(rows, size_bytes))
+    paths = [f"{folder}/{file.path}" for file in files]
     return parquet_files_to_data_files(table.io, table.metadata, iter(paths))
 
 

@@ -219,10 +219,10 @@ class InOrder(StatefulProcessor):
         self._processor.close()
 
     def _sorted(self, rows: Iterator[Row]) -> Iterable[Row]:
-        def place(row: Row) -> list[tuple[bool, Any]]:
+        def sort_key(row: Row) -> list[tuple[bool, Any]]:
             return [(row[at] is not None, row[at]) for at in self._order]
 
-        return sorted(rows, key=place) if self._order else rows
+        return sorted(rows, key=sort_key) if self._order else rows
 
 
 class ByRows(InOrder):

@@ -64,11 +64,11 @@ class Query:
     _start_at_s: float = field(default=0.0)
     _finish_at_s: float = 0.0
     _finishes: int = -1
-    _said: str = ""
+    _last_reported: str = ""
     _references: list[int] = field(default_factory=list)
     _output: str = ""
     _table: tables.LakeTable | None = None
-    _marked: int = -1
+    _reported_batch: int = -1
 
     @property
     def folder(self) -> Path:
@@ -82,32 +82,32 @@ class Query:
         except PipelineError as error:
             self._fail(str(error))
         else:
-            self._try()
+            self._start_or_retry()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notices that it has ended, that somebody asked it to stop, or that it is to be started anew."""
         if self.over:
             return
         try:
-            self._look()
+            self._poll()
         except Exception as error:
             what = spark_gone(error, self.context.options.state / session.LOG)
             self._fail(f"{self.plan.declaration.where}: {self.plan.name}: {what}")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if process.stop_requested(self.folder):
             self.finish()
         elif self._start_at_s:
             if time.monotonic() >= self._start_at_s:
                 self._start_at_s = 0.0
-                self._try()
+                self._start_or_retry()
         elif not self.spark_query.isActive:
             self._ended()
         elif not self.context.options.once and self._references_now() != self._references:
             self.spark_query.stop()
-            self._try()
-        elif self.context.status.waits_behind(self.plan.name) not in (None, self._marked):
-            self._leave_mark()
+            self._start_or_retry()
+        elif self.context.status.waits_behind(self.plan.name) not in (None, self._reported_batch):
+            self._report_progress()
 
     def finish(self) -> None:
         """Stops it when its micro-batch is done: to be called again until it is `over`."""
@@ -147,7 +147,7 @@ class Query:
         pid = process.running(self.folder)
         if pid is None or pid == self.context.pid:
             checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
-            self.context.status.starting(self.plan.name, self.plan.declaration.kind, self._pace_s())
+            self.context.status.starting(self.plan.name, self.plan.declaration.kind, self._trigger_s())
             return
         if self.plan.shared:
             self.over = True
@@ -157,15 +157,17 @@ class Query:
         )
 
     def _start(self) -> None:
-        start, context = self._where(), self.context
-        context.mark(
-            self.plan, checkpoint.committed_offsets(self.folder) or self._there(start), commit.PROGRESS_RETRY_S
+        start, context = self._find_start(), self.context
+        context.report_progress(
+            self.plan, checkpoint.committed_offsets(self.folder) or self._within_journal(start), commit.PROGRESS_RETRY_S
         )
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
         writer = self._writer(self.plan.make(graph), start)
         folder = str(checkpoint.folder(self.folder))
-        writer = writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._pace())
+        writer = (
+            writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._trigger_options())
+        )
         # A query with a clock has something to do at any time: "what there is" would have no end.
         with _setting(context.spark, _WITHOUT_DATA, not (context.options.once and self._is_endless())):
             self.spark_query = writer.start()
@@ -176,7 +178,7 @@ class Query:
         parts = self.context.catalog.walk(self.plan.root)
         return any(alerts.endless(part) or processors.endless(part) for part in parts)
 
-    def _there(self, start: checkpoint.QueryStart) -> Offsets:
+    def _within_journal(self, start: checkpoint.QueryStart) -> Offsets:
         """Where it begins, as far as there are rows: a hub gives no row a number that a mark says was read."""
         end = self.context.journal.end()
         return {node: min(seq, end.get(node, 0)) for node, seq in start.starting.items()}
@@ -185,43 +187,43 @@ class Query:
         parts = self.context.catalog.walk(self.plan.root)
         return self.context.watch.versions(part.name for part in parts if part.kind == "reference")
 
-    def _pace(self) -> dict[str, Any]:
+    def _trigger_options(self) -> dict[str, Any]:
         return {"availableNow": True} if self.context.options.once else {"processingTime": self._trigger()}
 
-    def _pace_s(self) -> float:
+    def _trigger_s(self) -> float:
         return 0.0 if self.context.options.once else option_values.milliseconds(self._trigger()) / 1000
 
     def _trigger(self) -> str:
         return option_values.spark_duration(self.context.options.trigger or self.plan.declaration.options["trigger"])
 
-    def _where(self) -> checkpoint.QueryStart:
+    def _find_start(self) -> checkpoint.QueryStart:
         options = self.context.options
         if self.plan.declaration.kind == "table":
-            return self._where_of_table()
-        self._tell(resume.resume_published(self.folder, self.context.journal, self._hub()))
+            return self._find_start_of_table()
+        self._report(resume.resume_published(self.folder, self.context.journal, self._commit_client()))
         return checkpoint.start(self.folder, self.context.journal, options.start, not options.republish)
 
-    def _where_of_table(self) -> checkpoint.QueryStart:
+    def _find_start_of_table(self) -> checkpoint.QueryStart:
         context, location = self.context, self._location()
         tables.make_parent(location)
         self._table = tables.open_lake_table(self.plan.declaration, location)
         if self._table is not None:
             end, told = resume.resume_lake_table(self.folder, self._table, context.journal)
-            self._tell(told)
-            return self._start_of_table(end)
+            self._report(told)
+            return self._decide_start_of_table(end)
         self._output, end, told = resume.resume_table(self.folder, location, context.spark, context.journal)
-        self._tell(told)
-        return self._start_of_table(end)
+        self._report(told)
+        return self._decide_start_of_table(end)
 
     def _location(self) -> str:
         options = self.context.options
         return tables.location(self.plan.declaration, options.app, options.tables)
 
-    def _start_of_table(self, end: Offsets | None) -> checkpoint.QueryStart:
+    def _decide_start_of_table(self, end: Offsets | None) -> checkpoint.QueryStart:
         start = json.dumps(end) if end else self.context.options.start
         return checkpoint.start(self.folder, self.context.journal, start, False)
 
-    def _tell(self, sentence: str) -> None:
+    def _report(self, sentence: str) -> None:
         if sentence:
             self.context.report(f"{self.plan.declaration.where}: {self.plan.name}: {sentence}")
 
@@ -233,14 +235,14 @@ class Query:
         if declaration.kind == "table":
             tables.check_types(frame, self._location(), declaration.options["partition_by"])
             return sinks.table_writer(frame, declaration, self._output)
-        gate, hub = checkpoint.PublishGate(self.folder, start.split, start.pending), self._hub()
+        gate, hub = checkpoint.PublishGate(self.folder, start.split, start.pending), self._commit_client()
         self._sink = sinks.PublishSink(hub, gate, self._published)
         # Made into messages here, once: in each micro-batch it would cost Spark as much as computing them.
         outgoing = as_messages(frame, declaration)
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
-    def _hub(self) -> sinks.CommitClient:
-        return self.context.hub(self.stopping, self._troubled)
+    def _commit_client(self) -> sinks.CommitClient:
+        return self.context.commit_client(self.stopping, self._troubled)
 
     def _troubled(self, why: str) -> None:
         self.context.status.troubled(self.plan.name, why)
@@ -248,13 +250,13 @@ class Query:
     def _published(self, rows: int) -> None:
         self.context.status.count(self.plan.name, published=rows)
 
-    def _try(self) -> None:
+    def _start_or_retry(self) -> None:
         try:
             self._start()
         except Exception as error:
             told = error if isinstance(error, SmqrtError) else planning_error(self.plan.declaration, error)
             if is_passing(error):
-                self._later(str(told), error)
+                self._retry_later(str(told), error)
             else:
                 self._fail(str(told))
 
@@ -276,9 +278,9 @@ class Query:
         if is_final(cause) or (self.context.options.once and not is_helper_gone(cause)):
             self._fail(message)
         else:
-            self._later(message, cause)
+            self._retry_later(message, cause)
 
-    def _later(self, message: str, cause: BaseException) -> None:
+    def _retry_later(self, message: str, cause: BaseException) -> None:
         self._failures += 1
         if self._failures > _ATTEMPTS and not is_away(cause):
             self._fail(message)
@@ -286,32 +288,32 @@ class Query:
         delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]
         self._start_at_s = time.monotonic() + delay_s
         self._troubled(message)
-        self._say(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
+        self._report_once(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
 
     def _fail(self, message: str) -> None:
         if self.over:  # a shared query that another process runs
             return
         self.failed = True
-        self._say(message, "")
+        self._report_once(message, "")
         self._end("failed", message)
 
-    def _say(self, text: str, key: str) -> None:
-        if not key or key != self._said:
+    def _report_once(self, text: str, key: str) -> None:
+        if not key or key != self._last_reported:
             self.context.report(text)
-        self._said = key
+        self._last_reported = key
 
     def _end(self, state: str, error: str = "") -> None:
         self.over = True
-        self._leave_mark()
+        self._report_progress()
         self.context.status.ended(self.plan.name, state, error)
 
-    def _leave_mark(self) -> None:
+    def _report_progress(self) -> None:
         """Tells how far it came. Spark tells the source of a micro-batch only when the next one begins."""
         offset = None if self.spark_query is None else checkpoint.committed_offsets(self.folder)
         if offset:
-            self._marked = checkpoint.last_batch(self.folder)
-            self.context.status.reached(self.plan.name, self._marked, offset)
-            self.context.mark(self.plan, offset, 0.0)
+            self._reported_batch = checkpoint.last_batch(self.folder)
+            self.context.status.reached(self.plan.name, self._reported_batch, offset)
+            self.context.report_progress(self.plan, offset, 0.0)
 
 
 @contextmanager

@@ -105,21 +105,21 @@ class RunContext:
         self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
-    def hub(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.CommitClient:
+    def commit_client(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.CommitClient:
         """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
         options = self.options
         return sinks.CommitClient(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
 
     def sources(self, plan: QueryPlan, start: QueryStart) -> Callable[[Declaration], DataFrame]:
         """Returns what gives the streams of a query's sources."""
-        marks = plan.marks
-        return lambda source: self._rows.stream(self.spark, source, start, marks[source.name])
+        names = plan.reader_names
+        return lambda source: self._rows.stream(self.spark, source, start, names[source.name])
 
-    def mark(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
+    def report_progress(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
             address = locations.HubAddress.of(*self._address)
-            for name in plan.marks.values():
+            for name in plan.reader_names.values():
                 commit.report_progress(address, name, name, offset, retry_s=retry_s)
         except JournalError as error:
             self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
@@ -129,17 +129,17 @@ class RunContext:
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
-def lag_seconds(place: str, token: str | None = None, cafile: str | None = None) -> LagSeconds:
-    """Returns what tells a `Board` how far a query is behind, in seconds.
+def lag_seconds(location: str, token: str | None = None, cafile: str | None = None) -> LagSeconds:
+    """Returns what tells a `StatusWriter` how far a query is behind, in seconds.
 
     Args:
-        place: path or URL of the journal, of which for each question the next row of each node is read.
+        location: path or URL of the journal, of which for each question the next row of each node is read.
         token: what its hub wants to see; cafile: as for `open_journal`.
 
     Raises:
         JournalError: there is no such journal.
     """
-    journal = open_journal(place, token, cafile=cafile, retry_s=0)
+    journal = open_journal(location, token, cafile=cafile, retry_s=0)
 
     def seconds(name: str, ends: dict[str, int]) -> float | None:
         try:

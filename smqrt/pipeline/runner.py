@@ -126,7 +126,7 @@ class Runner:
                 query.start()
         while not self._stopping.wait(_LOOK_S) and not all(query.over for query in queries):
             for query in queries:
-                query.look()
+                query.poll()
 
     def _finish(self, queries: list[Query]) -> None:
         if not all(query.over for query in queries):

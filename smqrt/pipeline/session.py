@@ -116,10 +116,11 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
 
 def cancel_jobs() -> None:
     """Cancels what the session computes that this process has started, from any thread; pyspark knows the active one of
-    a thread only.
+    a thread only. Does nothing when there is none, or it has ended meanwhile.
     """
-    for session in _sessions:
-        session.sparkContext.cancelAllJobs()
+    with suppress(Exception):
+        for session in _sessions:
+            session.sparkContext.cancelAllJobs()
 
 
 def _quiet() -> None:
@@ -235,9 +236,7 @@ _Result = TypeVar("_Result")
 _CANCEL_EVERY_S = 0.1
 
 
-def interruptible(
-    work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = lambda: _cancel_jobs()
-) -> _Result:
+def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = cancel_jobs) -> _Result:
     """Runs work until it is done or KeyboardInterrupt comes, after which a second one ends the process at once.
 
     Args:
@@ -271,8 +270,3 @@ def _cancel_until_done(running: Future[Any], cancel: Callable[[], object]) -> No
             wait([running], _CANCEL_EVERY_S)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-
-
-def _cancel_jobs() -> None:
-    with suppress(Exception):  # it isn't installed, hasn't started yet, or has ended meanwhile
-        cancel_jobs()

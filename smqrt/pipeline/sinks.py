@@ -223,7 +223,7 @@ class PublishSink:
 
     def _publish(self, frame: DataFrame, batch: int) -> None:
         query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
-        self._gate.note_commit(query, batch)
+        self._gate.save_commit(query, batch)
         many = self._many or self._gate.rows(batch) > MANY_ROWS
         stored = publish(frame, self._hub, query, batch, many)
         self._many = stored > MANY_ROWS

@@ -81,18 +81,18 @@ def _headers(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Declaration:
-    place = f"{path}:{line}"
+    where = f"{path}:{line}"
     query = _without_streams("\n".join("" if _HEADER.fullmatch(row) else row for row in text.splitlines()))
     empty = not re.sub(r"--[^\n]*|/\*.*?\*/|[\s;]", "", query, flags=re.DOTALL)
     if empty != (kind in _BODILESS):
-        raise PipelineError(f"{place}: @{kind} {'needs a query below it' if empty else 'takes no query'}.")
-    token = api.DECLARED_AT.set(place)
+        raise PipelineError(f"{where}: @{kind} {'needs a query below it' if empty else 'takes no query'}.")
+    token = api.DECLARED_AT.set(where)
     try:
-        positional, options = _arguments(place, rest)
+        positional, options = _arguments(where, rest)
         function = _function(query, inputs(query))
         found = api.declaration_of(getattr(api, kind)(*positional, **options)(function))
     except TypeError as error:
-        raise PipelineError(f"{place}: @{kind}: {str(error).split('() ', 1)[-1]}.") from None
+        raise PipelineError(f"{where}: @{kind}: {str(error).split('() ', 1)[-1]}.") from None
     finally:
         api.DECLARED_AT.reset(token)
     assert found is not None
@@ -101,19 +101,19 @@ def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Decl
     return found
 
 
-def _expectation(place: str, rest: str) -> api.Expectation:
-    positional, options = _arguments(place, rest)
+def _expectation(where: str, rest: str) -> api.Expectation:
+    positional, options = _arguments(where, rest)
     try:
-        return api.expectation(place, *positional, **options)
+        return api.expectation(where, *positional, **options)
     except TypeError as error:
-        raise PipelineError(f"{place}: @expect: {str(error).split('() ', 1)[-1]}.") from None
+        raise PipelineError(f"{where}: @expect: {str(error).split('() ', 1)[-1]}.") from None
 
 
-def _arguments(place: str, rest: str) -> tuple[list[str], dict[str, Any]]:
+def _arguments(where: str, rest: str) -> tuple[list[str], dict[str, Any]]:
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        raise PipelineError(f"{place}: {rest!r} can't be read: {error}; quote values that have spaces.") from None
+        raise PipelineError(f"{where}: {rest!r} can't be read: {error}; quote values that have spaces.") from None
     positional = [word for word in words if not re.match(r"\w+=", word)]
     pairs = (word.split("=", 1) for word in words if re.match(r"\w+=", word))
     return positional, {name: _value(name, value) for name, value in pairs}

@@ -25,7 +25,7 @@ FILE = "status.json"
 LIVE = ("starting", "running", "waiting", "stuck")
 """The states in which a process works on the query; the others are finished, stopped, failed and dead."""
 
-_AGE_EVERY_S = 1.0
+_LAG_EVERY_S = 1.0
 _UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 LagSeconds = Callable[[str, dict[str, int]], float | None]
@@ -128,7 +128,7 @@ class StatusWriter:
         self._lock = threading.Lock()
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
-        self._aged: dict[str, float] = {}
+        self._lag_asked_s: dict[str, float] = {}
         self._ui = ""
         self._heard_s: dict[str, float] = {}
         self._pace_s: dict[str, float] = {}
@@ -254,9 +254,9 @@ class StatusWriter:
 
     def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
         now = time.monotonic()
-        if self._lag_seconds is None or now - self._aged.get(name, -_AGE_EVERY_S) < _AGE_EVERY_S:
+        if self._lag_seconds is None or now - self._lag_asked_s.get(name, -_LAG_EVERY_S) < _LAG_EVERY_S:
             return None
-        self._aged[name] = now
+        self._lag_asked_s[name] = now
         return self._lag_seconds(name, ends)
 
     def _put(self, status: Status) -> None:

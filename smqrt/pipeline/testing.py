@@ -63,10 +63,10 @@ def run(
     catalog = _tested(load(folder))
     wanted = _wanted(catalog, names)
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
-        place = _recorded_journal(catalog.folder, journal, Path(scratch))
+        recorded = _recorded_journal(catalog.folder, journal, Path(scratch))
         own = spark or session.start_spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
         try:
-            test = _Test(own, catalog, JournalSource(str(place)), Path(scratch))
+            test = _Test(own, catalog, JournalSource(str(recorded)), Path(scratch))
             wanted_still = takewhile(lambda _: not stopping.is_set(), wanted)
             passed = [_one(test, plan, catalog.folder / fixtures.FOLDER, update, say) for plan in wanted_still]
         finally:
@@ -162,12 +162,12 @@ def _tested(catalog: Catalog) -> Catalog:
 
 
 def _recorded_journal(folder: Path, journal: Path | None, scratch: Path) -> Path:
-    place = journal or _slice(folder / fixtures.FOLDER)
-    if not place.exists():
-        raise PipelineError(f"There is no {place}; give --journal a journal's folder or a .jsonl file.")
-    if place.is_dir():
-        return place
-    fixtures.write_journal(place, scratch / "journal")
+    recorded = journal or _slice(folder / fixtures.FOLDER)
+    if not recorded.exists():
+        raise PipelineError(f"There is no {recorded}; give --journal a journal's folder or a .jsonl file.")
+    if recorded.is_dir():
+        return recorded
+    fixtures.write_journal(recorded, scratch / "journal")
     return scratch / "journal"
 
 

@@ -268,13 +268,18 @@ def test_status_of_what_never_ran(smqrt: Callable[..., Result], app: Path) -> No
 def test_watching_goes_on_until_ctrl_c(app: Path) -> None:
     keep(app, STATUS)
     command = [sys.executable, "-m", "smqrt", "pipeline", "status", "--watch", "--app", str(app)]
-    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(2)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 200))
+    watching = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    printed = ""
+    while "means" not in printed:
+        printed += os.read(ours, 1 << 16).decode()
     assert watching.poll() is None
     watching.send_signal(signal.SIGINT)
-    output, errors = watching.communicate(timeout=20)
+    _, errors = watching.communicate(timeout=20)
+    os.close(ours)
     assert (watching.returncode, errors) == (0, "")
-    assert "means" in output
 
 
 # ---- stop

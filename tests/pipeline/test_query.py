@@ -61,7 +61,7 @@ class Bench:
         """Lets the query's handle be this one; returns what is told about it."""
         self.context.status.starting("out", "publish")
         self.out.spark_query, self.out._start_at_s = handle, 0.0
-        self.out.look()
+        self.out.poll()
         return self.told[-1] if self.told else ""
 
 

@@ -184,18 +184,18 @@ def edges(
 
 def edge(
     journal: Journal | RemoteJournal,
-    place: str | Offsets | None,
+    given: str | Offsets | None,
     time_us: int | None,
     begin: Offsets,
     last: Offsets,
     default: Offsets,
 ) -> Offsets:
-    """Returns the offsets of one option: a place, a time or neither."""
+    """Returns the offsets of one option: a word or offsets, a time, or neither."""
     if time_us is not None:
         return journal.offsets_at(time_us)
-    if isinstance(place, str):
-        return begin if place == "earliest" else last
-    return default if place is None else place
+    if isinstance(given, str):
+        return begin if given == "earliest" else last
+    return default if given is None else given
 
 
 def clipped(start: Offsets, end: Offsets, pushed: PushedFilters) -> tuple[Offsets, Offsets]:

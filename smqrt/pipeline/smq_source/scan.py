@@ -238,15 +238,15 @@ class ScanPartition(InputPartition):
 
 @lru_cache(maxsize=4)
 def open_cached_journal(
-    place: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
+    location: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
 ) -> Journal | RemoteJournal:
     """Returns the journal: one object for each process, so that connections are used again.
 
     Args:
-        place, token, cafile, retry_s: as for `open_journal`.
+        location, token, cafile, retry_s: as for `open_journal`.
         verify: compare checksums; they are over all columns, so that this reads what a query may not need.
     """
-    journal = open_journal(place, token, cafile=cafile, retry_s=retry_s)
+    journal = open_journal(location, token, cafile=cafile, retry_s=retry_s)
     journal.verify = verify
     return journal
 

@@ -151,11 +151,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
 
     def _stage(self, query: str, batch: int, rows: Iterable[OutRow]) -> list[str]:
-        return commit.stage(self._target, query, batch, rows, self.options.retry_s)
-
-    @property
-    def _target(self) -> locations.HubAddress:
-        return _target(self.options)
+        return commit.stage(_target(self.options), query, batch, rows, self.options.retry_s)
 
     @without_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -172,11 +168,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # One part is one commit: the hub has all of it or nothing. Several are staged, as a repetition of the
         # micro-batch may cut it otherwise.
         if not parts and commit.is_one_part(rows):
-            commit.commit(self._target, query, batch, rows, retry_s=self.options.retry_s)
+            commit.commit(_target(self.options), query, batch, rows, retry_s=self.options.retry_s)
             return
         parts += self._stage(query, batch, rows) if rows else []
         kill = partial(process.crash_at, "before_part", of_worker=True)
-        commit.commit_staged(self._target, query, batch, parts, self.options.retry_s, kill)
+        commit.commit_staged(_target(self.options), query, batch, parts, self.options.retry_s, kill)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing has been published: only a commit publishes."""
