@@ -55,7 +55,7 @@ log = logging.getLogger("smqrt")
 Report = Callable[[str], None]
 
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
-MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to take leave of their brokers
+MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to disconnect
 SMQ_END_S = 2.0  # the same for SMQ clients
 FLUSH_S = 0.05  # what the last messages take to leave
 

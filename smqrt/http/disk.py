@@ -73,12 +73,12 @@ class DiskIo(Io):
 
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
-        place = self.realpath(path)
+        real = self.realpath(path)
         below: Io
-        if os.path.isfile(place):
-            below = ZipIo(place)
+        if os.path.isfile(real):
+            below = ZipIo(real)
         else:
-            below = DiskIo(place)
+            below = DiskIo(real)
         below.private = self.private
         return below
 

@@ -314,5 +314,5 @@ def content_type(name: str) -> str:
 
 def _part_head(span: Span, size: int, content_type: str) -> bytes:
     """Build what stands before a part of a multipart answer."""
-    place = f"Content-Range: bytes {span.first}-{span.end - 1}/{size}"
-    return f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {content_type}\r\n{place}\r\n\r\n".encode("latin-1")
+    content_range = f"Content-Range: bytes {span.first}-{span.end - 1}/{size}"
+    return f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {content_type}\r\n{content_range}\r\n\r\n".encode("latin-1")

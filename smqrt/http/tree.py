@@ -252,13 +252,13 @@ class Root(Branch):
             request.includes, request.forwards = outer
 
     def _search(self, request: Request, path: str, base: Directory, mode: str) -> bool:
-        place = normalise(path)
-        if place is not None and not path.startswith("/"):
-            return not (mode == "redirect" and hidden(place)) and base.resources(request, place)
-        place = normalise(path if path.startswith("/") else base.baseuri() + path)
-        if place is None or (mode == "redirect" and hidden(place)):
+        normal = normalise(path)
+        if normal is not None and not path.startswith("/"):
+            return not (mode == "redirect" and hidden(normal)) and base.resources(request, normal)
+        normal = normalise(path if path.startswith("/") else base.baseuri() + path)
+        if normal is None or (mode == "redirect" and hidden(normal)):
             return False
-        return self._ask(self._children, request, place)
+        return self._ask(self._children, request, normal)
 
     def _not_found(self, request: Request) -> None:
         last = request.path.rpartition("/")[2]

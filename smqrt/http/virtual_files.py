@@ -45,8 +45,8 @@ class VirtualIo(Io):
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """See `Io.files`."""
-        place = self._path(path)
-        children = sorted({rest.partition("/")[0] for rest in self._below(place)})
+        folder = self._path(path)
+        children = sorted({rest.partition("/")[0] for rest in self._below(folder)})
         if not children:
             raise IoError("notfound", path)
         return (self.stat(f"{path}/{child}") for child in children)

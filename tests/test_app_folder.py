@@ -1,0 +1,58 @@
+"""Whose code runs, and what ends with it, without a server."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import gevent
+import pytest
+
+from smqrt.app_folder import AppScope, application_folder, base_folder, close_with_app, running_app
+
+
+class Thing:
+    """Something that an application makes."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.closed = 0
+        self._fails = fails
+
+    def close(self) -> None:
+        """See `Closable.close`."""
+        self.closed += 1
+        if self._fails:
+            raise RuntimeError("broken")
+
+
+def test_relative_paths_begin_in_the_folder_of_the_application(tmp_path: Path) -> None:
+    assert (base_folder(), application_folder()) == (Path.cwd(), None)
+    with running_app(AppScope(tmp_path)):
+        assert (base_folder(), application_folder()) == (tmp_path, tmp_path)
+        assert gevent.spawn(application_folder).get() is None, "another greenlet runs nobody's code"
+        with running_app(AppScope(None)):
+            assert (base_folder(), application_folder()) == (Path.cwd(), None)
+        assert base_folder() == tmp_path
+    assert application_folder() is None
+
+
+def test_what_an_application_made_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app, outside, mine, broken = AppScope(tmp_path), Thing(), Thing(), Thing(fails=True)
+    close_with_app(outside)
+    with running_app(app):
+        close_with_app(mine)
+        close_with_app(broken)
+    with caplog.at_level(logging.ERROR):
+        app.close()
+        app.close()
+    assert (outside.closed, mine.closed, broken.closed) == (0, 1, 1)
+    assert "closing" in caplog.text
+
+
+def test_what_nobody_refers_to_is_not_kept(tmp_path: Path) -> None:
+    app, thing = AppScope(tmp_path), Thing()
+    app.add(thing)
+    del thing
+    gc.collect()
+    assert not list(app._things)
