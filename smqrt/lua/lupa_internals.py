@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -218,15 +219,18 @@ def _try(vm: Vm, lua: LuaInterface) -> None:
 
 
 def _is_state(address: int) -> bool:
-    """Whether a coroutine is there. The system is asked, because looking at a wrong address ends the process."""
+    """Whether a coroutine is there. The system is asked, because looking at a wrong address ends the process; where it
+    tells nothing, every address is believed but 0."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(address + _TYPE_AT)
-            return memory.read(1) == _TYPE
-    except FileNotFoundError:
+        memory = os.open("/proc/self/mem", os.O_RDONLY)
+    except OSError:
         return address != 0
-    except (OSError, ValueError, OverflowError):
+    try:
+        return os.pread(memory, 1, address + _TYPE_AT) == _TYPE
+    except (OSError, OverflowError):
         return False
+    finally:
+        os.close(memory)
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:

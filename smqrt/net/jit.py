@@ -12,6 +12,9 @@ from smqrt.wire.kernels import BUFFER_BYTES, MAX_PARTITIONS, MAX_RUNS, Kernels, 
 
 log = logging.getLogger("smqrt")
 
+_TRIAL, _FOUND = b"\x00\x05one\x00\x05two", ((2, 10, False), 5, 2)
+"""Two frames, and what `scan`, `ends` and `count` make of them."""
+
 
 class JitKernels:
     """The kernels as compiled LuaJIT loops. One per process is enough: a receive is worked off before the next."""
@@ -52,7 +55,17 @@ def load() -> Kernels:
     if os.environ.get("SMQRT_KERNELS") == "pure":
         return PureKernels()
     try:
-        return JitKernels()
+        kernels = JitKernels()
+        _try(kernels)
+        return kernels
     except Exception as error:
         log.info("LuaJIT kernels are not available (%s); the Python ones serve", error)
         return PureKernels()
+
+
+def _try(kernels: Kernels) -> None:
+    """Raises ValueError when the loops, which take and give addresses, see other bytes than Python does."""
+    kernels.view[: len(_TRIAL)] = _TRIAL
+    found = kernels.scan(len(_TRIAL), 0), kernels.ends[0], kernels.count(_TRIAL)
+    if found != _FOUND:
+        raise ValueError(f"they find {found} in place of {_FOUND}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from array import array
@@ -137,6 +138,9 @@ def test_long_runs() -> None:
     assert JIT.scan(BUFFER_BYTES, 0) == PURE.scan(BUFFER_BYTES, 0) == (BUFFER_BYTES // 3, BUFFER_BYTES // 3 * 3, False)
 
 
+SOMETHING_ELSE = ctypes.create_string_buffer(b"\x00\x0a", 16)
+
+
 def test_the_pure_kernels_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMQRT_KERNELS", "pure")
     assert isinstance(jit.load(), PureKernels)
@@ -144,3 +148,13 @@ def test_the_pure_kernels_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(jit.load(), jit.JitKernels)
     monkeypatch.setattr(jit, "JitKernels", lambda: 1 / 0)
     assert isinstance(jit.load(), PureKernels)
+
+
+def test_loops_that_see_other_bytes_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(jit, "_address", lambda data: ctypes.addressof(SOMETHING_ELSE))
+    assert isinstance(jit.load(), PureKernels)
+    assert len(caplog.records) == 1
+    assert "LuaJIT kernels are not available (they find" in caplog.text
