@@ -7,8 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from smqrt.http.client.conversation import HttpConversation
 from smqrt.http.private import Private
+from smqrt.http.resources import Io
+from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_PER_ADDRESS
+from smqrt.http.tree import Root
+from smqrt.net.contexts import ClientTls, ServerTls
 
 JSON_VALUES = 1 << 18
 
@@ -18,7 +23,7 @@ class Services:
     """Given to every `install(vm, services)` in `smqrt/lua/api`. Filled by the composition root; a part that is not
     there is None.
 
-    root: the root of the virtual directories (`smqrt.http.tree.Root`), None outside a server.
+    root: the root of the virtual directories (`smqrt.http.tree.Root`).
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
     sessions_per_address: how many HTTP sessions one IP address may have.
@@ -36,19 +41,19 @@ class Services:
     stop: asks the server to stop, with the exit status.
     """
 
-    root: Any = None
-    ios: dict[str, Any] = field(default_factory=dict)
+    root: Root = field(default_factory=Root)
+    ios: dict[str, Io] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
     sessions_per_address: int = MAX_PER_ADDRESS
     json_values: int = JSON_VALUES
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
-    tls: dict[int, Any] = field(default_factory=dict)
+    tls: dict[int, ClientTls | ServerTls] = field(default_factory=dict)
     sockets: Any = None
     mqtt: Any = None
     smq_clients: Any = None
-    http_clients: dict[int, Any] = field(default_factory=dict)
-    http_server: Any = None
+    http_clients: dict[int, HttpConversation] = field(default_factory=dict)
+    http_server: HttpServer | None = None
     exchanges: Any = None
     http_port: int = 0
     https_port: int = 0

@@ -47,8 +47,8 @@ class HttpClientBinding:
 
     def __init__(self, services: Services, hold_collector: Callable[[], None]) -> None:
         self._hold_collector = hold_collector
-        self._clients: dict[int, HttpConversation] = services.http_clients
-        self._tls: dict[int, ClientTls] = services.tls
+        self._clients = services.http_clients
+        self._tls = services.tls
         self._next = itertools.count(1).__next__
 
     def create(self, follow: bool, *options: LuaValue) -> int:
@@ -64,7 +64,9 @@ class HttpClientBinding:
             max_body_bytes=given.get("maxsize", MAX_BODY_BYTES),
         )
         if "shark" in given:
-            chosen.tls = self._tls[given["shark"]]
+            tls = self._tls[given["shark"]]
+            assert isinstance(tls, ClientTls)  # the Lua half has asked
+            chosen.tls = tls
         number = self._next()
         self._clients[number] = (HttpClient if follow else HttpConversation)(chosen)
         return number

@@ -1,1 +1,1 @@
-"""What stands behind a socket object of Lua."""
+"""The sockets behind the socket objects of Lua."""
