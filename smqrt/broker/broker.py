@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from smqrt.broker.hooks import BrokerPeer, Hooks, Recorder
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
-from smqrt.broker.state import BrokerState
+from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
 from smqrt.broker.topics import NameLimits, NameStore, SubTopics, Topic, Topics
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
 from smqrt.wire import smq

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import BrokerPeer, Recorder
 from smqrt.broker.outbox import Drop, Outbox
-from smqrt.broker.state import BrokerState, ServerPeer
+from smqrt.broker.state import BrokerPeer, BrokerState, Recorder, ServerPeer
 from smqrt.broker.topics import Route
 from smqrt.wire.smq import count_frames
 

@@ -10,10 +10,9 @@ from itertools import islice
 from typing import Any
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import BrokerPeer
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
-from smqrt.broker.state import BrokerState
+from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Route, Topic
 from smqrt.wire import smq
 

@@ -1,6 +1,6 @@
 """One client at the broker: a state machine that takes packets and answers through its outbox.
 
-    WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any ending──▶ CLOSED
+    WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
        └────────bad Connect, timeout───────┴──refused──────────────────────┘
 
 `HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (specification:

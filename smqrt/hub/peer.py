@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 from urllib.parse import parse_qsl
 
-from smqrt.broker import hooks
 from smqrt.broker.session import Session
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
@@ -25,7 +25,7 @@ class PeerSocket:
 
     __slots__ = ("_session",)
 
-    def __init__(self, session: hooks.BrokerPeer) -> None:
+    def __init__(self, session: BrokerPeer) -> None:
         self._session = session
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class Peer:
     uid: bytes
     info: str | bytes
     sock: PeerSocket
-    _session: hooks.BrokerPeer = field(repr=False)
+    _session: BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
     phantom: bool = False
 
@@ -188,7 +188,7 @@ class Peer:
         return self._session.outbox.dropped
 
 
-def peer_of(session: hooks.BrokerPeer) -> Peer:
+def peer_of(session: BrokerPeer) -> Peer:
     """The peer of a session or of the server's own client: the same one every time."""
     peer = session.extra
     if not isinstance(peer, Peer):
@@ -197,7 +197,7 @@ def peer_of(session: hooks.BrokerPeer) -> Peer:
     return peer
 
 
-def info_of(session: hooks.BrokerClient) -> Info:
+def info_of(session: BrokerClient) -> Info:
     """What is known of the request that opened a connection: the same object every time."""
     origin = session.origin
     if origin.info is None:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smqrt import app_folder
-from smqrt.broker import hooks
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Hooks, Verdict
 from smqrt.broker.server_client import Handler
+from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.errors import CloseReason, NoAnswer
 from smqrt.hub import binding
@@ -163,13 +162,13 @@ class Smq:
     def _call(self, name: str, *arguments: object) -> object:
         return self._guard.call(name, self._callbacks[name], *arguments)
 
-    def _log(self, session: hooks.BrokerPeer | None, text: str) -> None:
+    def _log(self, session: BrokerPeer | None, text: str) -> None:
         if "log" in self._callbacks:
             self._call("log", peer_of(session).sock if session else None, text)
         else:
             log.debug("%s", text)
 
-    def _authenticate(self, credentials: bytes, session: hooks.BrokerClient) -> Verdict | Deferred[Verdict]:
+    def _authenticate(self, credentials: bytes, session: BrokerClient) -> Verdict | Deferred[Verdict]:
         answer = self._guard.call("authenticate", self._decide, credentials, info_of(session))
         if not isinstance(answer, Deferred):
             return _verdict(answer)
@@ -183,19 +182,19 @@ class Smq:
         except Refused as refusal:
             return refusal.code, refusal.reason
 
-    def _onconnect(self, session: hooks.BrokerClient) -> None:
+    def _onconnect(self, session: BrokerClient) -> None:
         info, session.origin = info_of(session), None  # nobody needs the request's head any more
         self._call("onconnect", session.etid, info, peer_of(session))
 
-    def _onclose(self, session: hooks.BrokerClient, reason: CloseReason) -> None:
+    def _onclose(self, session: BrokerClient, reason: CloseReason) -> None:
         peer = peer_of(session)
         finer = (reason.value,) if self._takes_reason else ()
         self._call("onclose", session.etid, peer.sock, peer, reason.word or 0, *finer)
 
-    def _onpublish(self, run: bytes, tid: int, ptid: int, session: hooks.BrokerPeer) -> object:
+    def _onpublish(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> object:
         return self._guard.call("onpublish", self._guard.passing, self._callbacks["onpublish"], run, peer_of(session))
 
-    def _ondrop(self, run: bytes, tid: int, ptid: int, session: hooks.BrokerPeer) -> None:
+    def _ondrop(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
         self._guard.call("ondrop", self._guard.each, "ondrop", self._callbacks["ondrop"], run, peer_of(session))
 
     # ---- connections

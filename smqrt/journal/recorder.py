@@ -57,7 +57,7 @@ class _Unsent:
 
 
 class HubRecorder:
-    """The `Recorder` of one hub (`smqrt.broker.hooks`).
+    """The `Recorder` of one hub (`smqrt.broker.state`).
 
     Args:
         broker: what is recorded.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from smqrt.broker.broker import Broker, Name, check_size
-from smqrt.broker.hooks import Hooks
+from smqrt.broker.state import Hooks
 from smqrt.broker.topics import NameLimits, NameStore
 from smqrt.net import datapath, handover, wsgi
 from smqrt.net.handover import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import BrokerClient
 from smqrt.broker.session import Session
+from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import Refusal
 from smqrt.errors import ArgumentError
 from smqrt.net import datapath

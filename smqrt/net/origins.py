@@ -13,7 +13,7 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]+)")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?")
 _PORTS = {"http": 80, "https": 443}
 
-Place = tuple[str, str, int | None]  # scheme, name, port
+OriginParts = tuple[str, str, int | None]  # scheme, name, port
 
 
 def same_origin(origin: str, host: str, secure: bool) -> bool:
@@ -51,17 +51,17 @@ class Origins:
     def __init__(self, entries: str | Iterable[str] = ()) -> None:
         words = _words("origins", entries)
         self._words = frozenset(words) & {"*", "null"}
-        self._places = frozenset(_origin_entry(word) for word in words if word not in self._words)
+        self._listed = frozenset(_origin_entry(word) for word in words if word not in self._words)
 
     def has(self, origin: str) -> bool:
         """Tells whether the header `Origin` is one of them."""
         if self._words and ("*" in self._words or origin.lower() in self._words):
             return True
-        page = _place(origin) if self._places else None
+        page = _origin_parts(origin) if self._listed else None
         if page is None:
             return False
         scheme, name, port = page
-        return any((scheme, pattern, port) in self._places for pattern in _patterns(name))
+        return any((scheme, pattern, port) in self._listed for pattern in _patterns(name))
 
 
 class Hosts:
@@ -112,13 +112,13 @@ def _words(what: str, entries: str | Iterable[str]) -> list[str]:
     return [word.strip().lower() for word in listed if word.strip()]
 
 
-def _origin_entry(word: str) -> Place:
-    place = _place(_ascii(word).removesuffix("/"))
-    if place is None:
+def _origin_entry(word: str) -> OriginParts:
+    parts = _origin_parts(_ascii(word).removesuffix("/"))
+    if parts is None:
         raise ArgumentError(
             f"origins: {word!r} is no origin; write https://example.com, https://*.example.com, null, or * for all"
         )
-    return place
+    return parts
 
 
 def _host_entry(word: str) -> str:
@@ -128,7 +128,7 @@ def _host_entry(word: str) -> str:
     return name
 
 
-def _place(origin: str) -> Place | None:
+def _origin_parts(origin: str) -> OriginParts | None:
     match = _ORIGIN.fullmatch(origin.lower())
     authority = _authority(match[2], _PORTS.get(match[1])) if match else None
     return (match[1], *authority) if match and authority else None

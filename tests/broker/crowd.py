@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import Hooks
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.broker.session import Session
+from smqrt.broker.state import Hooks
 from smqrt.broker.topics import NameLimits
 from smqrt.errors import CloseReason
 from smqrt.wire import smq

@@ -9,7 +9,6 @@ import pytest
 
 from smqrt.broker import server_client
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import Hooks
 from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.routes import (
     DurableRoute,
@@ -22,6 +21,7 @@ from smqrt.broker.routes import (
 )
 from smqrt.broker.server_client import HandlerQueue
 from smqrt.broker.session import Session
+from smqrt.broker.state import Hooks
 from smqrt.broker.topics import Topic
 from smqrt.wire import smq
 from tests.broker.crowd import Crowd, Ear, settle

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import Hooks
 from smqrt.broker.outbox import flush_dirty
 from smqrt.broker.routes import HandledRoute, UnroutedRoute
 from smqrt.broker.session import Session, SessionState
+from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type

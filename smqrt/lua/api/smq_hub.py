@@ -19,7 +19,7 @@ import gevent
 from smqrt import app_folder
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import BrokerClient, BrokerPeer, Hooks
+from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.errors import CloseReason
 from smqrt.journal import writer
 from smqrt.lua import bridge

@@ -10,7 +10,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.hooks import BrokerPeer
+from smqrt.broker.state import BrokerPeer
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.message import RequestServer
 from smqrt.hub.peer import PeerSocket
