@@ -1,5 +1,6 @@
 """State that the clients of one broker share: its tables and counters, and its extension points: the hooks, the
-recorder of a journal, and what both see of a client."""
+recorder of a journal, and what both see of a client.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import NameLimits, NameStore, Refusal, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
-
 
 log = logging.getLogger("smqrt")
 
