@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -49,11 +50,21 @@ def deep() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "data", [object(), {"a": object()}, {1, 2}, endless(), deep(), "\ud800", b"x" * 65521, f"{0:65521}"]
+    "make",
+    [
+        object,
+        lambda: {"a": object()},
+        lambda: {1, 2},
+        endless,
+        deep,
+        lambda: "\ud800",
+        lambda: b"x" * 65521,
+        lambda: f"{0:65521}",
+    ],
 )
-def test_what_is_no_message(data: Any) -> None:
+def test_what_is_no_message(make: Callable[[], Any]) -> None:
     with pytest.raises(ArgumentError, match="^data: "):
-        payload(data)
+        payload(make())
 
 
 def message(data: bytes, sent: list[Any] | None = None) -> Message:

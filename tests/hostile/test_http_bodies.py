@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.hostile.conftest import Attack, Besieged
@@ -37,19 +39,19 @@ def test_a_part_with(besieged: Besieged, name: str, parameter: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "body"),
     [
-        ("as many parts as it takes", PART % b"" * 1000 + b"--XX--"),
-        ("parts without end", PART % b"" * 100_000),
-        ("a preamble without end", b"x" * (8 << 20)),
-        ("line ends without end", b"--XX\r\n" + b"\r\n" * (4 << 20)),
-        ("nearly boundaries", PART % b'; filename="a"' + b"\r\n--X" * (2 << 20) + b"\r\n--XX--"),
-        ("header lines without end", b"--XX\r\n" + b"A: b\r\n" * (1 << 20)),
-        ("a long header line", b"--XX\r\nA: " + b"b" * (8 << 20)),
-        ("fields of 1 MiB", (PART % b"").replace(b"value", b"v" * (1 << 20)) * 64),
+        ("as many parts as it takes", lambda: PART % b"" * 1000 + b"--XX--"),
+        ("parts without end", lambda: PART % b"" * 100_000),
+        ("a preamble without end", lambda: b"x" * (8 << 20)),
+        ("line ends without end", lambda: b"--XX\r\n" + b"\r\n" * (4 << 20)),
+        ("nearly boundaries", lambda: PART % b'; filename="a"' + b"\r\n--X" * (2 << 20) + b"\r\n--XX--"),
+        ("header lines without end", lambda: b"--XX\r\n" + b"A: b\r\n" * (1 << 20)),
+        ("a long header line", lambda: b"--XX\r\nA: " + b"b" * (8 << 20)),
+        ("fields of 1 MiB", lambda: (PART % b"").replace(b"value", b"v" * (1 << 20)) * 64),
     ],
 )
-def test_a_form_with(besieged: Besieged, name: str, body: bytes) -> None:
+def test_a_form_with(besieged: Besieged, name: str, body: Callable[[], bytes]) -> None:
     with besieged.attack(f"form: {name}") as attack:
-        assert besieged.post("/lua/upload.lsp", body, FORM, attack) or not besieged.alive
+        assert besieged.post("/lua/upload.lsp", body(), FORM, attack) or not besieged.alive
     assert besieged.alive
 
 
@@ -67,16 +69,16 @@ def test_a_body_at_full_speed(besieged: Besieged) -> None:
 @pytest.mark.parametrize(
     ("name", "body"),
     [
-        ("4 MiB of escapes", b"a=" + b"%41" * ((4 << 20) // 3 - 1)),
-        ("4 MiB of blanks", b"a=" + b"+" * ((4 << 20) - 2)),
-        ("1,000 parameters", b"&".join(b"n%d=%b" % (n, b"%e4" * 1000) for n in range(999))),
-        ("a million parameters", b"a&" * 1_000_000),
-        ("4 MiB of bytes that are no UTF-8", b"a=" + b"\xff" * ((4 << 20) - 2)),
+        ("4 MiB of escapes", lambda: b"a=" + b"%41" * ((4 << 20) // 3 - 1)),
+        ("4 MiB of blanks", lambda: b"a=" + b"+" * ((4 << 20) - 2)),
+        ("1,000 parameters", lambda: b"&".join(b"n%d=%b" % (n, b"%e4" * 1000) for n in range(999))),
+        ("a million parameters", lambda: b"a&" * 1_000_000),
+        ("4 MiB of bytes that are no UTF-8", lambda: b"a=" + b"\xff" * ((4 << 20) - 2)),
     ],
 )
-def test_parameters(besieged: Besieged, name: str, body: bytes) -> None:
+def test_parameters(besieged: Besieged, name: str, body: Callable[[], bytes]) -> None:
     with besieged.attack(f"parameters: {name}", grows_bytes=128 << 20) as attack:
-        assert besieged.post("/lua/form.lsp", body, URLENCODED, attack)
+        assert besieged.post("/lua/form.lsp", body(), URLENCODED, attack)
 
 
 @pytest.mark.parametrize(

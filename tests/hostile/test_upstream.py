@@ -73,6 +73,19 @@ def for_ever(data: bytes, first: bytes = b"") -> Script:
     return script
 
 
+def times(count: int, data: bytes) -> Script:
+    """Sends a head, so many times `data`, which is whole chunks, and the last chunk; and closes."""
+
+    def script(client: socket.socket, attack: Attack) -> None:
+        client.sendall(CHUNKED)
+        for _ in range(count):
+            client.sendall(data)
+            attack.sent(len(data))
+        client.sendall(b"0\r\n\r\n")
+
+    return script
+
+
 def once(data: bytes) -> Script:
     """Sends `data` and closes."""
 
@@ -94,8 +107,8 @@ CASES = {
     "a huge body": (for_ever(b"x" * 60_000, OK + b"Content-Length: 9999999999\r\n\r\n"), "json", b"toomuchdata"),
     "endless trailers": (for_ever(b"X-More: 1\r\n" * 1000, CHUNKED + b"0\r\n"), "json", b"invalidresponse"),
     "an endless chunk extension": (for_ever(b"x" * 10_000, CHUNKED + b"1;"), "json", b"invalidresponse"),
-    "chunks of one byte": (once(CHUNKED + chunks(1) * 1_000_000 + b"0\r\n\r\n"), "json", b"nil"),
-    "a firehose": (once(CHUNKED + chunks(60_000) * 4_000 + b"0\r\n\r\n"), "read", b"240000000"),
+    "chunks of one byte": (times(1000, chunks(1) * 1000), "json", b"nil"),
+    "a firehose": (times(4000, chunks(60_000)), "read", b"240000000"),
 }
 
 
