@@ -192,7 +192,7 @@ class CommitClient:
 
 
 class PublishSink:
-    """Publishes micro-batches of what `messages` returned: what `foreachBatch` calls.
+    """Publishes micro-batches of what `as_messages` returned: what `foreachBatch` calls.
 
     Args:
         hub: where to.
@@ -231,7 +231,7 @@ class PublishSink:
 
 
 def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: bool) -> int:
-    """Publishes the rows of what `messages` returned, once, however often it is called.
+    """Publishes the rows of what `as_messages` returned, once, however often it is called.
 
     Few rows come to the driver, which is quick; many are sorted by Spark and published by one of its tasks, so that
     nobody ever has all of them in memory. Either way they come in the same parts.

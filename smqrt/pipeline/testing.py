@@ -251,7 +251,7 @@ def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
 
 
 def message_rows(batch: DataFrame) -> Iterator[dict[str, object]]:
-    """Yields the messages of what `smqrt.pipeline.sinks.messages` returned, as golden files have them."""
+    """Yields the messages of what `sinks.as_messages` returned, as golden files have them."""
     for row in batch.collect():
         told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
         yield told | _payload(bytes(row.payload or b""))

@@ -1,4 +1,4 @@
-"""Where Spark looks for the data source `smq` by itself; everything is in `smqrt.pipeline.smq_source`."""
+"""Entry point of the data source `smq`, found by Spark by itself; everything is in `smqrt.pipeline.smq_source`."""
 
 from smqrt.pipeline.smq_source import DefaultSource
 
