@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -60,6 +60,8 @@ def cli() -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
     """Make a new application in FOLDER, which must not exist or be empty."""
+    from importlib import resources  # here: it loads much, which no other command needs
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar, overload
 
@@ -14,8 +13,6 @@ from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.message import Message, Payload, json_bytes, payload
 from smqrt.net.stream import Stream
 from smqrt.options import make
-
-log = logging.getLogger("smqrt.client")
 
 F = TypeVar("F", bound=Callable[[Message], object])
 

@@ -117,13 +117,10 @@ def parts(pages: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _html(pages: dict[str, str], name: str) -> bytes:
-    # when it is wanted: loading it takes as long as ten pages
-
     body = to_html(pages[name]) if name else _contents(pages)
     title = manual.title(pages[name]) if name else "Manual"
-    return _MANUAL_PAGE.format(
-        title=f"{escape(title)} · smqrt", body=body, navigation=_navigation(pages, name)
-    ).encode()
+    navigation = _navigation(pages, name)
+    return _MANUAL_PAGE.format(title=f"{escape(title)} · smqrt", body=body, navigation=navigation).encode()
 
 
 def _contents(pages: dict[str, str]) -> str:
