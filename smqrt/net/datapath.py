@@ -1,5 +1,5 @@
-"""What all connections of a process share: the kernels with the receive buffer, the flush once per loop turn, and the
-deadlines.
+"""The part of the data path that all connections of a process share: the kernels with the receive buffer, the flush
+once per loop turn, and the deadlines.
 
 Deadlines are kept in dictionaries that hold only the few connections that have one, and are looked at by one timer.
 """
@@ -33,13 +33,13 @@ AUTHENTICATE_S = 30.0
 """What `authenticate` has to answer after the time for Connect is over."""
 
 
-class Client(Protocol):
+class TimedClient(Protocol):
     """A connection with a deadline."""
 
     session: Session
 
 
-class Publisher(Protocol):
+class WaitingPublisher(Protocol):
     """A connection that gave way."""
 
     def go_on(self) -> None:
@@ -49,14 +49,14 @@ class Publisher(Protocol):
 kernels = jit.load()
 encode = partial(encode_run, kernels)
 
-_handshakes: dict[Client, float] = {}
-_asking: set[Client] = set()
+_handshakes: dict[TimedClient, float] = {}
+_asking: set[TimedClient] = set()
 """Those whose Connect came in time, but not the answer of `authenticate`."""
-_shaking: dict[Client, str] = {}
+_shaking: dict[TimedClient, str] = {}
 unfinished: Counter[str] = Counter()
 """Handshakes under way, by address."""
-_blocked: dict[Client, float] = {}
-gave_way: deque[Publisher] = deque()
+_blocked: dict[TimedClient, float] = {}
+gave_way: deque[WaitingPublisher] = deque()
 """Connections whose last receive was more work than their share of a turn; they go on in the next one."""
 turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
@@ -140,14 +140,14 @@ def check_deadlines() -> None:
         end(connection)
 
 
-def _due(now: float) -> Iterator[tuple[Callable[[Client], None], Client]]:
+def _due(now: float) -> Iterator[tuple[Callable[[TimedClient], None], TimedClient]]:
     for connection in [one for one, deadline in _handshakes.items() if deadline <= now]:
         yield _end_late, connection
     for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
         yield _end_stalled, connection
 
 
-def _end_late(connection: Client) -> None:
+def _end_late(connection: TimedClient) -> None:
     if connection.session.state is SessionState.ASKING and connection not in _asking:
         _asking.add(connection)
         _handshakes[connection] = time.monotonic() + AUTHENTICATE_S
@@ -156,19 +156,19 @@ def _end_late(connection: Client) -> None:
     connection.session.connect_timed_out()
 
 
-def _end_stalled(connection: Client) -> None:
+def _end_stalled(connection: TimedClient) -> None:
     reason = CloseReason.SLOW_CONSUMER
     connection.session.disconnect(reason, reason.value.encode())
 
 
-def handshake_begins(connection: Client, timeout_s: float, address: str) -> None:
+def handshake_begins(connection: TimedClient, timeout_s: float, address: str) -> None:
     """Expect the handshake with `address` to be over within `timeout_s`."""
     _handshakes[connection] = time.monotonic() + timeout_s
     _shaking[connection] = address
     unfinished[address] += 1
 
 
-def handshake_over(connection: Client) -> None:
+def handshake_over(connection: TimedClient) -> None:
     """The handshake ended in time."""
     _handshakes.pop(connection, None)
     _asking.discard(connection)
@@ -179,17 +179,17 @@ def handshake_over(connection: Client) -> None:
             del unfinished[address]
 
 
-def blocked_now(connection: Client) -> None:
+def blocked_now(connection: TimedClient) -> None:
     """The client's socket takes nothing for now."""
     _blocked.setdefault(connection, time.monotonic())
 
 
-def progress(connection: Client) -> None:
+def progress(connection: TimedClient) -> None:
     """The client's socket took something."""
     if connection in _blocked:
         _blocked[connection] = time.monotonic()
 
 
-def unblocked(connection: Client) -> None:
+def unblocked(connection: TimedClient) -> None:
     """The client's queue is empty again."""
     _blocked.pop(connection, None)

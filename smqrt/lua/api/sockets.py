@@ -18,12 +18,13 @@ from smqrt.lua.sockets.handles import (
     AGAIN,
     DatagramHandle,
     ListenerHandle,
+    QueueDrain,
     Reading,
     SocketHandle,
     StreamHandle,
+    Suspensions,
     set_option,
 )
-from smqrt.lua.sockets.waits import Draining, Suspensions
 from smqrt.lua.sockets.websocket import WebSocketHandle
 from smqrt.lua.vm import Vm
 from smqrt.net.addresses import resolve
@@ -194,7 +195,7 @@ class SocketBinding:
         """Park until there is room in the queue; when there is, until a later turn of the loop."""
         stream = self._handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
-            return Draining(stream)
+            return QueueDrain(stream)
         turn: Deferred[bool] = Deferred()
         share().later(turn.resolve, True)
         return turn
