@@ -76,6 +76,16 @@ def test_lupa_has_few_doors(module: Path) -> None:
         assert name.split(".")[0] != "lupa", f"{module}:{line}: only smqrt/lua and the kernels import lupa"
 
 
+LUPAS_INSIDE = PACKAGE / "lua" / "lupa_internals.py"
+"""Where Lua's C interface is used beside lupa, with the reason."""
+
+
+def test_lupa_is_used_by_its_own_interface(module: Path) -> None:
+    if place(module) == "lua" and module != LUPAS_INSIDE:
+        for line, name in imported(module):
+            assert name.split(".")[0] != "ctypes", f"{module}:{line}: only {LUPAS_INSIDE.name} looks into lupa"
+
+
 ALONE = ("errors", "options", "settings", "printable", "pipeline", "journal", "")
 
 
