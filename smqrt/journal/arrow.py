@@ -399,12 +399,17 @@ def decode(batch: bytes | memoryview) -> list[Row]:
     return list(map(Row._make, zip(*columns, strict=True)))
 
 
-def decode_column(batch: bytes | memoryview, name: str) -> list[Any]:
+def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
     """Returns one column of a batch, such as `decode_column(batch, "txn")`.
 
     Raises:
         JournalError: it's not a whole batch.
     """
+    return _columns(batch, [_INDEX[name]])[0]
+
+
+def decode_numbers(batch: bytes | memoryview, name: str) -> list[int]:
+    """Returns one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
     return _columns(batch, [_INDEX[name]])[0]
 
 

@@ -18,10 +18,13 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.journal.arrow import FIRST_BUFFER, HEADER_BYTES, batch_header, encode, header_layout
 from smqrt.journal.record import SEGMENT_COLUMNS, Flag, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TOPIC, SUBTOPIC, UID = 1, 2, 3
 """Kinds of names."""
@@ -230,7 +233,7 @@ class Gatherer:
         self._survey, self._nulls, self._bits, self._numbers, self._text_bytes, self._texts = functions
         self._error: Any = lupa.LuaError
 
-    def batches(self, data: memoryview, schema: Any, batch_rows: int) -> Iterator[Any]:
+    def batches(self, data: memoryview, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yields pyarrow.RecordBatches of about `batch_rows` rows.
 
         Args:

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
@@ -29,6 +29,8 @@ MOST_ROWS = 4096
 """Of one commit: a hub numbers and stores all its rows in one go, and its clients wait meanwhile (some 20 ms)."""
 _ROW_BYTES = 8
 """The three lengths in front of a row's parts."""
+
+T = TypeVar("T")
 
 OutRow = tuple[bytes, bytes | None, bytes]
 """Topic, subtopic or None, payload."""
@@ -51,7 +53,7 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
         ArgumentError: a topic is empty or too long.
         JournalError: the hub refuses it, or is away for too long.
     """
-    return bool(ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", retry_s))
+    return ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
@@ -83,7 +85,7 @@ def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry
     names, attempt = [], secrets.token_hex(8)
     for number, part in enumerate(split(rows)):
         name = f"{attempt}.{number}"
-        ask_hub(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", retry_s)
+        ask_hub(hub, "stage", {"query": query, "batch": batch, "part": name}, encode(part), "rows", int, retry_s)
         names.append(name)
     return names
 
@@ -107,7 +109,7 @@ def commit_staged(
         JournalError: as `stage`.
     """
     body = json.dumps(list(parts)).encode()
-    sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", retry_s)
+    sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
     for number, part in enumerate(sealed[1:], 1):
         before(number)
         _commit_part(hub, query, batch, f"{query}.{number}", part, retry_s)
@@ -116,7 +118,7 @@ def commit_staged(
 
 
 def _commit_part(hub: HubAddress, query: str, batch: int, name: str, part: str, retry_s: float) -> None:
-    ask_hub(hub, "commit", {"query": name, "batch": batch, "of": query, "part": part}, b"", "stored", retry_s)
+    ask_hub(hub, "commit", {"query": name, "batch": batch, "of": query, "part": part}, b"", "stored", bool, retry_s)
 
 
 def last_batch(hub: HubAddress, query: str) -> int:
@@ -176,13 +178,15 @@ def report_progress(
 # ---- requests
 
 
-def ask_hub(hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, retry_s: float) -> Any:
+def ask_hub(
+    hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, kind: type[T], retry_s: float
+) -> T:
     """Returns what a hub says to a request that may be repeated.
 
     Args:
         hub: where.
         action, values, body: what is asked for.
-        name: of the answer's values, the one that is wanted.
+        name, kind: of the answer's values, the one that is wanted, and its type.
         retry_s: how long to wait for a hub that is away, seconds.
 
     Raises:
@@ -190,9 +194,11 @@ def ask_hub(hub: HubAddress, action: str, values: Mapping[str, object], body: by
     """
     answer = _hub_link(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
-        return json.loads(answer)[name]
+        if isinstance(found := json.loads(answer)[name], kind):
+            return found
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a {action}.") from None
+        pass
+    raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a {action}.")
 
 
 _threads = threading.local()

@@ -213,7 +213,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
             batch = file.read(entry.length)
             if crc32(batch) != entry.crc32:
                 continue  # `journal verify` names it; later commits of the query say what this one does
-            values = set(arrow.decode_column(batch, "txn")) - {None}
+            values = {str(txn) for txn in arrow.decode_column(batch, "txn") if txn is not None}
             add_later(found, dict(sorted(map(record.parse_transaction, values))))
     return found
 

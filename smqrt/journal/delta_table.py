@@ -17,13 +17,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.errors import JournalError
 from smqrt.journal import locations, manifest, parquet_files, retention, tables
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.timestamps import iso
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
 
 NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
@@ -51,7 +55,7 @@ class UpdatedTable(NamedTuple):
     files: int
 
 
-def import_deltalake() -> Any:
+def import_deltalake() -> ModuleType:
     """Returns the module deltalake.
 
     Raises:
@@ -86,7 +90,7 @@ def update_table(journal: Path) -> UpdatedTable:
         raise JournalError(f"The Delta table in {journal / TABLE} can't be written: {one_line(error)}.") from None
 
 
-def _update_table(deltalake: Any, journal: Path) -> UpdatedTable:
+def _update_table(deltalake: ModuleType, journal: Path) -> UpdatedTable:
     location, wanted = journal / TABLE, table_files(journal)
     table = deltalake.DeltaTable(location) if (location / _LOG).is_dir() else None
     known = _known_paths(table)
@@ -106,12 +110,13 @@ def table_files(journal: Path) -> dict[str, DataFile]:
     return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
 
 
-def create_table(deltalake: Any, location: Path | str, schema: Any) -> Any:
+def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) -> DeltaTable:
     """Makes a table without rows, and returns it."""
-    return deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
+    made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
+    return made
 
 
-def commit_files(table: Any, schema: Any, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
+def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
     """Adds files to a table and takes others off, in one commit.
 
     Args:
@@ -130,7 +135,7 @@ def _known_paths(table: Any) -> set[str]:
     return set(pyarrow.table(table.get_add_actions())["path"].to_pylist()) if table is not None else set()
 
 
-def table_schema(deltalake: Any, table: Any, paths: Iterable[Path]) -> Any:
+def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterable[Path]) -> Schema:
     """Returns the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
 
     Args:
@@ -153,7 +158,8 @@ def table_schema(deltalake: Any, table: Any, paths: Iterable[Path]) -> Any:
     plain = json.loads(deltalake.Schema.from_arrow(pyarrow.schema(fields)).to_json())
     if len(typed) == 1:
         plain["fields"] += json.loads(typed.pop())["fields"]
-    return deltalake.Schema.from_json(json.dumps(plain))
+    columns: Schema = deltalake.Schema.from_json(json.dumps(plain))
+    return columns
 
 
 def _additions(files: Iterable[tuple[str, DataFile]]) -> Iterator[Any]:
@@ -234,7 +240,7 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
         raise JournalError(f"The Delta table in {to} can't be written: {one_line(error)}.") from None
 
 
-def _update_copy(deltalake: Any, journal: Path, to: str, on_files: Callable[[int], object]) -> UpdatedTable:
+def _update_copy(deltalake: ModuleType, journal: Path, to: str, on_files: Callable[[int], object]) -> UpdatedTable:
     system, root = locations.filesystem(to)
     table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
     known = _known(table, to)
@@ -293,7 +299,7 @@ def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) 
     return found
 
 
-def _schema(deltalake: Any, table: Any, paths: list[Path], to: str) -> Any:
+def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> Any:
     """The columns of the table; typed JSON is one of them when it was made with it."""
     if table is None:
         return table_schema(deltalake, None, paths)

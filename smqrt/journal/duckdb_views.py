@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import JournalError
 from smqrt.journal import tables
@@ -20,6 +20,9 @@ from smqrt.journal.filters import Filter
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.reader import Journal, Offsets
 from smqrt.journal.remote import RemoteJournal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or ask Spark with --spark."
 BATCH_ROWS = 8192
@@ -66,7 +69,7 @@ class DuckDB:
         self._connection.close()
         self._thread.shutdown()
 
-    def run(self, sql: str) -> tuple[Any, Iterator[Any]]:
+    def run(self, sql: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Answers a question.
 
         Args:

@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+JsonObject = dict[str, Any]
+"""An object of a JSON text; its values are of any kind until whoever reads it has looked."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _FUTURE_S = 60.0
 """Clocks of two machines that share a disk may differ by less."""

@@ -115,10 +115,10 @@ def _visible(payload: bytes) -> str:
     return text if text == printable(text) else json_line(text)
 
 
-def as_fields(recorded: RecordedRow) -> dict[str, Any]:
+def as_fields(recorded: RecordedRow) -> dict[str, object]:
     """Returns a row as JSON has it: the payload as text, or as `payload_hex` when it is not UTF-8."""
     row = recorded.row
-    fields: dict[str, Any] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
+    fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
     fields |= {"flags": words(row.flags), "txn": row.txn}
     try:
@@ -160,7 +160,7 @@ class JournalStats:
     readers: dict[str, int] = field(default_factory=dict)
     stale_readers: dict[str, str] = field(default_factory=dict)
 
-    def as_fields(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, object]:
         """Returns the figures as JSON has them."""
         fields = asdict(self)
         first, last = fields.pop("first_us"), fields.pop("last_us")

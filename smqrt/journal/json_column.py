@@ -9,10 +9,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smqrt.journal.filters import Filter
 from smqrt.journal.payload_schema import ArrayType, PayloadType, StructType, cast, load_json, merge_schemas
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
@@ -46,7 +49,7 @@ class TypedColumn:
         self._type: Any = arrow_type(self.struct)
         self.field: Any = pyarrow.field(JSON_COLUMN, self._type)
 
-    def column(self, topics: Any, payloads: Any) -> Any:
+    def column(self, topics: pa.StringArray, payloads: pa.BinaryArray) -> pa.StructArray:
         """Returns the pyarrow struct array for arrays of topics (string) and payloads (binary) of one length."""
         import pyarrow
         from pyarrow import compute
@@ -101,7 +104,7 @@ class TypedColumn:
         return pyarrow.StructArray.from_arrays(columns, fields=list(self._type))
 
 
-def arrow_type(kind: PayloadType) -> Any:
+def arrow_type(kind: PayloadType) -> pa.DataType:
     """Returns the pyarrow type of a DDL type; everything may be null, times are microseconds in UTC."""
     import pyarrow
 

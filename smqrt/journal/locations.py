@@ -11,10 +11,13 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from smqrt.errors import ArgumentError, JournalError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)
 """Of two characters or more, and one slash: `Path("s3a://bucket")` is `s3a:/bucket` already."""
@@ -61,7 +64,7 @@ def local_folder(location: Path | str, what: str, remedy: str) -> Path:
     raise ArgumentError(f"{what} {location} is no folder of this machine: {remedy}.")
 
 
-def filesystem(location: Path | str) -> tuple[Any, str]:
+def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
     """Returns the pyarrow.fs.FileSystem of a path or URI, and the path there.
 
     Raises:

@@ -23,10 +23,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from smqrt.errors import JournalError
-from smqrt.journal.files import FILE_MODE, age_s, make_folder, sync_folder, write_whole
+from smqrt.journal.files import FILE_MODE, JsonObject, age_s, make_folder, sync_folder, write_whole
 
 FILE = "manifest.json"
 VERSION = 2
@@ -110,7 +109,7 @@ _FILE_FIELDS = tuple(field.name for field in fields(DataFile))
 _PAGE_FIELDS = tuple(field.name for field in fields(ManifestPage))
 
 
-def file_from_json(values: dict[str, Any]) -> DataFile:
+def file_from_json(values: JsonObject) -> DataFile:
     """Returns a file out of its JSON value.
 
     Raises:
@@ -120,7 +119,7 @@ def file_from_json(values: dict[str, Any]) -> DataFile:
     return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
 
 
-def page_as_json(page: ManifestPage) -> dict[str, Any]:
+def page_as_json(page: ManifestPage) -> JsonObject:
     """Returns what the root holds of a page."""
     return {name: getattr(page, name) for name in _PAGE_FIELDS}
 
@@ -285,7 +284,7 @@ class Manifest:
             yield from self.files(node)
 
 
-def parse(values: Any, read_page: ReadPage) -> Manifest:
+def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
     """Returns the manifest out of its JSON value, also one of version 1, which had no pages.
 
     Args:
@@ -320,7 +319,7 @@ def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
     return Manifest(nodes, found, found.__getitem__)
 
 
-def _as_json(nodes: Mapping[str, int], listed: Iterable[ManifestPage], settled: Mapping[str, int]) -> dict[str, Any]:
+def _as_json(nodes: Mapping[str, int], listed: Iterable[ManifestPage], settled: Mapping[str, int]) -> JsonObject:
     of_nodes = {node: {"compacted_through": through} for node, through in nodes.items()}
     for node, below in settled.items():
         of_nodes.setdefault(node, {"compacted_through": 0})["settled"] = below
@@ -481,7 +480,7 @@ def _saved(changes: ManifestEdit, journal: Path) -> None:
         raise JournalError(f"{journal / FILE} can't be written: {error.strerror}; make room on the disk.") from None
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes a file that is whole or as before, whatever happens.
 
     Raises:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smqrt.errors import JournalError
 from smqrt.journal import filters, tables
@@ -29,6 +29,9 @@ from smqrt.journal.manifest import MOST_TOPICS, DataFile
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.record import COLUMNS
 from smqrt.journal.timestamps import iso
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 64 << 20
@@ -79,7 +82,9 @@ class CompactedFile:
         OSError: the disk is full or broken; so do the methods.
     """
 
-    def __init__(self, journal: Path, node: str, folder: str, first: int, schema: Any, schemas: Schemas = ()) -> None:
+    def __init__(
+        self, journal: Path, node: str, folder: str, first: int, schema: pa.Schema, schemas: Schemas = ()
+    ) -> None:
         from pyarrow import parquet
 
         self._schemas, self._variant = schemas, False
@@ -94,7 +99,7 @@ class CompactedFile:
         self._broker = ""
         self._ts_min_us, self._ts_max_us = 1 << 62, -(1 << 62)
 
-    def add(self, batch: Any, broker: str) -> None:
+    def add(self, batch: pa.RecordBatch, broker: str) -> None:
         """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the one before."""
         if self._waiting and broker != self._broker:
             self._write_group()
@@ -211,7 +216,7 @@ class MergedFile(CompactedFile):
     """
 
     def __init__(
-        self, journal: Path, node: str, folder: str, first: int, schema: Any, schemas: Schemas, by_topic: bool
+        self, journal: Path, node: str, folder: str, first: int, schema: pa.Schema, schemas: Schemas, by_topic: bool
     ) -> None:
         super().__init__(journal, node, folder, first, schema, schemas)
         self._by_topic = by_topic
@@ -369,7 +374,7 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
         raise
 
 
-def plain_schema(path: Path) -> Any:
+def plain_schema(path: Path) -> pa.Schema:
     """Returns the pyarrow.Schema of a file without its VARIANT column, which is made of the others."""
     from pyarrow import parquet, schema
 

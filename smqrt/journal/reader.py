@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, index, manifest, parquet_files, planning, tables
@@ -31,6 +31,9 @@ from smqrt.journal.planning import (
     segment_file,
 )
 from smqrt.journal.record import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Chunk", "Journal", "Offsets"]
 
@@ -259,7 +262,7 @@ class Journal:
 
     def tables(
         self, chunk: Chunk, columns: Sequence[str] | None = None, topics: Topics = None, batch_rows: int = BATCH_ROWS
-    ) -> Iterator[Any]:
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a chunk as pyarrow.RecordBatches.
 
         Args:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
-from smqrt.journal.timestamps import iso
+from smqrt.journal.timestamps import iso, now_us
 
 STALE_S = 86400.0
 """A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""
@@ -175,7 +174,16 @@ def checked_query(query: object) -> str:
     raise ArgumentError(f"query: {_shown(query)} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
 
 
-def parse_report(body: bytes) -> dict[str, Any]:
+class ProgressReport(TypedDict):
+    """How far a query has come: its id, its name, by node the next row it will read, and when it said so."""
+
+    query: str
+    name: str
+    offset: dict[str, int]
+    time_us: int
+
+
+def parse_report(body: bytes) -> ProgressReport:
     """Reads a report of progress.
 
     Args:
@@ -197,9 +205,8 @@ def parse_report(body: bytes) -> dict[str, Any]:
     if not isinstance(name, str):
         raise ArgumentError(f"name: {_shown(name)} is no text; the name of the query is needed.")
     time_us = values.get("time_us")
-    if not _is_count(time_us):
-        time_us = time.time_ns() // 1000
-    return {"query": query, "name": name, "offset": _offset(values.get("offset")), "time_us": time_us}
+    seen_us = time_us if _is_count(time_us) else now_us()
+    return {"query": query, "name": name, "offset": _offset(values.get("offset")), "time_us": seen_us}
 
 
 def _offset(offset: object) -> dict[str, int]:
@@ -219,7 +226,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
@@ -228,7 +235,7 @@ def reported_queries(journal: Path) -> list[str]:
     return [path.stem for path in (journal / "readers").glob("[!.]*.json")]
 
 
-def save_report(journal: Path, values: dict[str, Any]) -> None:
+def save_report(journal: Path, values: ProgressReport) -> None:
     """Keeps a report in the journal's folder.
 
     Raises:

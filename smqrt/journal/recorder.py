@@ -15,6 +15,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.hooks import BrokerPeer
 from smqrt.broker.topics import Topic
 from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_columns, stamp, toggle
 from smqrt.journal.filters import Filter
@@ -49,7 +50,7 @@ class _Unsent:
     seq: int | None
     deliver: Deliver
     run: bytes
-    publisher: Any
+    publisher: BrokerPeer
     holds: bool
 
     def is_kept(self, next_seq: int) -> bool:
@@ -137,18 +138,18 @@ class HubRecorder:
         is_one = len(run) == run[0] << 8 | run[1]
         self.messages_skipped += 1 if is_one else datapath.kernels.count(run)
 
-    def hold(self, publisher: Any) -> bool:
+    def hold(self, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
         self._held.add(publisher.outbox)
         return True
 
-    def left(self, client: Any) -> None:
+    def left(self, client: BrokerPeer) -> None:
         """See `Recorder`."""
         self._departed[client.etid] = client.uid
 
     # ---- messages that wait for the disk
 
-    def send_later(self, deliver: Deliver, run: bytes, publisher: Any) -> bool:
+    def send_later(self, deliver: Deliver, run: bytes, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
         self._unsent_bytes += len(run)
         holds = publisher is not self._broker.server or self._unsent_bytes > SERVER_UNSENT_BYTES

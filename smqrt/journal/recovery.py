@@ -312,14 +312,14 @@ def _has_rows(entry: BatchEntry, batch: bytes) -> bool:
     try:
         if arrow.read_header(batch).rows != entry.rows:
             return False
-        return arrow.decode_column(batch, "seq") == [*range(entry.first_seq, entry.next_seq)]
+        return arrow.decode_numbers(batch, "seq") == [*range(entry.first_seq, entry.next_seq)]
     except (ValueError, JournalError):
         return False
 
 
 def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Returns an index record with what no checksum covers, from the batch itself."""
-    times = arrow.decode_column(batch, "ts")
+    times = arrow.decode_numbers(batch, "ts")
     has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
     flags = HAS_TXN if has_txn else 0
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Protocol
+from typing import IO, NamedTuple, NoReturn, Protocol
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.http.disk import DiskIo
@@ -82,7 +82,7 @@ class OpenJournal(ServedJournal, Protocol):
     def publish(self, rows: list[OutRow]) -> None:
         """Store and publish rows."""
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, int]:
         """The counters."""
 
 
@@ -274,7 +274,8 @@ class JournalService(Directory):
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         report = readers.parse_report(request.body(_PROGRESS_BYTES))
-        in_thread(readers.save_report, journal.path, report | {"query": grant.own(report["query"])})
+        report["query"] = grant.own(report["query"])
+        in_thread(readers.save_report, journal.path, report)
         _give(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
@@ -413,12 +414,12 @@ def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str
     _finish(request, "text/plain; charset=utf-8", (sentence.replace("\n", " ") + "\n").encode())
 
 
-def _give(request: Request, values: dict[str, Any]) -> None:
+def _give(request: Request, values: Mapping[str, object]) -> None:
     body = _as_json(values)
     _send(request, body, _tag(body))
 
 
-def _as_json(values: dict[str, Any]) -> bytes:
+def _as_json(values: Mapping[str, object]) -> bytes:
     return _ENCODER.encode(values).encode()
 
 

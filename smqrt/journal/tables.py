@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from smqrt.journal import arrow
 from smqrt.journal.columns import gatherer
@@ -12,12 +12,16 @@ from smqrt.journal.filters import Filter
 from smqrt.journal.planning import Chunk
 from smqrt.journal.record import COLUMNS, SEGMENT_COLUMNS, Column
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import parquet
+
 NAMES = tuple(one.name for one in COLUMNS)
 MOST_BYTES = 32 << 20
 """A batch is not made of more than this, unless a row is longer."""
 
 
-def schema(columns: Sequence[str] | None = None) -> Any:
+def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     """Returns the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
     import pyarrow as pa
 
@@ -33,14 +37,14 @@ def _field(column: Column) -> Any:
 
 
 def of_segment(
-    stream: Any,
+    stream: memoryview,
     chunk: Chunk,
     broker: str,
     skip: int,
     columns: Sequence[str] | None,
     topics: Filter | None,
     batch_rows: int,
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
 
     Args:
@@ -115,8 +119,8 @@ def _whole(column: Any) -> Any:
 
 
 def of_parquet(
-    source: Any, chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
-) -> Iterator[tuple[int, Any]]:
+    source: IO[bytes], chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields as `of_segment`, from a Parquet file.
 
     Args:
@@ -144,7 +148,7 @@ def _plain(column: Any) -> Any:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
 
-def parquet_file(source: Any, chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> Any:
+def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
     """Returns the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
 
     Args:
@@ -162,7 +166,7 @@ def parquet_file(source: Any, chunk: Chunk, as_dictionaries: Sequence[str] = ())
     return parquet.ParquetFile(source, read_dictionary=list(as_dictionaries), **options)
 
 
-def in_order(rows: Any, topics: Filter | None = None) -> Any:
+def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
     """Returns the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
 
     Args:
@@ -203,7 +207,7 @@ def _has_topics(file: Any, group: int, topics: Filter) -> bool:
     return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
 
 
-def groups(metadata: Any, chunk: Chunk) -> Iterator[int]:
+def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
     """Yields the row groups that have numbers of the chunk."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")
@@ -215,7 +219,7 @@ def groups(metadata: Any, chunk: Chunk) -> Iterator[int]:
             yield group
 
 
-def mask(column: Any, topics: Filter) -> Any:
+def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
     """Returns which values of a topic column a filter chooses; never null."""
     import pyarrow as pa
     from pyarrow import compute

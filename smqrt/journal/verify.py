@@ -248,7 +248,7 @@ def _schema_end(data: bytes, path: Path) -> int:
 def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
     """What the index says of a batch and the batch doesn't; empty when they agree."""
     try:
-        seqs, times = arrow.decode_column(batch, "seq"), arrow.decode_column(batch, "ts")
+        seqs, times = arrow.decode_numbers(batch, "seq"), arrow.decode_numbers(batch, "ts")
     except JournalError as error:
         return str(error).rstrip(".")
     if len(seqs) != entry.rows or seqs != list(range(entry.first_seq, entry.next_seq)):

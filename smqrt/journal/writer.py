@@ -439,7 +439,7 @@ class JournalWriter:
             log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 
 
-def record_journal(broker: Broker, value: Any) -> JournalWriter | None:
+def record_journal(broker: Broker, value: object) -> JournalWriter | None:
     """Begin the journal of a hub, as the option `journal` of `create` says.
 
     Args:
