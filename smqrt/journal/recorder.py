@@ -15,7 +15,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.hooks import BrokerPeer
+from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Topic
 from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_columns, stamp, toggle
 from smqrt.journal.filters import Filter
