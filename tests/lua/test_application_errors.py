@@ -153,7 +153,7 @@ def test_two_hundred_faults(server: AppServer, customers: list[Customer], caplog
     assert max(customer.slowest_s for customer in customers) < 2
     for customer in customers:
         customer.done = True
-    gevent.sleep(0.1)
+    gevent.sleep(0.1)  # they end
     with gevent.Timeout(20):
         while server.vm.activities.blocked:
             server.vm.stop()  # kills what is stubborn; what is being resumed at that moment, the next time

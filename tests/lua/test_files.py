@@ -133,7 +133,7 @@ def test_a_slow_disk_holds_nobody_else(server: AppServer, monkeypatch: pytest.Mo
     server.write("", {"a.txt": "hello"})
     code = "local n = 0 for name in io:files'' do n = n + 1 end print(n > 0)"
     listing = [gevent.spawn(server.page, f"<?lsp {code} ?>") for _ in range(6)]
-    gevent.sleep(0.1)
+    gevent.sleep(0.1)  # all six are under way
     assert server.page("<?lsp print(1) ?>").text == "1\n"
     assert not any(job.ready() for job in listing)
     answered.set()

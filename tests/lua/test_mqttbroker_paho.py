@@ -237,7 +237,7 @@ def test_without_file_descriptors_it_goes_on_later(join: Join, served: Served) -
     pid, limits = served.process.pid, resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
     late = [socket.create_connection(("127.0.0.1", ports(served, "open")[0])) for _ in range(3)]
-    time.sleep(0.3)
+    time.sleep(0.3)  # accepting fails meanwhile
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     join().publish("a", "1")
     ada.expect(("a", b"1"))

@@ -11,7 +11,7 @@ import pytest
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError
 from smqrt.mqtt import MqttClient
 from tests.mqtt.scripted import PUBACK, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, ScriptedBroker, packet, stall
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
@@ -73,7 +73,7 @@ def test_who_waits_is_told_of_the_end(connect: Connect) -> None:
     client = connect("127.0.0.1:1", lambda *_: 60, wait=False, queuesize=1, timeout=30)
     client.publish("t", b"x")
     waiting = gevent.spawn(client.publish, "t", b"y")
-    gevent.sleep(0.01)
+    let_others_run()
     client.disconnect()
     with pytest.raises(ClosedError):
         waiting.get(timeout=5)
@@ -127,7 +127,7 @@ def test_how_much_is_in_flight(
     for _ in range(1000):
         client.publish("t", b"x", 1)
     wait_until(lambda: len(broker.of_kind(PUBLISH)) == most)
-    gevent.sleep(0.05)  # no more comes
+    let_others_run()
     assert len(broker.of_kind(PUBLISH)) == most
 
 

@@ -23,7 +23,7 @@ from tests.mqtt.scripted import (
     publish,
     stall,
 )
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 Connect = Callable[..., MqttClient]
 Scripted = Callable[..., ScriptedBroker]
@@ -117,7 +117,7 @@ def test_the_servers_keep_alive_counts(scripted: Scripted, connect: Connect) -> 
     assert client.connected
     silent = scripted(properties=b"\x13\0\0")
     connect(silent.address, keepalive=1)
-    gevent.sleep(1.2)
+    gevent.sleep(1.2)  # it would ping after a second
     assert silent.of_kind(PINGREQ) == []
 
 
@@ -185,7 +185,7 @@ def test_the_receive_maximum_holds_for_what_is_sent_again(scripted: Scripted, co
     for number in range(10):
         client.publish("t", str(number), 1)
     wait_until(lambda: len(seen) == 12)
-    gevent.sleep(0.1)
+    let_others_run()
     assert len(seen) == 12, "the third would break the receive maximum"
 
 
@@ -319,7 +319,7 @@ def test_a_client_may_end_while_it_connects(scripted: Scripted, connect: Connect
     silent = scripted(on_packet=lambda *_: True)
     for address in ("192.0.2.1:1883", silent.address):
         client = connect(address, wait=False, timeout=30)
-        gevent.sleep(0.05)
+        let_others_run()
         client.disconnect()
         wait_until(lambda client=client: client.closed)
 
