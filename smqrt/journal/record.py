@@ -1,4 +1,4 @@
-"""What the journal keeps of a message: the columns, and one row.
+"""Rows of the journal: the columns, and what is kept of a message.
 
 A segment holds the columns of `Row`; `node` and `broker` are the same for all its rows and stand in its schema. A
 reader adds them in front, which gives `COLUMNS`.

@@ -106,7 +106,7 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
 
 
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
-    """Removes links of readers that are no longer needed, see `held`, or that a full disk has no room for.
+    """Removes links of readers that are no longer needed, or that a full disk has no room for.
 
     Args:
         journal, settings, now_us: as for `expired`.

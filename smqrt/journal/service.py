@@ -1,6 +1,6 @@
 """The journals of this process over HTTP: /rtl/journal/, for pipelines that don't share the hub's disk.
 
-    GET  <name>/manifest             segments, and the root of the manifest; see `standing.Listing`
+    GET  <name>/manifest             segments, and the root of the manifest; see `JournalListing`
     GET  <name>/manifest/<page>      what is known of some hundred compacted files
     GET  <name>/end, <name>/stats    where each node ends; the writer's counters
     GET  <name>/end?after=&wait_s=   the same, when there is more than `after` ({node: number})

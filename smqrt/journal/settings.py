@@ -1,4 +1,4 @@
-"""What a journal can be told: `journal=` of a hub, in Python, Lua and `smqrt.toml`.
+"""Settings of a journal: `journal=` of a hub, in Python, Lua and `smqrt.toml`.
 
 True                      everything, with the defaults
 "path"                    the same, in this folder

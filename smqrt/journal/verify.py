@@ -1,4 +1,4 @@
-"""Is a journal whole? Every batch of every segment, every compacted file, and that nothing is missing between them."""
+"""Verification of a journal: every batch, every compacted file, and that nothing is missing between them."""
 
 from __future__ import annotations
 

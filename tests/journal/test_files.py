@@ -1,4 +1,4 @@
-"""What was said to a hub is for the eyes of the server's user: folders 0700, files 0600."""
+"""Modes of files: what was said to a hub is for the eyes of the server's user, folders 0700, files 0600."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hub publishes is in its journal: real clients, a real hub, real files."""
+"""The journal of a hub has what it publishes: real clients, a real hub, real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which DDL describes payloads."""
+"""DDL that describes payloads."""
 
 from __future__ import annotations
 
