@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from smqrt.broker.deferred import Deferred
-from smqrt.errors import ArgumentError, StreamError
+from smqrt.errors import ArgumentError, StartError, StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
@@ -31,7 +31,7 @@ from smqrt.net.addresses import resolve
 from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.datagram import Datagram
 from smqrt.net.handover import websocket_key
-from smqrt.net.listener import Acceptor
+from smqrt.net.listener import Acceptor, Listener
 from smqrt.net.scheduling import share
 from smqrt.net.stream import Stream
 from smqrt.net.tls import TlsTransport
@@ -355,8 +355,53 @@ _BLOCKING = "connect udp lookup take_http upgrade"
 _PARKING = "read drain"
 
 
+class ListenerBinding:
+    """The ports by the numbers by which Lua knows them."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._listeners: dict[int, Listener] = {}
+        self._next = itertools.count(1).__next__
+
+    def open(self, port: int, tls: int | None, intf: bytes | None, ipv6: bool) -> LuaResult:
+        """Serve another port: its number, or nil and why not.
+
+        Args:
+            tls: number of a TLS server, None for plain HTTP.
+            intf: address to listen on; all by default.
+        """
+        server = self._services.http_server
+        if server is None:
+            return fail("failed", "there is no HTTP server here")
+        host = intf.decode("ascii", "replace") if intf else "::" if ipv6 else "0.0.0.0"
+        try:
+            if tls is None:
+                listener = Listener(host, port, server.accepted)
+            else:
+                listener = Listener(host, port, server.accepted_secure, self._services.tls[tls].context())
+        except StartError as error:
+            return fail("bind", str(error))
+        listener.start()
+        number = self._next()
+        self._listeners[number] = listener
+        return number
+
+    def port(self, number: int) -> int | None:
+        """The port listened on, None when it is closed."""
+        listener = self._listeners.get(number)
+        return listener.address[1] if listener else None
+
+    def close(self, number: int) -> bool:
+        """Accept no more; open connections stay. False when it was closed before."""
+        listener = self._listeners.pop(number, None)
+        if listener is None:
+            return False
+        listener.close()
+        return True
+
+
 def install(vm: Vm, services: Services) -> SocketBinding:
-    """Give Lua `ba.socket` and `ba.bytearray`."""
+    """Give Lua `ba.socket`, `ba.bytearray` and `ba.create.servcon`."""
     services.sockets = binding = SocketBinding(services)
 
     def functions(names: str) -> dict[str, Function]:
@@ -380,4 +425,6 @@ def install(vm: Vm, services: Services) -> SocketBinding:
     vm.namespace("ba.sockets", direct, functions(_BLOCKING), parking=parking)
     vm.namespace("ba.cosockets", {})
     vm.namespace("ba.connections", {})
+    listeners = ListenerBinding(services)
+    vm.namespace("ba.servcon", {"open": listeners.open, "port": listeners.port, "close": listeners.close})
     return binding

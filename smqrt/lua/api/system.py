@@ -1,5 +1,6 @@
-"""The server process as Lua sees it: version, clock, trace and output, and the `mako` table (spec: bas-api §3, §7,
-§8.1, runtime §7)."""
+"""The server process as Lua sees it: version, clock, trace and output, the `mako` table, and work beside the request:
+ba.timer, ba.thread, ba.sleep, ba.exec (spec: bas-api §3, §7, §8.1, runtime §6, §7).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
+from typing import Any
+
+from gevent import get_hub, subprocess
 
 import smqrt
-from smqrt.lua.bridge import Function, utf8
+from smqrt.lua.bridge import Function, LuaValues, utf8
 from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 from smqrt.printable import PrintableFormatter
 
 log = logging.getLogger("smqrt.lua")
@@ -75,6 +79,7 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("ba.system", {"version": version, "cmpaddr": same_address})
     vm.namespace("ba.socket", {})
     vm.namespace("ba.datetime", {"now": now})
+    _install_scheduling(vm)
 
 
 def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
@@ -106,3 +111,72 @@ def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
 
 def _current_folder() -> bytes:
     return utf8(os.getcwd() + "/")
+
+
+MIN_INTERVAL_MS = 1.0
+MAX_OUTPUT_BYTES = 64 * 1024
+
+
+class Timers:
+    """The active timers by handle. The watchers of the loop repeat by themselves: a late callback delays no later
+    one."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._watchers: dict[int, Any] = {}
+
+    def start(self, handle: int, tick_ref: int, interval_ms: float, now: bool) -> None:
+        """Call the Lua function `tick_ref` with `handle` every `interval_ms`; with `now` in the next turn of the loop
+        too."""
+        self.stop(handle)
+        seconds = max(interval_ms, MIN_INTERVAL_MS) / 1000
+        watcher = get_hub().loop.timer(0.0 if now else seconds, seconds)
+        watcher.start(self._vm.start, tick_ref, handle)
+        self._watchers[handle] = watcher
+
+    def stop(self, handle: int) -> bool:
+        """End a timer; whether it was active."""
+        watcher = self._watchers.pop(handle, None)
+        if watcher is None:
+            return False
+        watcher.stop()
+        watcher.close()
+        return True
+
+    def active(self, handle: int) -> bool:
+        """Whether the timer is active."""
+        return handle in self._watchers
+
+
+def execute(command: bytes) -> LuaValues:
+    """Run a shell command and return its output (stdout and stderr, at most 64 KiB) and exit code.
+
+    Returns None, code, output when the command failed.
+    """
+    with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            output = _head_of(process)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    return (output, code) if code == 0 else (None, code, output)
+
+
+def _head_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    head: bytes = process.stdout.read(MAX_OUTPUT_BYTES)
+    while process.stdout.read(MAX_OUTPUT_BYTES):  # the rest, so that the command never waits for a reader
+        pass
+    return head
+
+
+def _install_scheduling(vm: Vm) -> None:
+    """Give Lua `ba.timer`, `ba.thread`, `ba.sleep`, `ba.clock` and `ba.exec`."""
+    timers = Timers(vm)
+
+    def soon(ref: int, handle: int) -> None:
+        get_hub().loop.run_callback(vm.start, ref, handle)
+
+    vm.namespace("ba.timer", {"start": timers.start, "stop": timers.stop, "active": timers.active})
+    vm.namespace("ba.thread", {"clock": clock_ms, "soon": soon}, {"exec": execute}, parking={"sleep": sleep_ms})
