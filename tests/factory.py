@@ -1,4 +1,4 @@
-"""What a test makes ends with it: the factories behind fixtures that give a function."""
+"""Factories behind fixtures that give a function: all that a test makes ends with it."""
 
 from __future__ import annotations
 

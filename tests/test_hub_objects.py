@@ -1,4 +1,4 @@
-"""What the Python hub API gives applications: info, peers and their sockets, messages and requests, refusals, types,
+"""The objects of the Python hub API: info, peers and their sockets, messages and requests, refusals, types,
 and what the log says of errors.
 """
 

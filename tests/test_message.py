@@ -1,4 +1,4 @@
-"""What may be sent, and which answer belongs to which request."""
+"""Messages: the values that may be sent, and the answers to requests."""
 
 from __future__ import annotations
 

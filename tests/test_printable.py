@@ -1,4 +1,4 @@
-"""What strangers sent steers no terminal."""
+"""Printable text: bytes of strangers steer no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client, and all together, may make a hub keep; what they get at the limit."""
+"""Limits on what one client, and all together, make a hub keep; the answer at the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the demonstration applications share: their devices, run as one runs them."""
+"""Fixtures of the demonstration applications: their devices, run as one runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which applications a command line means."""
+"""The applications that a command line means."""
 
 from __future__ import annotations
 

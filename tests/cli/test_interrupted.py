@@ -15,7 +15,7 @@ import pytest
 from gevent import subprocess as green
 from gevent.queue import Queue
 
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker
 
 ROWS = 120_000

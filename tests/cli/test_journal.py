@@ -24,7 +24,7 @@ from smqrt.journal import index, readers, segment
 from smqrt.journal.settings import names
 from smqrt.manual import pages as manual
 from tests.cli.commands import Command
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smqrt.cli.journal_replay import Played, paced, parse_speed, play
 from smqrt.errors import ArgumentError
 from smqrt.journal.inspection import RecordedRow
-from tests.journal.made import NOON_US, row
+from tests.journal.sensor_rows import NOON_US, row
 
 
 class Clock:

@@ -20,7 +20,7 @@ from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
 from tests.cli.commands import Command
 from tests.cli.test_pipeline import on_a_terminal
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.pipeline.hubs import JournalingHub
 
 SLOW = "select count(*) from range(100_000_000_000) t(i) where hash(i) % 7 = 3"

@@ -1,3 +1,5 @@
+"""Delays between attempts to reconnect."""
+
 import pytest
 
 from smqrt.client.connection import Backoff

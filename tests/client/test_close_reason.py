@@ -1,4 +1,4 @@
-"""Why a connection ended: a word for programs, a sentence for people, and whether to come back."""
+"""Close reasons: a word for programs, a sentence for people, and whether to come back."""
 
 from __future__ import annotations
 

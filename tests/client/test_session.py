@@ -1,4 +1,4 @@
-"""What outlives a connection, against a broker of a few lines: no socket, no time."""
+"""The session, which outlives a connection, against a broker of a few lines: no socket, no time."""
 
 import time
 

@@ -1,3 +1,5 @@
+"""The client's transports: raw TCP and WebSocket, through the HTTP handshake."""
+
 import pytest
 
 from smqrt.client.close_reason import ConnectionEnd

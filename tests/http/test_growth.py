@@ -1,4 +1,4 @@
-"""What a head may hold takes a time that grows with its size, and little of it at the largest size allowed."""
+"""The time that heads take: it grows with their size, and is short at the largest size allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two servers could understand differently gets 400 and a close, and reaches nobody (design: reliability §5)."""
+"""Requests that two servers could understand differently: 400, a close, and nobody sees them (design: reliability §5)."""
 
 from __future__ import annotations
 

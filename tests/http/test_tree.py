@@ -1,4 +1,4 @@
-"""Who answers which path (spec: bas-api §4, runtime §5, §11)."""
+"""The directory tree: the resource that answers a path (spec: bas-api §4, runtime §5, §11)."""
 
 from __future__ import annotations
 

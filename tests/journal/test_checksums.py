@@ -21,7 +21,7 @@ from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
 from tests.journal import written
 from tests.journal.flips import flipped
-from tests.journal.made import readings, write
+from tests.journal.sensor_rows import readings, write
 
 FLIPS = 100
 

@@ -24,7 +24,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.service import JournalService
 from tests.device import bounded
 from tests.http.http_bench import Bench
-from tests.journal import made
+from tests.journal import sensor_rows
 from tests.journal.test_remote import BUSY, ok, there
 from tests.scripted_http import CLOSE, ScriptedHttp
 
@@ -272,13 +272,13 @@ def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
 
 def test_a_snapshot_that_a_slow_disk_saved_late_hides_no_commit(tmp_path: Path) -> None:
     """Two hubs that were killed at once, one after the other: the third stored a micro-batch again."""
-    rows = [made.row(seq, txn="q:3" if seq == 15 else None) for seq in range(40)]
-    made.write(tmp_path, rows, batch=5, segment_rows=10)
+    rows = [sensor_rows.row(seq, txn="q:3" if seq == 15 else None) for seq in range(40)]
+    sensor_rows.write(tmp_path, rows, batch=5, segment_rows=10)
     committed.save_snapshot(tmp_path / "wal" / "n1", {"q": 2}, through=10)
     assert committed.last_batches(tmp_path) == {"q": 3}
 
 
 def test_a_snapshot_of_an_older_version_is_read(tmp_path: Path) -> None:
-    made.write(tmp_path, [made.row(seq, txn="q:3" if seq == 35 else None) for seq in range(40)], 5, 10)
+    sensor_rows.write(tmp_path, [sensor_rows.row(seq, txn="q:3" if seq == 35 else None) for seq in range(40)], 5, 10)
     (tmp_path / "wal" / "n1" / committed.COMMITS_FILE).write_text('{"q": 2, "r": 7}')
     assert committed.last_batches(tmp_path) == {"q": 3, "r": 7}

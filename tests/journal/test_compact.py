@@ -21,7 +21,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.settings import parse
 from tests.journal.killed import compact_killed_at
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 AT_ONCE = CompactOptions(grace_s=0, merge_bytes=0)
 HOUR_US = 3_600_000_000

@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal import compact, delta_table
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 HOUR_US = 3_600_000_000
 

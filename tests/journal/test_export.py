@@ -17,7 +17,7 @@ from smqrt.journal import compact, tables
 from smqrt.journal.inspection import export
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from smqrt.journal import compact, inspection
 from smqrt.journal.inspection import RecordedRow, as_fields, as_line
 from smqrt.journal.reader import Journal
 from smqrt.journal.timestamps import iso, parse_moment
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 
 def seqs(found: list[RecordedRow]) -> list[tuple[str, int]]:

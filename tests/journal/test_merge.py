@@ -20,7 +20,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
 from tests.journal.killed import compact_killed_at
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 APART, MERGED = CompactOptions(grace_s=0, everything=True, merge_bytes=0), CompactOptions(grace_s=0, everything=True)
 HOUR_US = 3_600_000_000

@@ -13,7 +13,7 @@ from smqrt.journal.locations import Unreachable
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
-from tests.journal.made import readings, write
+from tests.journal.sensor_rows import readings, write
 from tests.journal.shelf import Shelf
 
 MOVED = "was moved, removed or unmounted; bring it back"

@@ -14,7 +14,7 @@ from smqrt.journal.compact import CompactOptions
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.verify import verify
-from tests.journal.made import readings
+from tests.journal.sensor_rows import readings
 
 ROWS = list(readings(60))
 

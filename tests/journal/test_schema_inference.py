@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.journal.payload_schema import StructType, fits, infer_schema, parse_ddl
-from tests.journal.made import readings
+from tests.journal.sensor_rows import readings
 
 
 def of(*values: object) -> str | None:

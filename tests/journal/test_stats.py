@@ -11,7 +11,7 @@ import pytest
 from smqrt.journal import compact, readers
 from smqrt.journal.inspection import journal_stats
 from smqrt.journal.reader import Journal
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 
 def test_an_empty_journal(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from smqrt.journal import committed, compact, index, manifest, readers, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import VerifyReport, repair, verify
 from tests.journal import written
-from tests.journal.made import readings, row, write
+from tests.journal.sensor_rows import readings, row, write
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the Lua tests share: a runtime, and the guard that no greenlet is switched while Lua is on the C stack."""
+"""Fixtures of the Lua tests: a runtime, and the guard that no greenlet is switched while Lua is on the C stack."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import gevent
 import greenlet
 import pytest
-from app_server import AppServer
-from recorder import Recorder
 
 from smqrt.lua import api
 from smqrt.lua.activity import Activities
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from tests.lua.app_server import AppServer
+from tests.lua.recorder import Recorder
 
 HALF = b"""
 local core, py = ...

@@ -7,12 +7,12 @@ import logging
 import gevent
 import pytest
 from greenlet import GreenletExit
-from recorder import Recorder
 
 from smqrt.broker.deferred import Deferred
 from smqrt.lua.activity import MAX_DEPTH, MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 VALUES = (None, True, False, 0, -(2**63), 2**63 - 1, 1.5, b"", b"\0\xff\n", None)

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import gevent
 import pytest
-from app_server import Answer, AppServer
 from gevent.event import Event
 
+from tests.lua.app_server import Answer, AppServer
 from tests.proxies import SocksProxy
 from tests.scripted_http import ScriptedHttp, answer
 from tests.waiting import wait_until

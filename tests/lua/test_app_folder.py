@@ -6,9 +6,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from app_server import AppServer
 
 from smqrt import app_folder
+from tests.lua.app_server import AppServer
 
 PYTHON = """
 import gevent

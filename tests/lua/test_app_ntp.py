@@ -9,8 +9,9 @@ from pathlib import Path
 
 import gevent
 import pytest
-from app_server import AppServer
 from gevent import socket
+
+from tests.lua.app_server import AppServer
 
 APP = Path(__file__).parent.parent / "apps" / "ntp"
 NOON = 1_700_000_000 + 2_208_988_800

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import gevent
 import pytest
-from app_server import AppServer
 from gevent import socket
 from gevent.server import StreamServer
 
+from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "tcpproxy"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import gevent
 import pytest
-from app_server import AppServer
 
 from smqrt.wire.websocket import BINARY, TEXT
 from tests.clock import undisturbed_s
+from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
 
 APP = Path(__file__).parent.parent / "apps" / "websocket"

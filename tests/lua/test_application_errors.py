@@ -10,12 +10,12 @@ from typing import Any
 
 import gevent
 import pytest
-from app_server import AppServer
 from gevent import socket
 
 from smqrt.lua.api import smq_hub
 from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.wire.websocket import TEXT
+from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
 from tests.waiting import wait_until
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from app_server import AppServer
 
 from smqrt.http.access import Access
 from smqrt.http.builtin_pages import ApplicationList
+from tests.lua.app_server import AppServer
 
 
 @pytest.fixture

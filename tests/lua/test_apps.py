@@ -7,7 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 PAGE = "<?lsp= app and app.name or 'no app' ?>"
 

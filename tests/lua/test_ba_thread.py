@@ -8,9 +8,9 @@ from pathlib import Path
 
 import gevent
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 

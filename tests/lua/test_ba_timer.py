@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import gevent
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 Reaches = Callable[[str, object], None]

@@ -1,13 +1,13 @@
-"""Where a blocking call works, and where it is a clean error."""
+"""Blocking calls: the places where they work, and those where they are a clean error."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 WORKS = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 
 def preload(server: AppServer, text: str, **files: str):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from recorder import Recorder
 
 from smqrt.errors import ArgumentError
 from smqrt.lua.bridge import LuaError, fail
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 
 
 def error_of(vm: Vm, source: str) -> LuaError:

@@ -8,9 +8,9 @@ import zipfile
 
 import gevent
 import pytest
-from app_server import AppServer
 
 from smqrt.http.disk import DiskIo
+from tests.lua.app_server import AppServer
 
 
 def told(server: AppServer, code: str) -> str:

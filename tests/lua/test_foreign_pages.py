@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from app_server import AppServer
 
 from smqrt.lua.api import smq_hub
 from smqrt.wire.websocket import new_key, request_headers
+from tests.lua.app_server import AppServer
 
 FOREIGN = {"Origin": "http://evil.example"}
 PAGE = "<?lsp app.smq:connect(request) print 'behind' ?>"

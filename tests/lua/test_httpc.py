@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from app_server import AppServer
 
+from tests.lua.app_server import AppServer
 from tests.scripted_http import CLOSE, ScriptedHttp, answer
 
 HELLO = answer(b"hello", "200 OK", "X-Two: 1", "x-two: 2", "Set-Cookie: a=1; Path=/", "Set-Cookie: b=2")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import gevent
 import pytest
 import trustme
-from app_server import AppServer
 from gevent.server import StreamServer
 
+from tests.lua.app_server import AppServer
 from tests.pki import gevent_context
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
 from tests.scripted_http import ScriptedHttp, answer

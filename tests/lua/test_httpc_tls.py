@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trustme
-from app_server import AppServer
 from gevent.server import StreamServer
 
+from tests.lua.app_server import AppServer
 from tests.pki import expired, gevent_context, identity_of
 from tests.scripted_http import ScriptedHttp, answer
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import trustme
-from app_server import AppServer
 
+from tests.lua.app_server import AppServer
 from tests.pki import gevent_context
 from tests.proxies import SocksProxy
 from tests.scripted_http import ScriptedHttp, answer

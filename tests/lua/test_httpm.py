@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from app_server import AppServer
 
+from tests.lua.app_server import AppServer
 from tests.scripted_http import ScriptedHttp, answer
 
 PAGES = {

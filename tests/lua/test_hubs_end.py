@@ -11,13 +11,13 @@ from pathlib import Path
 
 import gevent
 import pytest
-from app_server import AppServer, Files
 
 from smqrt.journal import writer
 from smqrt.lua.api import smq_hub
 from smqrt.lua.apps import Application
 from tests.conftest import Served
 from tests.device import RAW, RAW_HEADERS, Device, request
+from tests.lua.app_server import AppServer, Files
 from tests.waiting import wait_until
 
 CONNECT = """

@@ -6,9 +6,9 @@ import json
 
 import gevent
 import pytest
-from app_server import AppServer
 from gevent import socket
 
+from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
 

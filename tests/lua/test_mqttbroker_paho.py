@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import requests
-from mqtt_people import Person
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.conftest import Served
+from tests.lua.paho_clients import PahoClient
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
@@ -42,16 +42,16 @@ def ports(served: Served, broker: str) -> list[int]:
     return [int(port) for port in served.wait_for(rf"mqtt {broker}: ([\d ]+)")[1].split()]
 
 
-Join = Callable[..., Person]
+Join = Callable[..., PahoClient]
 
 
 @pytest.fixture
 def join(served: Served) -> Iterator[Join]:
     """Connects a client: `join("open", 5, name="ada")`."""
-    people: list[Person] = []
+    people: list[PahoClient] = []
 
-    def connect(broker: str = "open", version: int = 5, at: int = 0, **settings: Any) -> Person:
-        people.append(Person(ports(served, broker)[at], version, **settings))
+    def connect(broker: str = "open", version: int = 5, at: int = 0, **settings: Any) -> PahoClient:
+        people.append(PahoClient(ports(served, broker)[at], version, **settings))
         return people[-1]
 
     yield connect
@@ -277,7 +277,7 @@ def test_every_message_reaches_each_of_200_clients(join: Join, served: Served) -
 def test_clients_are_told_when_the_server_stops(version: int) -> None:
     served = Served(APP)
     served.port  # noqa: B018
-    ada = Person(ports(served, "open")[0], version)
+    ada = PahoClient(ports(served, "open")[0], version)
     assert served.stop() == 0
     wait_until(lambda: ada.ended is not None, "the end")
     ada.leave()

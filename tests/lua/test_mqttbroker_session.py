@@ -1,4 +1,4 @@
-"""What mqttbroker answers to packets, without sockets: sessions in both versions, every refusal, any bytes."""
+"""The answers of mqttbroker to packets, without sockets: sessions in both versions, every refusal, any bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import gevent
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqtt_packets import (
+
+from smqrt.lua.vm import Vm
+from tests.lua.mqtt_packets import (
     PINGREQ,
     PINGRESP,
     connect,
@@ -21,8 +23,6 @@ from mqtt_packets import (
     unsubscribe,
     varint,
 )
-
-from smqrt.lua.vm import Vm
 from tests.waiting import wait_until
 
 PEERS = """

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 from gevent import socket
-from mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish, split, subscribe, text
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.lua.mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish, split, subscribe, text
 from tests.waiting import let_others_run, wait_until
 
 START = """

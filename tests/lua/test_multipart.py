@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 TYPE = {"Content-Type": "multipart/form-data; boundary=XX"}
 FORM = (

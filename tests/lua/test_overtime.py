@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import gevent
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import LoopWatchdog
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 LOOP_S = 0.2

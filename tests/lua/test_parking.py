@@ -9,13 +9,13 @@ from typing import Any
 import gevent
 import greenlet
 import pytest
-from recorder import Recorder
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError
 from smqrt.lua.activity import Coroutine
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 

@@ -1,14 +1,14 @@
-"""What a running hub writes into the folder of its application, and code, are shown by no reader that Lua makes."""
+"""Private files, which no reader that Lua makes shows: code, and those that a running hub writes beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from app_server import AppServer
 
 from smqrt.http.private import Private
 from smqrt.lua.api import smq_hub
+from tests.lua.app_server import AppServer
 
 HUB = """
 smq = require "smq.hub".create{persist = io:realpath "names", journal = {path = io:realpath "records", node = "n1"}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app_server import AppServer
+from tests.lua.app_server import AppServer
 
 HELLO = """
 from smqrt.http.tree import Directory

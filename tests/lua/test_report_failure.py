@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from app_server import AppServer
 
 from smqrt.http.access import Access
+from tests.lua.app_server import AppServer
 
 LUA = "<?lsp error('the secret of ' .. 'the page') ?>"
 PYTHON = """

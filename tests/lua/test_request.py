@@ -1,4 +1,4 @@
-"""What pages learn about a request (spec: bas-api §2.1)."""
+"""The request object of pages (spec: bas-api §2.1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from email.utils import formatdate
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

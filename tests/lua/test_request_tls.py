@@ -1,4 +1,4 @@
-"""What pages learn about a request over TLS (spec: bas-api §2.1)."""
+"""The request object of pages over TLS (spec: bas-api §2.1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ssl
 from http.client import HTTPConnection
 
 import trustme
-from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
@@ -15,6 +14,7 @@ from smqrt.http.client.exchange import ClientRequest, url_of
 from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
+from tests.lua.app_server import AppServer
 from tests.pki import client_of, identity_of, server_of
 
 

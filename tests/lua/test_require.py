@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 LOADER = """

@@ -1,11 +1,12 @@
-"""What pages send (spec: bas-api §2.2)."""
+"""The response object of pages (spec: bas-api §2.2)."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 
 def test_write_returns_the_bytes_and_takes_numbers(server: AppServer):

@@ -6,7 +6,8 @@ from http.client import BadStatusLine, IncompleteRead
 
 import gevent
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 
 def test_a_timer_answers_after_the_page_has_returned(server: AppServer):

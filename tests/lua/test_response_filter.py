@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from app_server import AppServer
+from tests.lua.app_server import AppServer
 
 
 def test_collected_output_is_sent_compressed(server: AppServer):

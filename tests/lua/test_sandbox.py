@@ -1,11 +1,11 @@
-"""What an application can't get hold of (design: lua.md rule 9, reliability.md §5)."""
+"""The sandbox: all that an application can't get hold of (design: lua.md rule 9, reliability.md §5)."""
 
 from __future__ import annotations
 
 import pytest
-from recorder import Recorder
 
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 
 ABSENT = [
     "python",

@@ -6,7 +6,8 @@ import socket as plain_socket
 from pathlib import Path
 
 import pytest
-from app_server import AppServer
+
+from tests.lua.app_server import AppServer
 
 OPEN = """
     local vm = ba.openio"vm"

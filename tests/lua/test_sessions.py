@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from app_server import AppServer
 
 from smqrt.http.sessions import HttpSessions
 from smqrt.lua.api import sessions
+from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import trustme
-from app_server import AppServer
 
 from smqrt.lua.api import smq_client
 from tests.local_broker import LocalBroker
+from tests.lua.app_server import AppServer
 from tests.pki import server_of
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import gevent
 import pytest
-from app_server import AppServer
 
 from smqrt.lua.api import smq_hub
 from smqrt.net.contexts import server_context
@@ -28,6 +27,7 @@ from tests.device import (
     masked,
     publish,
 )
+from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from app_server import AppServer
 
 from smqrt.journal import arrow, index, writer
 from smqrt.lua.api import smq_hub
+from tests.lua.app_server import AppServer
 
 PRELOAD = "smq = require 'smq.hub'.create{journal = %s}\n"
 

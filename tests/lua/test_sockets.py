@@ -10,11 +10,11 @@ from typing import Any
 import gevent
 import pytest
 from gevent import socket
-from recorder import Recorder
 
 from smqrt.lua.services import Services
 from smqrt.lua.sockets import handles
 from smqrt.lua.vm import Vm
+from tests.lua.recorder import Recorder
 from tests.waiting import let_others_run, wait_until
 
 

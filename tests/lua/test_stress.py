@@ -12,13 +12,13 @@ from typing import Any
 import gevent
 import greenlet
 import pytest
-from recorder import Recorder
 
 from smqrt.broker.deferred import Deferred
 from smqrt.lua.activity import MAX_IDLE
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 ACTIVITIES = 400

@@ -20,12 +20,12 @@ import gevent
 import greenlet
 import pytest
 from gevent.event import Event
-from recorder import Recorder
 
 from smqrt.broker.deferred import Deferred
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
 from smqrt.net.workers import MAX_IDLE
+from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
 ACTIVITIES = 3000

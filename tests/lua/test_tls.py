@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import trustme
-from app_server import AppServer
 
 from smqrt.net.contexts import ClientTls, ServerTls
+from tests.lua.app_server import AppServer
 from tests.pki import identity_of
 
 

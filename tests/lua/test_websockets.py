@@ -11,7 +11,6 @@ from typing import Any
 
 import gevent
 import pytest
-from app_server import AppServer
 from gevent import socket
 from gevent.ssl import SSLContext
 
@@ -20,6 +19,7 @@ from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
+from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
 from tests.waiting import let_others_run, wait_until
 

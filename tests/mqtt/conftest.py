@@ -1,4 +1,4 @@
-"""What the MQTT tests share: brokers, and clients that end with the test."""
+"""Fixtures of the MQTT tests: brokers, and clients that end with the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to be sent: its order, its bounds, and what happens at them."""
+"""The queue of an MQTT client: its order, its bounds, and what happens at them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many connections strangers may open, and that the count is right again when they are gone."""
+"""The limit on connections that strangers may open; the count is right again when they are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is thought of a peer: expired, foreign, self-signed, wrong names, wrong purpose."""
+"""Trust in a peer: expired, foreign, self-signed, wrong names, wrong purpose."""
 
 from __future__ import annotations
 

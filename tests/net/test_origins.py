@@ -1,4 +1,4 @@
-"""Which origins and Host names are the same, and what the lists take."""
+"""Origins and Host names: those that are the same, and the lists of them."""
 
 from __future__ import annotations
 

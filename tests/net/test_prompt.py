@@ -1,4 +1,4 @@
-"""Nothing that a handler begins waits for the next event of the loop, whenever that may come."""
+"""Promptness: all that a handler begins goes on at once, not at the next event of the loop, whenever that may come."""
 
 from __future__ import annotations
 

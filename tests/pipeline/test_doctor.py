@@ -1,4 +1,4 @@
-"""What the doctor finds, each thing on a machine that lacks it."""
+"""`smqrt pipeline doctor`: each finding, on a machine that lacks the thing."""
 
 from __future__ import annotations
 

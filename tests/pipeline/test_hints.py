@@ -1,4 +1,4 @@
-"""What messages and manual pages tell people to type exists: options of commands, of decorators, of `format("smq")`."""
+"""Hints in messages and manual pages name what exists: options of commands, of decorators, of `format("smq")`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from smqrt.journal.record import COLUMNS, Flag, Row
 from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import read_journal
 from smqrt.pipeline.journal_spark import Shredder
-from tests.journal.made import NOON_US, row, write
+from tests.journal.sensor_rows import NOON_US, row, write
 from tests.pipeline.hubs import JournalingHub
 
 HOUR_US = 3_600_000_000

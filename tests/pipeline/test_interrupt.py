@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.journal.made import readings, write
+from tests.journal.sensor_rows import readings, write
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.terminal import START_S, STOP_S, Terminal, alive
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal import compact
 from smqrt.journal.reader import Journal
 from smqrt.pipeline.journal_spark import Spark
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 ROWS = 3000
 

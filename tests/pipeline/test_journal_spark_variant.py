@@ -17,7 +17,7 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.verify import verify
 from smqrt.pipeline.journal_spark import Shredder
 from tests.journal.flips import flipped
-from tests.journal.made import NOON_US, readings, row, write
+from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 
 @pytest.fixture

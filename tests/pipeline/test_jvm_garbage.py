@@ -1,4 +1,4 @@
-"""How much of its time Java collects garbage, told without asking it."""
+"""The share of its time in which Java collects garbage, told without asking it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java is found, and what is said when there is none that fits."""
+"""The Java that is found, and the sentence when there is none that fits."""
 
 from __future__ import annotations
 

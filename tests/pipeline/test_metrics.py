@@ -1,4 +1,4 @@
-"""What Prometheus is told, over a real port."""
+"""Metrics for Prometheus, over a real port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs a query, as other processes see it."""
+"""The process that runs a query, as other processes see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the oldest unread row waits, read from a real journal."""
+"""The age of the oldest unread row, read from a real journal."""
 
 from __future__ import annotations
 

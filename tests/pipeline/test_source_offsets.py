@@ -1,4 +1,4 @@
-"""How far a micro-batch goes, and what happens when rows are gone: arithmetic, without Spark."""
+"""Offsets: the end of a micro-batch, and rows that are gone: arithmetic, without Spark."""
 
 from __future__ import annotations
 

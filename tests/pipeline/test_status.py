@@ -1,4 +1,4 @@
-"""What a query tells of itself: from Spark's progress to the file, and back without Spark."""
+"""The status of a query: from Spark's progress to the file, and back without Spark."""
 
 from __future__ import annotations
 

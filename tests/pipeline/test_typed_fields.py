@@ -21,7 +21,7 @@ from smqrt.pipeline.discover import load
 from smqrt.pipeline.journal_spark import Shredder
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
-from tests.journal.made import row, write
+from tests.journal.sensor_rows import row, write
 
 ODD_VALUES = """
 1|-1|0|-0|-0.0|1.0|1.5|1.50|1e2|1E+2|1e-400|1e400|-1e400|127|128|-129|32768|2147483648|9223372036854775807

@@ -1,4 +1,4 @@
-"""Where requests go."""
+"""Requests of the HTTP client: their URLs, heads and bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""paho-mqtt clients for tests: people who talk, wait for what they expect, and remember what came."""
+"""paho-mqtt clients that wait for what they expect and remember what came."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 PATIENCE_S = 15
 
 
-class Person:
+class PahoClient:
     """A connected client with a thread of its own.
 
     Attributes:
