@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify
 from tests.journal import written
+from tests.journal.written import BATCHES
 
-BATCHES = [7, 8, 20, 31, 32, 33, 50, 64, 70, 71]
 END = BATCHES[-1]
 ROWS = written.rows(0, END)
 SEGMENT = "00000000000000000000.arrows"
@@ -61,22 +60,6 @@ def two(random_: random.Random, data: bytearray, index: bytearray) -> None:
 
 ONE = [flip_data, flip_index, zero_data, zero_index]
 DAMAGES = [*ONE, cut_data, cut_index, two]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    journal = tmp_path_factory.mktemp("whole")
-    written.write(journal, [BATCHES])
-    path = journal / "wal/n1" / SEGMENT
-    return path.read_bytes(), path.with_suffix(".idx").read_bytes()
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder where syncing takes no time."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else tmp_path) as folder:
-        yield Path(folder)
 
 
 def readable(journal: Path) -> dict[int, Row]:

@@ -48,7 +48,7 @@ def kernels(data: bytes, names: list[str], batch_rows: int) -> list[Any]:
     return list(kernel.batches(memoryview(data), tables.schema(names), batch_rows))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(BATCHES, st.lists(st.sampled_from(NAMES), min_size=1, unique=True), st.integers(1, 100))
 def test_the_kernel_gives_what_was_encoded(batches: list[list[Row]], names: list[str], batch_rows: int) -> None:
     found = kernels(joined(batches), names, batch_rows)

@@ -8,9 +8,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from smqrt.journal import arrow, committed, index, manifest, recovery, segment
 from smqrt.journal.index import parse_index
 from smqrt.journal.reader import Journal
 from tests.journal import written
+from tests.journal.written import BATCHES
 
 REPOSITORY = Path(__file__).parents[2]
-BATCHES = [7, 8, 20, 31, 32, 33, 50, 64, 70, 71]
 SEGMENT = "00000000000000000000.arrows"
 TAIL_BATCHES = 4
 
@@ -64,22 +63,6 @@ def garbage(random_: random.Random, data: bytearray, index: bytearray) -> int:
 
 
 DAMAGES = [cut_data, cut_index, flip_last, flip_last_index, garbage]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    journal = tmp_path_factory.mktemp("whole")
-    written.write(journal, [BATCHES])
-    path = journal / "wal/n1" / SEGMENT
-    return path.read_bytes(), path.with_suffix(".idx").read_bytes()
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder where syncing takes no time."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else tmp_path) as folder:
-        yield Path(folder)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)

@@ -14,6 +14,8 @@ from smqrt.journal.record import Row
 
 START_US = 1_763_733_600_000_000
 """2025-11-21 14:00 UTC."""
+BATCHES = [7, 8, 20, 31, 32, 33, 50, 64, 70, 71]
+"""The ends of the batches of a segment that tests damage."""
 TOPICS = ["site1/a/temp", "site1/b/temp", "site2/a/temp", "größe/°C", None]
 
 

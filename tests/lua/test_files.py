@@ -11,6 +11,7 @@ import pytest
 
 from smqrt.http.disk import DiskIo
 from tests.lua.app_server import AppServer
+from tests.waiting import wait_until
 
 
 def told(server: AppServer, code: str) -> str:
@@ -133,7 +134,7 @@ def test_a_slow_disk_holds_nobody_else(server: AppServer, monkeypatch: pytest.Mo
     server.write("", {"a.txt": "hello"})
     code = "local n = 0 for name in io:files'' do n = n + 1 end print(n > 0)"
     listing = [gevent.spawn(server.page, f"<?lsp {code} ?>") for _ in range(6)]
-    gevent.sleep(0.1)  # all six are under way
+    wait_until(lambda: server.vm.activities.blocked == 6)
     assert server.page("<?lsp print(1) ?>").text == "1\n"
     assert not any(job.ready() for job in listing)
     answered.set()

@@ -30,6 +30,14 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     hub.stop()
 
 
+def finishes_its_micro_batch(terminal: Terminal, everybody: dict[int, str]) -> None:
+    terminal.go.touch()
+    assert terminal.wait() == 0, terminal.printed
+    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
+    assert not terminal.traces
+    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+
+
 @pytest.mark.cluster
 def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None:
     """The process that was started is spark-submit's; the driver is its child. It is told twice, as a service manager
@@ -42,11 +50,7 @@ def test_what_was_submitted_finishes_its_micro_batch(terminal: Terminal) -> None
         assert terminal.process
         terminal.process.terminate()
         wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
-    terminal.go.touch()
-    assert terminal.wait() == 0, terminal.printed
-    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
-    assert not terminal.traces
-    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    finishes_its_micro_batch(terminal, everybody)
 
 
 @pytest.mark.cluster
@@ -62,11 +66,7 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
                 os.kill(pid, signal.SIGTERM)
         wait_until(lambda: "once more" in terminal.printed or terminal.ended, "it says what it does", STOP_S)
     assert set(terminal.everybody()) >= set(everybody), terminal.printed
-    terminal.go.touch()
-    assert terminal.wait() == 0, terminal.printed
-    assert (terminal.state("echo"), terminal.state("idle"), terminal.results) == ("stopped", "stopped", [b'{"n":1}'])
-    assert not terminal.traces
-    wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
+    finishes_its_micro_batch(terminal, everybody)
 
 
 @pytest.mark.cluster
