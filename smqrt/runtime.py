@@ -24,9 +24,9 @@ from greenlet import getcurrent, greenlet
 from smqrt import reload
 from smqrt.errors import StartError
 from smqrt.http.access import Access
+from smqrt.http.body import HttpLimits
 from smqrt.http.builtin_pages import ApplicationList, Manual
 from smqrt.http.disk import DiskIo
-from smqrt.http.limits import HttpLimits
 from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
@@ -44,8 +44,8 @@ from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.net import broker
 from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener, open_connections
+from smqrt.net.log_limits import limit_errors_of_greenlets
 from smqrt.net.origins import Hosts, Origins, is_loopback
-from smqrt.net.refusals import limit_errors_of_greenlets
 from smqrt.net.scheduling import GarbageCollector
 from smqrt.settings import Settings
 from smqrt.supervise import Compactions, Pipelines

@@ -22,8 +22,8 @@ from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
+from smqrt.http.body import HttpLimits
 from smqrt.http.head import MAX_FIELDS
-from smqrt.http.limits import HttpLimits
 from smqrt.manual import pages as manual
 from smqrt.net import datapath, graceful_close
 from smqrt.net.tls import HANDSHAKE_S

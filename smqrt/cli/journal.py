@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smqrt.cli.connect import connection_options
-from smqrt.cli.journal_locations import (
+from smqrt.cli.locations import (
     Journals,
     cafile_option,
     chosen_range,

@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from smqrt.cli.pipeline_locations import PipelineLocations, with_app, with_journal
+from smqrt.cli.locations import PipelineLocations, with_app, with_journal
 from smqrt.cli.pipeline_status import shown_progress, status_table, watch_table
 from smqrt.cli.terminal import Interruptible, json_line, write_line
 from smqrt.errors import JournalError, PipelineError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from smqrt.cli.journal_locations import (
+from smqrt.cli.locations import (
     JournalCommand,
     cafile_option,
     chosen_range,

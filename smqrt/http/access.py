@@ -7,8 +7,8 @@ from ipaddress import ip_address
 from typing import NoReturn, Protocol
 
 from smqrt.http.status import HttpError
+from smqrt.net.log_limits import Refusals
 from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
-from smqrt.net.refusals import Refusals
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))

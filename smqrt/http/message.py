@@ -11,11 +11,10 @@ from html import escape
 from typing import Any, Protocol
 
 from smqrt.http.access import Access
-from smqrt.http.body import Body, Source
+from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
-from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.status import HttpError, error_page, reason
 from smqrt.net.origins import Origins
 from smqrt.net.readiness import Watcher

@@ -21,9 +21,8 @@ from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
 from smqrt.http.access import Access
-from smqrt.http.body import ChunkedDecoder
+from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
 from smqrt.http.head import check_beginning
-from smqrt.http.limits import BodyMemory, HttpLimits
 from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from smqrt.net.refusals import Refusals
+from smqrt.net.log_limits import Refusals
 
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60

@@ -17,7 +17,7 @@ from greenlet import getcurrent
 from smqrt.broker.deferred import Deferred
 from smqrt.hub.peer import Info, Peer, PeerSocket
 from smqrt.net import workers
-from smqrt.net.refusals import ErrorLimit
+from smqrt.net.log_limits import ErrorLimit
 from smqrt.net.scheduling import Turn
 from smqrt.wire import smq as wire
 

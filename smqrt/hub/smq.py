@@ -39,7 +39,7 @@ from smqrt.journal import writer
 from smqrt.message import Message, Payload, Requests, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
-from smqrt.net.refusals import Refusals
+from smqrt.net.log_limits import Refusals
 from smqrt.options import function, make
 from smqrt.wire.smq import ConnackCode
 

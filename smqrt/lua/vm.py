@@ -23,8 +23,8 @@ from gevent import get_hub
 
 from smqrt.lua.activity import Activities, LuaThread
 from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, Op, encoded, guarded
+from smqrt.net.log_limits import ErrorLimit
 from smqrt.net.readiness import TimedDeferred
-from smqrt.net.refusals import ErrorLimit
 
 log = logging.getLogger("smqrt.lua")
 

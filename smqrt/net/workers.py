@@ -21,7 +21,7 @@ from gevent.hub import Hub, Waiter
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
-from smqrt.net.refusals import Refusals
+from smqrt.net.log_limits import Refusals
 
 log = logging.getLogger("smqrt")
 

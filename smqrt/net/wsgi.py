@@ -24,8 +24,8 @@ from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.graceful_close import LINGER_S
 from smqrt.net.handover import Admission, Origin, init, open_session, too_many
+from smqrt.net.log_limits import Refusals
 from smqrt.net.origins import Origins, same_origin
-from smqrt.net.refusals import Refusals
 from smqrt.wire import smq
 from smqrt.wire.life import Life, moved
 

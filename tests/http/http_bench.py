@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 from gevent import socket
 
-from smqrt.http.limits import HttpLimits
+from smqrt.http.body import HttpLimits
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root

@@ -9,9 +9,8 @@ import gevent
 import gevent.event
 import pytest
 
-from smqrt.http.body import ChunkedDecoder
+from smqrt.http.body import ChunkedDecoder, HttpLimits
 from smqrt.http.forms import read_form
-from smqrt.http.limits import HttpLimits
 from smqrt.http.message import Request
 from tests.http.cpu import linear, seconds
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ import pytest
 from gevent import socket
 from gevent.event import Event
 
-from smqrt.http.limits import HttpLimits
+from smqrt.http.body import HttpLimits
 from smqrt.http.message import Detached, Request
 from smqrt.http.status import HttpError
 from tests.waiting import let_others_run, wait_until

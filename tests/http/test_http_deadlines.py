@@ -7,7 +7,7 @@ from typing import Any
 
 import gevent
 
-from smqrt.http.limits import HttpLimits
+from smqrt.http.body import HttpLimits
 from smqrt.http.message import Request
 from smqrt.net import graceful_close
 from tests.waiting import wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.http.limits import BodyMemory
+from smqrt.http.body import BodyMemory
 from smqrt.http.status import HttpError
 
 

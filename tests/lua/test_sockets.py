@@ -11,8 +11,8 @@ import gevent
 import pytest
 from gevent import socket
 
+from smqrt.lua import socket_handles
 from smqrt.lua.services import Services
-from smqrt.lua.sockets import handles
 from smqrt.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import let_others_run, wait_until
@@ -240,7 +240,7 @@ def test_a_full_queue_refuses_outsiders_and_suspends_cosockets(vm: Vm, server: A
 
 
 def test_a_peer_that_never_reads_is_not_waited_for(vm: Vm, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "STALLED_S", 0.1)
+    monkeypatch.setattr(socket_handles, "STALLED_S", 0.1)
     code = """
         local s <close> = ba.socket.connect("127.0.0.1", ...)
         local big = ("x"):rep(8000000)
@@ -254,7 +254,7 @@ def test_a_peer_that_never_reads_is_not_waited_for(vm: Vm, server: Any, monkeypa
 
 
 def test_a_peer_that_reads_slowly_is_waited_for(vm: Vm, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "STALLED_S", 0.2)
+    monkeypatch.setattr(socket_handles, "STALLED_S", 0.2)
 
     def slow_reader() -> None:
         peer, _ = server.accept()

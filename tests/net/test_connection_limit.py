@@ -10,7 +10,7 @@ from gevent import socket
 
 from smqrt.net import listener
 from smqrt.net.listener import Acceptor
-from smqrt.net.refusals import Refusals
+from smqrt.net.log_limits import Refusals
 from tests.device import KINDS, WS, Site
 from tests.waiting import wait_until
 

@@ -28,10 +28,10 @@ from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketBinding
 from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, from_utf8, methods
 from smqrt.lua.services import Services
-from smqrt.lua.sockets.handles import PeerHandle
+from smqrt.lua.socket_handles import PeerHandle
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.net.refusals import ErrorLimit
+from smqrt.net.log_limits import ErrorLimit
 from smqrt.options import make, options_of
 from smqrt.wire import smq as wire
 

@@ -14,7 +14,7 @@ from smqrt.http.status import HttpError
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_words
 from smqrt.lua.services import Services
-from smqrt.lua.sockets.handles import (
+from smqrt.lua.socket_handles import (
     AGAIN,
     DatagramHandle,
     ListenerHandle,
@@ -25,8 +25,8 @@ from smqrt.lua.sockets.handles import (
     Suspensions,
     set_option,
 )
-from smqrt.lua.sockets.websocket import WebSocketHandle
 from smqrt.lua.vm import Vm
+from smqrt.lua.websocket_handle import WebSocketHandle
 from smqrt.net.addresses import resolve
 from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.datagram import Datagram

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smqrt.errors import ArgumentError, ProtocolError
 from smqrt.http.message import RequestServer
 from smqrt.lua.bridge import fail
-from smqrt.lua.sockets.handles import AGAIN, StreamHandle, Values
+from smqrt.lua.socket_handles import AGAIN, StreamHandle, Values
 from smqrt.net.contexts import ClientTls, ServerTls
 from smqrt.net.scheduling import share
 from smqrt.net.stream import Stream

@@ -1,1 +1,0 @@
-"""The sockets behind the socket objects of Lua."""
