@@ -267,6 +267,8 @@ class SendQueue:
         else:
             number = self._endpoint.subscribe(request.topic, request.options, request.properties)
         self._subscriptions.sent(number, request)
+        if not number:
+            self._endpoint.answer_too_large()
 
     @property
     def is_drained(self) -> bool:

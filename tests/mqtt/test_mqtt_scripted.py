@@ -246,6 +246,18 @@ def test_what_is_too_large_for_the_broker_fails(scripted: Scripted, connect: Con
     assert [payload for _, payload in broker.received] == [b"x" * 40]
 
 
+def test_a_subscription_that_is_too_large_for_the_broker_is_refused(scripted: Scripted, connect: Connect) -> None:
+    broker = scripted(properties=b"\x27\0\0\0\x40")
+    client = connect(broker.address)
+    told: list[tuple[str, int]] = []
+    client.subscribe("x" * 80, None, lambda topic, reason, _: told.append((topic, reason)))
+    client.subscribe("short", None, lambda topic, reason, _: told.append((topic, reason)))
+    assert client.flush(5)
+    wait_until(lambda: len(told) == 2)
+    assert told == [("x" * 80, 0x95), ("short", 0)]
+    assert client.connected
+
+
 def test_what_is_too_large_for_us_ends_the_connection(scripted: Scripted, connect: Connect) -> None:
     log: list[Any] = []
     broker = scripted(on_open=lambda wire: wire.send(publish("t", b"x" * 100, properties=b"")))

@@ -12,6 +12,7 @@ from smqrt.wire.mqtt.decode import (
     decode_disconnect,
     decode_ping,
     decode_subscribe_answer,
+    publish_alias,
     publish_identifier,
 )
 from smqrt.wire.mqtt.endpoint import ConnectionState, EndpointEvents, MqttEndpoint
@@ -28,11 +29,10 @@ from smqrt.wire.mqtt.packets import (
 )
 from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError, number_of
 from smqrt.wire.mqtt.reasons import Reason
-from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
+from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession, OutgoingMessage
 
 MAX_REQUESTS = 100  # subscriptions that wait for their answer; packet identifiers are few
 INFLIGHT_3 = 20  # ordinary servers of MQTT 3.1.1 drop what goes beyond, and can't say so
-MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers: a free one is found soon
 PINGS_PER_KEEPALIVE = 2
 _CONNACK = 0x20
 
@@ -87,7 +87,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self.password: bytes | None = None
         self.ping_s = 0.0
         self._is_clean = True
-        self._keepalive_s, self._pinged_s = 0, 0.0
+        self._keepalive_s, self._pinged_s, self._unanswered_s = 0, 0.0, 0.0
         self._max_qos, self._retain_available = 2, True
         self._confirmed_0 = 0
         self._pings: deque[int] = deque()  # how many QoS 0 messages were sent before each
@@ -112,7 +112,8 @@ class MqttClientEndpoint(MqttEndpoint):
         limit_bytes = number_of(properties, "maximumpacketsize", self._limit_bytes)
         self._reset(limit_bytes)
         self._splitter.only = _CONNACK
-        self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
+        if self._version == 5:
+            self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
         self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
         self._is_clean, self._keepalive_s = is_clean, keepalive_s
         self._pings.clear()
@@ -165,21 +166,22 @@ class MqttClientEndpoint(MqttEndpoint):
             is_reading: false while the application is too busy to read: then answers are not waited for.
 
         Raises:
-            MqttError: KEEP_ALIVE_TIMEOUT; it did not answer.
+            MqttError: KEEP_ALIVE_TIMEOUT; it did not answer, and sent nothing else.
         """
         if not is_reading:
-            self._pings.clear()
             self._heard_s = now_s
         if not self.ping_s or self.state is not ConnectionState.OPEN:
             return
-        if self._pings:
-            if now_s - self._pinged_s >= self.ping_s:
-                raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "the broker did not answer a ping")
-        elif now_s - self._wrote_s >= self.ping_s or now_s - self._heard_s >= self.ping_s:
-            self.ping(now_s)
+        is_silent = now_s - self._heard_s >= self.ping_s
+        if self._pings and is_silent and now_s - self._unanswered_s >= self.ping_s:
+            raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "the broker did not answer a ping")
+        if is_silent and not self._pings or now_s - max(self._wrote_s, self._pinged_s) >= self.ping_s:
+            self.ping(now_s)  # also while the answer to an earlier one is late: the server counts what it gets
 
     def ping(self, now_s: float) -> None:
         """Send PINGREQ. Its answer comes behind all that was sent before."""
+        if not self._pings:
+            self._unanswered_s = now_s
         self._pings.append(self._sent_0)
         self._pinged_s = now_s
         self._send(PINGREQ)
@@ -214,18 +216,26 @@ class MqttClientEndpoint(MqttEndpoint):
         return self.is_open and self._has_space and len(self.session.requests) < MAX_REQUESTS
 
     def subscribe(self, topic: str, options: int, properties: Props) -> int:
-        """Send SUBSCRIBE; returns the packet identifier that the answer will have."""
+        """Send SUBSCRIBE; returns the packet identifier that the answer will have, 0 when the server takes no packet
+        that large [MQTT-3.2.2-15]."""
         number = self.session.new_identifier()
-        self.session.requests.add(number)
-        self._send(encode(SubscribePacket(number, [Subscription(topic, options)], properties), self._version))
-        return number
+        return self._ask(SubscribePacket(number, [Subscription(topic, options)], properties))
 
     def unsubscribe(self, topic: str, properties: Props) -> int:
-        """Send UNSUBSCRIBE; returns the packet identifier that the answer will have."""
-        number = self.session.new_identifier()
-        self.session.requests.add(number)
-        self._send(encode(UnsubscribePacket(number, [topic], properties), self._version))
-        return number
+        """Send UNSUBSCRIBE; returns as `subscribe`."""
+        return self._ask(UnsubscribePacket(self.session.new_identifier(), [topic], properties))
+
+    def _ask(self, packet: SubscribePacket | UnsubscribePacket) -> int:
+        data = encode(packet, self._version)
+        if len(data) > self._peer_limit_bytes:
+            return 0
+        self.session.requests.add(packet.packet_identifier)
+        self._send(data)
+        return packet.packet_identifier
+
+    def answer_too_large(self) -> None:
+        """Answer what was not sent, packet identifier 0, as the server would have done."""
+        self._client_events.on_answer(0, Reason.PACKET_TOO_LARGE, {})
 
     def _on_subscribe_answer(self, first: int, body: bytes) -> None:
         check_flags(first)
@@ -238,7 +248,10 @@ class MqttClientEndpoint(MqttEndpoint):
         self._events.on_room()
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
-        """A third party sent the message: the connection stays, and the message is refused."""
+        """A third party sent the message: the connection stays, and the message is refused. Its alias counts: messages
+        behind it may have no other topic."""
+        if self._alias_limit_in:
+            self._resolved(publish_alias(first, body))
         self._client_events.on_left_out()
         qos = first >> 1 & 3
         if qos:

@@ -34,6 +34,7 @@ from smqrt.wire.mqtt.properties import (
     Properties,
     cut_off,
     decode_properties,
+    find_alias,
     read_binary,
     read_text,
 )
@@ -207,7 +208,7 @@ def _check_connect_flags(flags: int, version: int) -> None:
     if flags & 0x18 == 0x18:
         raise MqttError(Reason.MALFORMED_PACKET, "a will with QoS 3")  # [MQTT-3.1.2-12]
     if not flags & 0x04 and flags & 0x38:
-        raise MqttError(Reason.MALFORMED_PACKET, "flags of a will without one")  # [MQTT-3.1.2-11]
+        raise MqttError(Reason.MALFORMED_PACKET, "flags of a will without one")  # [MQTT-3.1.2-11], [MQTT-3.1.2-13]
     if version == 4 and flags & 0xC0 == 0x40:
         raise MqttError(Reason.MALFORMED_PACKET, "a password without a user name")  # 3.1.1 [MQTT-3.1.2-22]
 
@@ -264,6 +265,17 @@ def publish_identifier(body: bytes) -> int:
     """The packet identifier of a PUBLISH packet with QoS 1 or 2 that `decode_publish` has looked at."""
     end = 2 + (body[0] << 8 | body[1])
     return body[end] << 8 | body[end + 1]
+
+
+def publish_alias(first: int, body: bytes) -> PublishPacket:
+    """Topic and alias alone of a PUBLISH packet that has too many properties for `decode_publish`.
+
+    Raises:
+        MqttError: the rest of them breaks a rule, or they are too many even for that.
+    """
+    topic, at = read_text(body, 0, len(body))
+    alias = find_alias(body, at + 2 if first & 6 else at)
+    return PublishPacket(topic, b"", properties={"topicalias": alias} if alias else {})
 
 
 def decode_acknowledgement(first: int, body: bytes, version: int) -> Acknowledgement:

@@ -226,6 +226,7 @@ class MqttEndpoint:
             properties = varint(len(properties)) + properties
         packet = encode_publish(flags, topic, message.packet_identifier, properties, message.payload)
         if len(packet) > self._peer_limit_bytes:
+            self._aliases_out.pop(topic, None)  # a new one, which the other side does not learn now
             self.session.settle(message, "toolarge")
             return
         self._send(packet)

@@ -230,7 +230,7 @@ _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
 NAMES = tuple(item.name for item in _TABLE)
 """Of all properties of the standard, in the order of their numbers."""
-_SUBSCRIPTION = _BY_NAME["subscriptionidentifier"]
+_SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
 
 # ---- bytes to a dict
 
@@ -271,6 +271,40 @@ def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Pro
     if at == end:
         return found
     raise TooManyPropertiesError
+
+
+def find_alias(data: bytes, at: int) -> int:
+    """The topic alias among the properties of PUBLISH at a position, their length first; 0 when there is none. There
+    may be any number of user properties, which are not looked at.
+
+    Raises:
+        TooManyPropertiesError: more than MAX_PROPERTIES others.
+        MqttError: they break a rule.
+    """
+    size, at = read_varint(data, at, len(data))
+    try:
+        return _alias_between(data, at, at + size)
+    except IndexError:
+        raise cut_off() from None
+
+
+def _alias_between(data: bytes, at: int, end: int) -> int:
+    user, others = _USER, 0  # a mebibyte has 200,000 user properties: this takes nothing but their lengths
+    while at < end:
+        if data[at] == user:
+            at += 3 + (data[at + 1] << 8 | data[at + 2])
+            at += 2 + (data[at] << 8 | data[at + 1])
+            continue
+        found: Properties = {}
+        at = _read_one(found, data, at, end, PacketType.PUBLISH)
+        if _ALIAS.name in found:
+            return number_of(found, _ALIAS.name, 0)
+        others += 1
+        if others > MAX_PROPERTIES:
+            raise TooManyPropertiesError
+    if at != end:
+        raise cut_off()
+    return 0
 
 
 def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:

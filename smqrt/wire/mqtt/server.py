@@ -34,7 +34,7 @@ from smqrt.wire.mqtt.packets import (
 )
 from smqrt.wire.mqtt.properties import PacketType, Props, number_of
 from smqrt.wire.mqtt.reasons import RETURN_CODES, Reason
-from smqrt.wire.mqtt.session import MqttSession
+from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession
 from smqrt.wire.mqtt.topics import is_topic_name
 
 KEEPALIVE_FACTOR = 1.5
@@ -78,14 +78,15 @@ class MqttServerEndpoint(MqttEndpoint):
 
     Attributes:
         version: of the client; 0 before CONNECT.
-        will: what is to be published when the connection ends; None without one, and after a DISCONNECT that says so
-            [MQTT-3.1.2-8], [MQTT-3.1.2-10].
+        will: what is to be published when the connection ends; None without one, before the client is let in, and after
+            a DISCONNECT that says so [MQTT-3.1.2-8], [MQTT-3.1.2-10].
     """
 
     def __init__(self, events: ServerEvents, limit_bytes: int = MAX_PACKET_BYTES) -> None:
         super().__init__(events, MqttSession(), 0, limit_bytes)
         self._server_events = events
         self.will: WillMessage | None = None
+        self._offered_will: WillMessage | None = None
         self._keepalive_s = 0
         self._session_expiry_s = 0
         self._max_qos, self._retain_available = 2, True
@@ -117,23 +118,25 @@ class MqttServerEndpoint(MqttEndpoint):
         self._splitter.only = 0
         if packet.will is not None:
             check_message_properties(packet.will.properties)
-        self.will = packet.will
+        self._offered_will = packet.will
         self._keepalive_s = packet.keepalive_s
         properties = packet.properties
         self._session_expiry_s = number_of(properties, "sessionexpiryinterval", 0)
-        self._window = number_of(properties, "receivemaximum", 0xFFFF)
+        self._window = min(number_of(properties, "receivemaximum", 0xFFFF), MAX_INFLIGHT)
         self._peer_limit_bytes = number_of(properties, "maximumpacketsize", MAX_PACKET_BYTES)
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0)
         self._server_events.on_connect(packet)
 
     def accept(self, session: MqttSession, is_session_present: bool, properties: Mapping[str, object] = _NONE) -> None:
-        """Let the client in; what its session has in flight may be sent again with `send_again`.
+        """Let the client in, if it is still there; what its session has in flight may be sent again with `send_again`.
 
         Args:
             session: the one that is kept, or a new one.
             properties: of CONNACK: what this server can't do, and its limits, which it keeps from now on.
         """
-        self.session = session
+        if self.state is not ConnectionState.CONNECTING:
+            return
+        self.session, self.will = session, self._offered_will
         self._receive_maximum = number_of(properties, "receivemaximum", 0xFFFF)
         self._alias_limit_in = number_of(properties, "topicaliasmaximum", 0)
         self._keepalive_s = number_of(properties, "serverkeepalive", self._keepalive_s)
@@ -194,7 +197,7 @@ class MqttServerEndpoint(MqttEndpoint):
         self._server_events.on_unsubscribe(decode_unsubscribe(first, body, self._version))
 
     def answer(self, packet: SubscribePacket | UnsubscribePacket, codes: bytes, properties: Props = _NONE) -> None:
-        """Send SUBACK or UNSUBACK: a reason code for each topic filter, in their order [MQTT-3.8.4-6]."""
+        """SUBACK or UNSUBACK: a reason code for each topic filter, in their order [MQTT-3.8.4-6], [MQTT-3.9.3-1]."""
         kind = PacketType.SUBACK if isinstance(packet, SubscribePacket) else PacketType.UNSUBACK
         self._send(encode(SubscribeAnswer(kind, packet.packet_identifier, codes, properties), self._version))
 

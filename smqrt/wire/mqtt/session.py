@@ -13,6 +13,7 @@ from collections import OrderedDict
 from smqrt.wire.mqtt.reasons import FIRST_FAILURE
 
 _IDENTIFIERS = 0xFFFF
+MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers: a free one is found soon
 
 
 class OutgoingMessage:
@@ -71,7 +72,7 @@ class MqttSession:
         self._last_identifier = 0
 
     def new_identifier(self) -> int:
-        """A packet identifier that nothing uses; at most 65,535 are in use at once, what the receive maximum and
+        """A packet identifier that nothing uses; at most 65,535 are in use at once, what `MAX_INFLIGHT` and
         `MAX_REQUESTS` see to."""
         number = self._last_identifier
         while True:
@@ -92,9 +93,9 @@ class MqttSession:
             self.unreleased.clear()
             for message in [message for message in self.in_flight.values() if message.is_released]:
                 self.settle(message)
+        for number, message in self.in_flight.items():
+            message.is_dup = is_kept and (message.is_dup or number not in self.unsent)
         self.unsent = OrderedDict(self.in_flight)
-        for message in self.unsent.values():
-            message.is_dup = is_kept
 
     def begin(self, message: OutgoingMessage) -> None:
         """A message with QoS 1 or 2 is about to be sent for the first time: it gets its packet identifier."""

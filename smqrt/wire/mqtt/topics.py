@@ -16,7 +16,7 @@ OnPub = Callable[[str, bytes, Props, int], object]
 
 
 def is_topic_name(topic: str) -> bool:
-    """Whether messages may be published to a topic: it is not empty and has no wildcards [MQTT-4.7.1-1]."""
+    """Whether messages may be published to a topic: it is not empty and has no wildcards [MQTT-4.7.0-1]."""
     return topic != "" and "+" not in topic and "#" not in topic
 
 
@@ -167,4 +167,4 @@ class Routes:
             return list(self._by_topic.match(topic))
         numbers = properties.get("subscriptionidentifier", ())
         numbers = numbers if isinstance(numbers, list) else [numbers]
-        return [self._callbacks[number] for number in numbers if number in self._callbacks]
+        return [self._callbacks[number] for number in dict.fromkeys(numbers) if number in self._callbacks]

@@ -1,0 +1,291 @@
+"""Both sides of a connection by themselves: limits, aliases, signs of life, and what a reconnect leaves of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smqrt.errors import MqttError
+from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.decode import PacketSplitter, decode
+from smqrt.wire.mqtt.endpoint import ConnectionState
+from smqrt.wire.mqtt.packets import (
+    PINGREQ,
+    PINGRESP,
+    Acknowledgement,
+    ConnackPacket,
+    ConnectPacket,
+    Packet,
+    PublishPacket,
+    WillMessage,
+    encode,
+)
+from smqrt.wire.mqtt.properties import MAX_PROPERTIES, PacketType
+from smqrt.wire.mqtt.reasons import Reason
+from smqrt.wire.mqtt.server import MqttServerEndpoint
+from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
+
+
+class Events:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, bytes]] = []
+        self.answers: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+    def on_message(self, message: PublishPacket) -> int:
+        self.messages.append((message.topic, message.payload))
+        return 0
+
+    def on_answer(self, packet_identifier: int, code: int, _properties: object) -> None:
+        self.answers.append((packet_identifier, code))
+
+
+def client_of(version: int = 5, **options: Any) -> tuple[MqttClientEndpoint, Events]:
+    events = Events()
+    return MqttClientEndpoint(events, version, "c", **options), events
+
+
+def open_client(
+    client: MqttClientEndpoint,
+    connack: dict[str, Any] | None = None,
+    connect: dict[str, Any] | None = None,
+    *,
+    is_present: bool = False,
+    version: int = 5,
+    keepalive_s: int = 0,
+) -> None:
+    client.connect(not is_present, keepalive_s, connect or {})
+    client.take(0.0)
+    give(client, ConnackPacket(is_present, 0, connack or {}), version)
+    assert client.is_open
+
+
+def give(endpoint: Any, packet: Packet | bytes, version: int = 5, now_s: float = 0.0) -> None:
+    endpoint.feed(packet if isinstance(packet, bytes) else encode(packet, version), now_s)
+    while endpoint.next():
+        pass
+
+
+def sent(endpoint: Any, version: int = 5, is_client: bool = True) -> list[Any]:
+    splitter = PacketSplitter()
+    splitter.feed(endpoint.take(0.0))
+    found = []
+    while packet := splitter.next():
+        found.append(decode(*packet, version, is_client))
+    return found
+
+
+def message(payload: bytes = b"x", qos: int = 0, topic: bytes = b"t") -> OutgoingMessage:
+    return OutgoingMessage(topic, payload, qos, False, b"")
+
+
+# ---- aliases
+
+
+def test_a_topic_of_a_message_that_was_too_large_has_no_alias_yet() -> None:
+    client, _ = client_of(use_aliases=True)
+    open_client(client, {"topicaliasmaximum": 2, "maximumpacketsize": 40})
+    client.send(message(b"x" * 100))
+    client.send(message(b"y"))
+    client.send(message(b"z"))
+    assert [(packet.topic, packet.payload) for packet in sent(client)] == [("t", b"y"), ("", b"z")]
+
+
+def test_aliases_end_with_their_connection() -> None:
+    client, _ = client_of(use_aliases=True)
+    for _ in range(2):
+        open_client(client, {"topicaliasmaximum": 1}, {"topicaliasmaximum": 1})
+        client.send(message())
+        assert [packet.topic for packet in sent(client)] == ["t"]
+        give(client, PublishPacket("in", b"1", properties={"topicalias": 1}))
+        client.abort()
+    open_client(client, {}, {"topicaliasmaximum": 1})
+    client.send(message())
+    assert [packet.properties for packet in sent(client)] == [{}]
+    with pytest.raises(MqttError, match="means nothing"):
+        give(client, PublishPacket("", b"1", properties={"topicalias": 1}))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_alias_of_a_message_that_is_refused_for_its_properties_counts(before: bool) -> None:
+    client, events = client_of()
+    open_client(client, connect={"topicaliasmaximum": 2})
+    give(client, PublishPacket("old", b"1", properties={"topicalias": 1}))
+    users = {"u": ["v"] * (MAX_PROPERTIES + 10)}
+    alias = {"topicalias": 1}
+    give(client, PublishPacket("new", b"2", properties=alias | users if before else users | alias))
+    give(client, PublishPacket("", b"3", properties={"topicalias": 1}))
+    assert events.messages == [("old", b"1"), ("new", b"3")]
+
+
+# ---- signs of life
+
+
+def test_pauses_of_the_reading_do_not_lose_what_a_ping_confirms() -> None:
+    client, _ = client_of()
+    open_client(client, keepalive_s=10)
+    client.send(message())
+    client.take(1.0)
+    client.ping(1.0)
+    client.check_alive(2.0, is_reading=False)
+    client.send(message())
+    client.take(2.0)
+    client.check_alive(7.5, is_reading=False)
+    assert client.take(7.5) == PINGREQ, "the broker wants to hear of us"
+    give(client, PINGRESP, now_s=7.5)
+    assert client.unconfirmed == 1, "the answer to the first ping says nothing of what came behind it"
+    give(client, PINGRESP, now_s=8.0)
+    assert client.unconfirmed == 0
+
+
+def test_a_broker_that_sends_is_alive_although_the_answer_to_the_ping_is_late() -> None:
+    client, _ = client_of()
+    open_client(client, keepalive_s=10)
+    client.ping(10.0)
+    give(client, PublishPacket("a", b"x"), now_s=14.0)
+    client.check_alive(15.5)
+    with pytest.raises(MqttError, match="ping") as failure:
+        client.check_alive(19.0)
+    assert failure.value.code == Reason.KEEP_ALIVE_TIMEOUT
+
+
+def test_the_keep_alive_of_a_server_ends_with_its_connection() -> None:
+    client, _ = client_of()
+    open_client(client, {"serverkeepalive": 4}, keepalive_s=60)
+    assert client.ping_s == 2
+    open_client(client, keepalive_s=60)
+    assert client.ping_s == 30
+
+
+def test_an_unanswered_ping_ends_with_its_connection() -> None:
+    client, _ = client_of()
+    open_client(client, keepalive_s=10)
+    client.ping(1.0)
+    client.abort()
+    client.connect(True, 10, {})
+    client.take(20.0)
+    give(client, ConnackPacket(False, 0), now_s=20.0)
+    client.check_alive(20.0)
+    assert client.take(20.0) == b""
+    client.check_alive(26.0)
+    assert client.take(26.0) == PINGREQ
+
+
+# ---- sessions
+
+
+def test_an_earlier_connections_limits_are_gone() -> None:
+    client, _ = client_of()
+    open_client(client, {"receivemaximum": 1, "maximumqos": 0, "retainavailable": 0, "maximumpacketsize": 50})
+    client.abort()
+    open_client(client)
+    for _ in range(3):
+        assert client.can_send(2)
+        client.send(message(b"x" * 100, 2))
+    assert [packet.qos for packet in sent(client)] == [2, 2, 2]
+
+
+def test_a_request_of_an_earlier_connection_holds_no_identifier() -> None:
+    client, events = client_of()
+    open_client(client)
+    number = client.subscribe("a", 0, {})
+    client.abort()
+    open_client(client, is_present=True)
+    assert not client.session.requests
+    assert client.subscribe("a", 0, {}) == number + 1
+    assert not events.answers
+
+
+def test_what_is_larger_than_the_broker_takes_is_not_asked() -> None:
+    client, _ = client_of()
+    open_client(client, {"maximumpacketsize": 40})
+    for ask in (lambda: client.subscribe("t" * 40, 0, {}), lambda: client.unsubscribe("t" * 40, {})):
+        assert ask() == 0
+    assert not client.session.requests
+    assert client.take(0.0) == b""
+
+
+def test_qos_2_over_a_reconnect() -> None:
+    client, _ = client_of()
+    open_client(client)
+    for payload in (b"1", b"2"):
+        client.send(message(payload, 2))
+    client.take(0.0)
+    give(client, Acknowledgement(PacketType.PUBREC, 1))
+    client.abort()
+    open_client(client, is_present=True)
+    assert not client.can_send(0)
+    client.send_again()
+    release, again = sent(client)
+    assert (release.type, release.packet_identifier) == (PacketType.PUBREL, 1)
+    assert (again.payload, again.packet_identifier, again.flags & 8) == (b"2", 2, 8)
+    assert client.can_send(0)
+
+
+def test_a_receive_maximum_that_was_never_told_does_not_count() -> None:
+    client, events = client_of(4)
+    open_client(client, connect={"receivemaximum": 1}, version=4)
+    for number in (1, 2):
+        give(client, PublishPacket("a", b"x", 4, number), 4)
+    assert len(events.messages) == 2
+
+
+# ---- servers
+
+
+class ServerEvents(Events):
+    """A server that refuses, accepts, or decides later."""
+
+    def __init__(self, decide: str) -> None:
+        super().__init__()
+        self.endpoint = MqttServerEndpoint(self)
+        self.decide = decide
+
+    def on_connect(self, _packet: ConnectPacket) -> None:
+        if self.decide == "accept":
+            self.endpoint.accept(MqttSession(), False)
+        elif self.decide == "refuse":
+            self.endpoint.refuse(Reason.NOT_AUTHORIZED)
+
+
+CONNECT = ConnectPacket(5, "c", keepalive_s=10, will=WillMessage("w", b"dead"))
+
+
+@pytest.mark.parametrize("decide", ["refuse", "later"])
+def test_a_client_that_was_not_let_in_has_no_will(decide: str) -> None:
+    server = ServerEvents(decide).endpoint
+    give(server, CONNECT)
+    server.abort()
+    assert server.will is None
+
+
+def test_a_client_that_was_let_in_has_one_until_it_disconnects() -> None:
+    server = ServerEvents("accept").endpoint
+    give(server, CONNECT)
+    assert server.will == WillMessage("w", b"dead")
+    give(server, b"\xe0\x00")
+    assert server.will is None
+
+
+def test_a_decision_that_comes_after_the_end_changes_nothing() -> None:
+    server = ServerEvents("later").endpoint
+    give(server, CONNECT)
+    server.abort()
+    server.accept(MqttSession(), False)
+    assert server.state is ConnectionState.CLOSED
+    assert server.take(0.0) == b""
+    assert server.will is None
+
+
+def test_a_client_with_the_largest_receive_maximum_leaves_identifiers_free() -> None:
+    server = ServerEvents("accept").endpoint
+    give(server, CONNECT)
+    while server.can_send(1):
+        server.send(message(qos=1))
+        server.take(0.0)
+    assert 1000 < len(server.session.in_flight) <= 0x7FFF
