@@ -18,7 +18,7 @@ from smqrt.mqtt.queue import MqttSubscriptions, SendQueue
 from smqrt.net.callbacks import Callbacks
 from smqrt.net.stream import Stream
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from smqrt.wire.mqtt.properties import Props
+from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -49,7 +49,8 @@ class ConnectionKeeper:
         onstatus: OnStatus | None,
         callbacks: Callbacks,
     ) -> None:
-        endpoint.connect_packet(True, options.keepalive, properties)  # raises now what would fail later
+        encode_properties(properties, PacketType.CONNECT)  # raises now what would fail later
+        endpoint.connect_packet(True, options.keepalive, properties)
         self._connect, self._endpoint, self._options, self._properties = connect, endpoint, options, properties
         self.onstatus, self._callbacks = onstatus, callbacks
         self.end: MqttCloseReason | None = None

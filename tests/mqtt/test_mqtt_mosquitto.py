@@ -332,7 +332,14 @@ def test_wrong_arguments_are_named(mosquitto: Mosquitto, connect: Connect, what:
 
 @pytest.mark.parametrize(
     "options",
-    [{"version": 3}, {"keepalive": -1}, {"colour": 1}, {"cafile": "/nowhere"}, {"properties": {"receivemaximum": 0}}],
+    [
+        {"version": 3},
+        {"keepalive": -1},
+        {"colour": 1},
+        {"cafile": "/nowhere"},
+        {"properties": {"receivemaximum": 0}},
+        {"version": 4, "properties": {"receivemaximum": 0}},
+    ],
 )
 def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):

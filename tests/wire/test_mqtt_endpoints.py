@@ -235,6 +235,43 @@ def test_a_receive_maximum_that_was_never_told_does_not_count() -> None:
     assert len(events.messages) == 2
 
 
+def test_messages_that_wait_for_pubrel_leave_a_new_connection_its_receive_maximum() -> None:
+    client, events = client_of()
+    open_client(client, connect={"receivemaximum": 1})
+    give(client, PublishPacket("a", b"1", 4, 1))
+    client.abort()
+    open_client(client, connect={"receivemaximum": 1}, is_present=True)
+    give(client, PublishPacket("a", b"2", 4, 2))
+    assert [payload for _, payload in events.messages] == [b"1", b"2"]
+    with pytest.raises(MqttError, match="receive maximum"):
+        give(client, PublishPacket("a", b"3", 4, 3))
+
+
+def test_a_new_session_on_a_broker_that_can_do_less_gets_less() -> None:
+    client, _ = client_of()
+    open_client(client)
+    items = [OutgoingMessage(b"t", b"x", qos, True, b"") for qos in (2, 1)]
+    for item in items:
+        client.send(item)
+    client.abort()
+    open_client(client, {"maximumqos": 0, "retainavailable": 0})
+    client.send_again()
+    assert [packet.flags for packet in sent(client)] == [0, 0]
+    assert not client.session.in_flight
+    assert client.session.in_flight_bytes == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_refusal_is_told_although_it_claims_a_session(version: int) -> None:
+    client, events = client_of(version)
+    told: list[int] = []
+    events.on_connack = lambda code, *_: told.append(code)  # type: ignore[attr-defined]
+    client.connect(True, 0, {})
+    give(client, b"\x20\x03\x01\x87\x00" if version == 5 else b"\x20\x02\x01\x05")
+    assert told == [0x87 if version == 5 else 5]
+    assert not client.is_open
+
+
 # ---- servers
 
 

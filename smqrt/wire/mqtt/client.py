@@ -88,7 +88,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self.ping_s = 0.0
         self._is_clean = True
         self._keepalive_s, self._pinged_s, self._unanswered_s = 0, 0.0, 0.0
-        self._max_qos, self._retain_available = 2, True
+        self._max_qos, self._retain_available, self._is_limited = 2, True, False
         self._confirmed_0 = 0
         self._pings: deque[int] = deque()  # how many QoS 0 messages were sent before each
         self._handlers |= {
@@ -151,7 +151,15 @@ class MqttClientEndpoint(MqttEndpoint):
         self._max_qos = number_of(properties, "maximumqos", 2)
         self._retain_available = bool(number_of(properties, "retainavailable", 1))
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0) if self._use_aliases else 0
-        self.session.resume(is_session_present)
+        self._resume(is_session_present)
+        self._is_limited = self._max_qos < 2 or not self._retain_available
+        if self._is_limited and not is_session_present:  # what is sent as new is sent as well as this server can
+            for message in self.session.unsent.values():
+                self._lower(message)
+
+    def _lower(self, message: OutgoingMessage) -> None:
+        message.qos = min(message.qos, self._max_qos)
+        message.retain = message.retain and self._retain_available
 
     def _on_disconnect(self, first: int, body: bytes) -> None:
         check_flags(first)
@@ -206,8 +214,8 @@ class MqttClientEndpoint(MqttEndpoint):
 
     def send(self, message: OutgoingMessage) -> None:
         """Send a message for the first time, as well as this server can; `can_send` was true."""
-        message.qos = min(message.qos, self._max_qos)
-        message.retain = message.retain and self._retain_available
+        if self._is_limited:
+            self._lower(message)
         super().send(message)
 
     @property
@@ -241,7 +249,7 @@ class MqttClientEndpoint(MqttEndpoint):
         check_flags(first)
         packet = decode_subscribe_answer(first, body, self._version)
         if len(packet.codes) > 1:
-            raise MqttError(Reason.PROTOCOL_ERROR, "an answer to more topic filters than were asked for")
+            raise MqttError(Reason.MALFORMED_PACKET, "an answer to more topic filters than were asked for")
         self.session.requests.discard(packet.packet_identifier)
         code = packet.codes[0] if packet.codes else 0
         self._client_events.on_answer(packet.packet_identifier, code, packet.properties)

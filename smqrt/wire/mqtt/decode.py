@@ -228,8 +228,6 @@ def decode_connack(_first: int, body: bytes, version: int) -> ConnackPacket:
         raise MqttError(Reason.MALFORMED_PACKET, "a CONNACK packet of a wrong size")
     if body[0] > 1:
         raise MqttError(Reason.MALFORMED_PACKET, "a reserved flag of CONNACK is set")  # [MQTT-3.2.2-1]
-    if body[0] and body[1]:
-        raise MqttError(Reason.PROTOCOL_ERROR, "a refusal with a session")  # [MQTT-3.2.2-6]
     # MQTT 5 has at least the length of the properties; servers that leave it out for a refusal are understood
     properties, at = decode_properties(body, 2, PacketType.CONNACK) if len(body) > 2 else ({}, 2)
     _check_end(body, at)

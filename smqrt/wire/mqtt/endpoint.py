@@ -97,6 +97,7 @@ class MqttEndpoint:
         self._out_bytes = 0
         self._fed_s = self._heard_s = self._wrote_s = 0.0
         self._window = self._receive_maximum = 0xFFFF
+        self._unreleased_before = 0
         self._peer_limit_bytes = MAX_PACKET_BYTES
         self._alias_limit_in = self._alias_limit_out = 0
         self._aliases_in: dict[int, str] = {}
@@ -106,6 +107,12 @@ class MqttEndpoint:
     def is_open(self) -> bool:
         """Whether the connection stands and was accepted."""
         return self.state is ConnectionState.OPEN
+
+    def _resume(self, is_kept: bool) -> None:
+        """The connection was accepted; see `MqttSession.resume`."""
+        self.session.resume(is_kept)
+        # the receive maximum is for one connection (§3.1.2.11.3)
+        self._unreleased_before = len(self.session.unreleased)
 
     # ---- bytes
 
@@ -232,7 +239,10 @@ class MqttEndpoint:
         self._send(packet)
         if not message.qos:
             self._sent_0 += 1
-            message.finish()
+            if message.packet_identifier:  # it had another QoS on an earlier connection
+                self.session.settle(message)
+            else:
+                message.finish()
 
     def _aliased(self, message: OutgoingMessage) -> tuple[bytes, bytes]:
         """Topic and properties, a topic that was sent with an alias before as that."""
@@ -294,7 +304,7 @@ class MqttEndpoint:
     def _receive_once(self, message: PublishPacket) -> None:
         number, unreleased, code = message.packet_identifier, self.session.unreleased, 0
         if number not in unreleased:
-            if len(unreleased) >= self._receive_maximum:
+            if len(unreleased) >= self._receive_maximum + self._unreleased_before:
                 raise MqttError(Reason.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
             unreleased.add(number)
             code = self._events.on_message(message)

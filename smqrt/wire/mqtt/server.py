@@ -144,7 +144,7 @@ class MqttServerEndpoint(MqttEndpoint):
         self._retain_available = bool(number_of(properties, "retainavailable", 1))
         self.state = ConnectionState.OPEN
         self._send(encode(ConnackPacket(is_session_present, 0, properties), self._version))
-        session.resume(is_session_present)
+        self._resume(is_session_present)
 
     def refuse(self, code: int, properties: Props = _NONE) -> None:
         """Refuse the client: CONNACK with the reason, as far as its version has one, and the end."""
