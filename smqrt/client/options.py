@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from smqrt.client.protocol import check_header
 from smqrt.client.topics import Handler
-from smqrt.client.transport import check_header
 from smqrt.net.contexts import ClientTls
 from smqrt.net.proxy import Proxy
 from smqrt.options import NotThisError, Rule, choice, function, instance, number, option, optional, path, switch, whole

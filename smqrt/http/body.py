@@ -1,4 +1,6 @@
-"""The body of a request, taken off the connection only when somebody asks for it."""
+"""The body of a request, taken off the connection only when somebody asks for it; and what a client may take: the
+limits of times, sizes and memory (design: reliability §5).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes out: messages and subscriptions in the order in which the application handed them in, bounded."""
+"""Send queue: messages and subscriptions in the order in which the application handed them in, bounded."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import _socket
 
 from smqrt.errors import StreamError
-from smqrt.net.addresses import Info
 from smqrt.net.readiness import READ, Ready, Wait
+from smqrt.net.stream import Info
 from smqrt.net.tls import Buffer
 
 MAX_BYTES = 65535

@@ -20,10 +20,10 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.errors import StartError, StreamError
-from smqrt.net.addresses import resolve
 from smqrt.net.log_limits import Refusals
 from smqrt.net.origins import is_loopback
 from smqrt.net.readiness import READ, Ready, Signal, Wait
+from smqrt.net.stream import resolve
 from smqrt.net.tls import Address, HandshakeQueue, TlsTransport, Transport
 
 RESERVE = 128

@@ -3,7 +3,7 @@
 import pytest
 
 from smqrt.client.close_reason import ConnectionEnd
-from smqrt.client.transport import Handshake
+from smqrt.client.protocol import Handshake
 from smqrt.errors import ArgumentError
 from smqrt.wire.url import parse_url
 from smqrt.wire.websocket import accept_key

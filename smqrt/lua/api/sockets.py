@@ -23,17 +23,16 @@ from smqrt.lua.socket_handles import (
     SocketHandle,
     StreamHandle,
     Suspensions,
+    WebSocketHandle,
     set_option,
 )
 from smqrt.lua.vm import Vm
-from smqrt.lua.websocket_handle import WebSocketHandle
-from smqrt.net.addresses import resolve
 from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.datagram import Datagram
 from smqrt.net.handover import websocket_key
 from smqrt.net.listener import Acceptor, Listener
 from smqrt.net.scheduling import share
-from smqrt.net.stream import Stream
+from smqrt.net.stream import Stream, resolve
 from smqrt.net.tls import TlsTransport
 from smqrt.wire import websocket
 
