@@ -637,9 +637,10 @@ def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:
 
 
 @pytest.fixture
-def no_room() -> Iterator[Callable[[], None]]:
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Lets every write fail from now on, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off, and kept
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

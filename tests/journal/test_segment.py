@@ -119,6 +119,7 @@ opened = segment.SegmentFile.open(journal / "wal/n1", 0, "n1", "hub")
 written.append(opened, written.rows(0, 50))
 size = opened.size_bytes
 for limit in range(size, size + 4000, 501):
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         written.append(opened, written.rows(50, 200))
@@ -158,6 +159,7 @@ written.append(opened, written.rows(0, 5))
 size, index = opened.size_bytes, opened.path.with_suffix(".idx")
 os.truncate(index, 100_032)
 opened._index_bytes = 100_032
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_064, resource.RLIM_INFINITY))
 try:
     written.append(opened, written.rows(5, 9))

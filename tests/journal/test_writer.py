@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -404,10 +405,15 @@ class limited_file_size:
     def __enter__(self) -> None:
         self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        self._dont_write_bytecode, sys.dont_write_bytecode = (
+            sys.dont_write_bytecode,
+            True,
+        )  # it would be cut off, and kept
         resource.setrlimit(resource.RLIMIT_FSIZE, (self._most, self._before[1]))
 
     def __exit__(self, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+        sys.dont_write_bytecode = self._dont_write_bytecode
         signal.signal(signal.SIGXFSZ, self._handler)
 
 
