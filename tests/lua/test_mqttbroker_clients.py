@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from smqrt.lua import table_codec
+from smqrt.lua.api.mqttbroker import decode_packet
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.waiting import wait_until
@@ -122,3 +124,29 @@ def test_lua_client_is_told_why_it_is_refused(vm: Vm) -> None:
     )
     wait_until(lambda: vm.eval("return said") == (b"mqtt connect 134",))
     vm.eval("broker:close()")
+
+
+def test_properties_of_a_lua_client_are_the_words_of_lua(vm: Vm, address: str) -> None:
+    got: list[Any] = []
+    with MqttClient(address, onpub=lambda topic, payload, properties, _: got.append(properties)) as ada:
+        ada.subscribe("a", onsuback=lambda *_: got.append("subscribed"))
+        wait_until(lambda: got)
+        vm.eval("lua_client = broker:createClient()")
+        values = "{yes = true, sum = 0.1 + 0.2, whole = 3, contenttype = 'text', messageexpiryinterval = 60}"
+        vm.eval(f"lua_client:publish('a', 'x', nil, {values})")
+        wait_until(lambda: len(got) == 2)
+    assert got[1] == {"yes": "true", "sum": "0.3", "whole": "3", "contenttype": "text", "messageexpiryinterval": 60}
+
+
+def test_a_will_keeps_its_properties_as_they_came() -> None:
+    users = b"".join(b"\x26\0\1" + name + b"\0\1" + value for name, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3")))
+    kept = [users, b"\x03\0\1t"]
+    properties = kept[0] + b"\x18\0\0\0\5" + kept[1]
+    will = bytes((len(properties),)) + properties + b"\0\1w" + b"\0\4dead"
+    body = b"\0\4MQTT\5\6\0\0\0" + b"\0\1c" + will
+    packed = decode_packet(0x10, body, 0)
+    assert isinstance(packed, bytes)
+    table = table_codec.load(packed)[b"will"]
+    assert table[b"forwarded"] == b"".join(kept)
+    assert table[b"payload"] == b"dead"
+    assert table[b"properties"][b"willdelayinterval"] == 5

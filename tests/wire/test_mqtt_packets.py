@@ -41,7 +41,7 @@ USER = st.dictionaries(TEXT.map("x-".__add__), TEXT | st.lists(TEXT, min_size=2,
 MESSAGE = USER | st.fixed_dictionaries(
     {}, optional={"contenttype": TEXT, "correlationdata": BYTES, "messageexpiryinterval": st.integers(0, 0xFFFFFFFF)}
 )
-WILL = st.builds(WillMessage, NAME, BYTES, st.integers(0, 2), st.booleans(), MESSAGE)
+WILL = st.builds(WillMessage, NAME, BYTES, st.integers(0, 2), st.booleans(), MESSAGE, st.just(b""))
 GRANTED = st.lists(st.integers(0, 2), min_size=1).map(bytes)
 ANSWERED = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
 CONNECTS = st.builds(
@@ -119,6 +119,8 @@ def without_bytes(packet: Any) -> Any:
     """Without what is only there when a packet was decoded."""
     if isinstance(packet, PublishPacket):
         return packet._replace(property_bytes=b"")
+    if isinstance(packet, ConnectPacket) and packet.will is not None:
+        return packet._replace(will=packet.will._replace(property_bytes=b""))
     return packet
 
 

@@ -22,7 +22,7 @@ from smqrt.wire.mqtt.packets import (
     WillMessage,
     encode,
 )
-from smqrt.wire.mqtt.properties import NAMES, PacketType, Props, pack_properties, unpack_properties
+from smqrt.wire.mqtt.properties import NAMES, PacketType, cut_property, pack_properties, unpack_properties
 from smqrt.wire.mqtt.server import check_message_properties
 
 Refusal = tuple[None, int, bytes]
@@ -71,7 +71,15 @@ def _table(packet: Packet) -> dict[str, object]:
 
 def _will_table(will: WillMessage) -> dict[str, object]:
     check_message_properties(will.properties)
-    return will._asdict() | {"forwarded": pack_properties(_forwarded(will.properties), PacketType.PUBLISH)}
+    block = will.property_bytes
+    return {
+        "topic": will.topic,
+        "payload": will.payload,
+        "qos": will.qos,
+        "retain": will.retain,
+        "properties": will.properties,
+        "forwarded": cut_property(block, "willdelayinterval") if block else b"",
+    }
 
 
 def has_alias(properties: bytes) -> bool | Refusal:
@@ -94,11 +102,10 @@ def message_table(forwarded: bytes) -> bytes:
 def pack_message(values: bytes) -> bytes:
     """The properties that an application gives a message, packed. What the standard has for other packets is left
     out."""
-    return pack_properties(_forwarded(_named(values)), PacketType.PUBLISH)
-
-
-def _forwarded(properties: Props) -> Props:
-    return {name: value for name, value in properties.items() if name in _FORWARDED or name not in NAMES}
+    given = _named(values)
+    found = {name: given.pop(name, None) for name in NAMES}
+    kept = {name: value for name, value in found.items() if name in _FORWARDED and value is not None}
+    return pack_properties(kept | given, PacketType.PUBLISH)
 
 
 def _named(values: bytes) -> dict[str, object]:

@@ -219,7 +219,8 @@ def _decode_will(body: bytes, at: int, flags: int, version: int) -> tuple[WillMe
     payload, end = read_binary(body, end, len(body))
     if not is_topic_name(topic):
         raise MqttError(Reason.TOPIC_NAME_INVALID, "the topic of the will is empty or has a wildcard")
-    return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties), end
+    block = body[at:start] if properties else b""
+    return WillMessage(topic, payload, flags >> 3 & 3, bool(flags & 0x20), properties, block), end
 
 
 def decode_connack(_first: int, body: bytes, version: int) -> ConnackPacket:

@@ -35,6 +35,8 @@ class WillMessage(NamedTuple):
     qos: int = 0
     retain: bool = False
     properties: Props = _NO_PROPERTIES
+    property_bytes: bytes = b""
+    """As they came, with their length; to be forwarded in their order [MQTT-3.1.3-10]."""
 
 
 class ConnectPacket(NamedTuple):

@@ -307,6 +307,22 @@ def _alias_between(data: bytes, at: int, end: int) -> int:
     return 0
 
 
+def cut_property(block: bytes, name: str) -> bytes:
+    """Properties that were decoded before, their length in front: the rest without the one of this name."""
+    size, at = read_varint(block, 0, len(block))
+    number, end, kept = _BY_NAME[name].number, at + size, bytearray()
+    while at < end:
+        start = at
+        if block[at] == _USER:
+            _, at = read_binary(block, at + 1, end)
+            _, at = read_binary(block, at, end)
+        else:
+            _, at = _BY_NUMBER[block[at]].kind.read(block, at + 1, end)
+        if block[start] != number:
+            kept += block[start:at]
+    return bytes(kept)
+
+
 def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
     item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all there are have one byte
     if item is None:

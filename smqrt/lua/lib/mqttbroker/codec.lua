@@ -13,6 +13,7 @@ local unpack = table.unpack
 local CONNECT <const>, SUBSCRIBE <const>, UNSUBSCRIBE <const>, DISCONNECT <const> = 0x10, 0x82, 0xA2, 0xE0
 local NO_LOCAL <const>, AS_PUBLISHED <const> = 0x04, 0x08
 local NO_VALUES <const> = dump {}
+local NUMBERS <const> = {payloadformatindicator = true, messageexpiryinterval = true} -- all others are texts
 
 local function no_properties() return {} end
 
@@ -131,7 +132,9 @@ end
 
 --- The bytes of the properties that an application gives a message, which may have none.
 function codec.pack_message(values)
-  return next(values) and py.pack_message(dump(values)) or ""
+  local given = {}
+  for name, value in pairs(values) do given[name] = NUMBERS[name] and value or tostring(value) end
+  return next(given) and py.pack_message(dump(given)) or ""
 end
 
 return codec
