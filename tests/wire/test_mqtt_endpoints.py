@@ -319,6 +319,15 @@ def test_a_decision_that_comes_after_the_end_changes_nothing() -> None:
     assert server.will is None
 
 
+def test_a_client_is_not_read_while_the_server_decides() -> None:
+    server = ServerEvents("later").endpoint
+    assert not server.is_congested
+    give(server, CONNECT)
+    assert server.is_congested
+    server.accept(MqttSession(), False)
+    assert not server.is_congested
+
+
 def test_a_client_with_the_largest_receive_maximum_leaves_identifiers_free() -> None:
     server = ServerEvents("accept").endpoint
     give(server, CONNECT)

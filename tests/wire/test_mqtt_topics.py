@@ -70,3 +70,9 @@ def test_routes() -> None:
     routes.remove("a/#")
     routes.remove("a/#")
     assert routes.find("a/b", {}) == [two]
+
+
+def test_a_subscription_that_the_broker_names_often_gets_a_message_once() -> None:
+    routes = Routes()
+    one, other = (routes.add(topic, lambda *_: None) for topic in ("a", "b"))
+    assert len(routes.find("a", {"subscriptionidentifier": [one] * 1000 + [other]})) == 2

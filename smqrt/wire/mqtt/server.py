@@ -172,6 +172,11 @@ class MqttServerEndpoint(MqttEndpoint):
 
     # ---- what a client may send
 
+    @property
+    def is_congested(self) -> bool:
+        """See `MqttEndpoint`. Nor is the client read while CONNECT is not answered: what comes behind it only waits."""
+        return super().is_congested or bool(self._version) and self.state is ConnectionState.CONNECTING
+
     def next(self) -> bool:
         """See `MqttEndpoint`. Until CONNECT is answered, what comes behind it waits."""
         if self._version and self.state is ConnectionState.CONNECTING:
