@@ -123,6 +123,15 @@ def test_the_alias_of_a_message_that_is_refused_for_its_properties_counts(before
     assert events.messages == [("old", b"1"), ("new", b"3")]
 
 
+def test_a_message_without_an_alias_may_be_refused_for_its_properties_too() -> None:
+    client, events = client_of()
+    open_client(client, connect={"topicaliasmaximum": 2})
+    give(client, PublishPacket("new", b"2", 2, 7, {"u": ["v"] * (MAX_PROPERTIES + 10)}))
+    assert [(packet.packet_identifier, packet.code) for packet in sent(client)] == [(7, Reason.QUOTA_EXCEEDED)]
+    assert client.is_open
+    assert not events.messages
+
+
 # ---- signs of life
 
 

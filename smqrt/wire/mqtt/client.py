@@ -259,7 +259,9 @@ class MqttClientEndpoint(MqttEndpoint):
         """A third party sent the message: the connection stays, and the message is refused. Its alias counts: messages
         behind it may have no other topic."""
         if self._alias_limit_in:
-            self._resolved(publish_alias(first, body))
+            message = publish_alias(first, body)
+            if not message.topic or message.properties:
+                self._resolved(message)
         self._client_events.on_left_out()
         qos = first >> 1 & 3
         if qos:
