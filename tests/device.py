@@ -316,6 +316,8 @@ class Site:
     _devices: list[Device] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for left in list(graceful_close.under_way()._watched):
+            left.expired()  # of a test before, whose other side never closed: nobody is to wait for it
         self.server = HttpServer(_Dispatcher(self._dispatch))
         self._listeners = [Listener("127.0.0.1", 0, self.server.accepted)]
         self._listeners[0].start()
