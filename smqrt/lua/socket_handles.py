@@ -561,7 +561,7 @@ class WebSocketHandle(StreamHandle):
             goodbye = self.codec.close(code, text)
             if goodbye:
                 self.stream.push_or_forget(goodbye)
-            self.stream.close(linger=True)
+            self.stream.close(graceful=True)
 
     def _reply(self) -> None:
         replies, self.codec.replies = self.codec.replies, b""

@@ -80,7 +80,7 @@ class MqttConnection:
             self._stop_ticking()
             writer.kill()
             self._write_rest()
-            self._stream.close(linger=True)
+            self._stream.close(graceful=True)
             if self._aborter is not None:
                 self._aborter.kill(block=False)
         return self._close_reason
@@ -164,7 +164,7 @@ class MqttConnection:
         if self._close_reason is None:
             self.abort_after(LINGER_S)  # the broker has the word; the reading ends when it closes
         else:
-            self._stream.close(linger=True)  # ends the reading, too
+            self._stream.close(graceful=True)  # ends the reading, too
         self._written.set()
 
     def _write_all(self) -> None:

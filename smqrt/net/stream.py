@@ -410,18 +410,18 @@ class Stream:
         self._detach("incorrectuse", Life.CLOSED)
         return transport, data
 
-    def close(self, linger: bool = False) -> bool:
+    def close(self, graceful: bool = False) -> bool:
         """Close; false when it was closed before. Callable from any greenlet: who reads or writes gets "socketclosed".
 
         What is queued is still sent, in the background.
 
         Args:
-            linger: wait, in the background, until the other side closes too, so that it surely gets all.
+            graceful: wait, in the background, until the other side closes too, so that it surely gets all.
         """
         if self.life.over:
             return False
         transport, unsent = self.transport, tuple(self._unsent)
-        is_graceful = self._error is None and (linger or bool(unsent) or self._has_ciphertext())
+        is_graceful = self._error is None and (graceful or bool(unsent) or self._has_ciphertext())
         self._detach("socketclosed", Life.DRAINING if is_graceful else Life.CLOSED)
         if is_graceful:
             send_and_close(self, transport, unsent)

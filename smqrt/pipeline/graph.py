@@ -210,11 +210,11 @@ class JournalSource:
     """Which journal to read, and how to get at it.
 
     Attributes:
-        place: path or URL.
+        location: path or URL.
         token: what the hub asks for, with a URL; cafile: as for `open_journal`.
     """
 
-    place: str
+    location: str
     token: str | None = None
     cafile: str | None = None
 
@@ -267,7 +267,7 @@ class JournalSource:
 
     def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {
-            "url" if locations.is_address(self.place) else "path": self.place,
+            "url" if locations.is_address(self.location) else "path": self.location,
             "topics": json.dumps(source.options["topics"]),
             "includePipeline": str(source.options["include_pipeline"]).lower(),
             "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),

@@ -114,7 +114,7 @@ def test_a_peer_can_not_draw_out_a_graceful_close(ends: Ends, monkeypatch: pytes
         monkeypatch.setattr(graceful_close, name, 0.2)
     ends.stream.push(b"z" if talks else b"z" * 5_000_000)
     monkeypatch.setattr(graceful_close, "MIN_BYTES_PER_S", 10**9)
-    ends.stream.close(linger=True)
+    ends.stream.close(graceful=True)
     with gevent.Timeout(5):
         while graceful_close.under_way():
             with suppress(OSError):
@@ -122,11 +122,11 @@ def test_a_peer_can_not_draw_out_a_graceful_close(ends: Ends, monkeypatch: pytes
             gevent.sleep(0.01)
 
 
-def test_lingering_close_delivers_in_spite_of_unread_input(ends: Ends) -> None:
+def test_a_graceful_close_delivers_in_spite_of_unread_input(ends: Ends) -> None:
     ends.peer.sendall(b"never read")
     let_others_run()
     ends.stream.write(b"last words")
-    ends.stream.close(linger=True)
+    ends.stream.close(graceful=True)
     let_others_run()
     assert ends.peer.recv(100) == b"last words"
     assert ends.peer.recv(100) == b""
