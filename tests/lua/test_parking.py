@@ -178,4 +178,6 @@ def test_coroutines_do_not_pile_up(vm: Vm, desk: Desk, recorder: Recorder, caplo
         desk.waiting.clear()
         gc.collect()
         counts.append(sum(type(thing) is Coroutine for thing in gc.get_objects()))
-    assert counts[2] <= counts[0]  # a greenlet that has nothing to do holds the last it worked for
+    # An idle greenlet holds the last coroutine that it worked for, and there may be some more of them. What piled up
+    # would be 200 of each source a round.
+    assert counts[2] - counts[0] < 100
