@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from smqrt.cli.connect import connection_options
+from smqrt.cli.connect import ConnectionOptions, connection_options
 from smqrt.cli.locations import (
     Journals,
     cafile_option,
@@ -402,7 +402,7 @@ def replay(
     prefix: str,
     pipelines: bool,
     token: str | None,
-    **connection: Any,
+    **connection: Unpack[ConnectionOptions],
 ) -> None:
     """Publish recorded messages to HUB once more, at the distances in time they had.
 

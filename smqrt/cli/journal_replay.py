@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 import gevent
 
-from smqrt.cli.connect import Failure, RefusedByBroker, failure, open_client
+from smqrt.cli.connect import ConnectionOptions, Failure, RefusedByBroker, failure, open_client
 from smqrt.cli.terminal import only_this_greenlet
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError
@@ -127,7 +127,9 @@ def _reason(row: Row, pipelines: bool, longest_bytes: int | None) -> str:
 
 
 @contextmanager
-def publishing(url: str, **connection: Any) -> Iterator[tuple[Publish, Callable[[float], object], int]]:
+def publishing(
+    url: str, **connection: Unpack[ConnectionOptions]
+) -> Iterator[tuple[Publish, Callable[[float], object], int]]:
     """Connects to a hub; at the end it has got everything.
 
     Args:
