@@ -1,4 +1,4 @@
-"""What an idle cosocket costs: the memory of the server with and without thousands of WebSockets that wait to read."""
+"""The cost of an idle cosocket: the memory of the server with and without thousands of WebSockets that wait to read."""
 
 from __future__ import annotations
 

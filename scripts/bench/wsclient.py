@@ -1,4 +1,4 @@
-"""What the WebSocket benchmarks share: a blocking client that counts bytes and nothing else."""
+"""Client of the WebSocket benchmarks: it blocks, and counts bytes and nothing else."""
 
 from __future__ import annotations
 

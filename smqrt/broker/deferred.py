@@ -54,7 +54,7 @@ class Deferred(Generic[T]):
         self._settle(None, error)
 
     def cancel(self) -> None:
-        """Wait no more; the continuations are never called."""
+        """Wait no more: the continuations so far are never called; a later one is called at once, with None."""
         self._continuations = []
         self._settle(None, None)
 

@@ -1,4 +1,4 @@
--- What went over the bridge: counts, and the latest messages, for the page. A busy bridge tells several times a second, not each message.
+-- Traffic of the bridge: counts, and the latest messages, for the page. A busy bridge tells several times a second, not each message.
 
 local KEPT <const>, AT_ONCE <const>, PREVIEW_BYTES <const> = 40, 20, 160
 

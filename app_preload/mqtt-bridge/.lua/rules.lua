@@ -1,4 +1,4 @@
--- What the bridge connects. Change it, and restart the server.
+-- The rules of the bridge: what it connects. Change it, and restart the server.
 --
 -- A rule maps what begins with `mqtt` to the same with `smq` in its place:
 --    way    "in" (MQTT to SMQ), "out" (SMQ to MQTT) or "both"

@@ -1,4 +1,4 @@
--- What can be called from afar: name = {run = the function, example = its arguments in JSON, help = one sentence}.
+-- Functions that can be called from afar: name = {run = the function, example = its arguments in JSON, help = one sentence}.
 
 local functions = {}
 

@@ -1,4 +1,4 @@
-"""What is computed of the readings of sensors, while they come: minutes, and alerts.
+"""Statistics of sensors while their readings come: minutes, and alerts.
 
 `smqrt serve app_preload/telemetry --pipelines` runs this beside the server; `smqrt help pipelines` explains it.
 """

@@ -1,4 +1,4 @@
--- Where sockets come from (spec: bas-api §8.1).
+-- Connections: the functions that make sockets (spec: bas-api §8.1).
 local core = ...
 
 local arg, running = core.arg, coroutine.running

@@ -1,4 +1,4 @@
--- What the modules mqttc and mqtt3c are made of (specification: smq.md 8 and 9). A client is an object with an integer.
+-- MQTT clients, of which the modules mqttc and mqtt3c are made (specification: smq.md 8 and 9). A client is an object with an integer.
 local core, py = ...
 
 local arg, ref, dump, load, rawtype, setmetatable, tostring, xpcall =

@@ -1,4 +1,4 @@
--- What a page writes: strings in a table, handed over to Python in one piece at the end, or when 8 KiB are exceeded.
+-- Output of a page: strings in a table, handed over to Python in one piece at the end, or when 8 KiB are exceeded.
 local core, py = ...
 
 local concat, isyieldable = table.concat, core.isyieldable

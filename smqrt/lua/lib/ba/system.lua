@@ -1,4 +1,4 @@
--- What the server tells about itself (spec: bas-api §7).
+-- System: version, addresses and clock of the server (spec: bas-api §7).
 local core, py = ...
 
 local arg = core.arg

@@ -1,4 +1,4 @@
--- What applications do not get: the way into lupa, hooks, machine code, binary chunks. They are trusted otherwise, as in the original.
+-- Sandbox: what applications do not get, which is the way into lupa, hooks, machine code, binary chunks. They are trusted otherwise, as in the original.
 
 local core = ...
 

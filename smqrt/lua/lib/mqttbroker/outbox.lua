@@ -1,4 +1,4 @@
--- What waits to be written to a client, bounded. Knows no socket: `wake` tells the writer that there is something.
+-- Outbox: packets that wait to be written to a client, bounded. Knows no socket: `wake` tells the writer that there is something.
 
 local concat = table.concat
 

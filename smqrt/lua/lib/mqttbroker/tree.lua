@@ -1,4 +1,4 @@
--- Who subscribed to what: filters without wildcards in a table, the others in a tree with a node per level.
+-- Subscriptions: filters without wildcards in a table, the others in a tree with a node per level.
 
 local topics = require "mqttbroker.topics"
 
