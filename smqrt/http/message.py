@@ -135,6 +135,11 @@ class Request(Head):
         """Whether the client announced a body of at least one byte (or of unknown length)."""
         return self.content_length != 0
 
+    @property
+    def body_limit_bytes(self) -> int:
+        """The server's limit for a body that is read as a whole."""
+        return self._connection.server.limits.body_bytes
+
     def body(self, limit_bytes: int | None = None) -> bytes:
         """Give the whole body; blocks the greenlet until it is there. A second call gives nothing more.
 
@@ -145,8 +150,7 @@ class Request(Head):
             HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed, 503 when the bodies
                 of all requests together are over theirs.
         """
-        limits = self._connection.server.limits
-        return self._reader().whole(limits.body_bytes if limit_bytes is None else limit_bytes)
+        return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
         """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
