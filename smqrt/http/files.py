@@ -87,7 +87,7 @@ class StaticFiles:
         response = request.response
         if request.includes:
             self._include(request, entry)
-        elif request.method not in ("GET", "HEAD"):
+        elif request.initial and request.method not in ("GET", "HEAD"):
             _refuse_method(request)
         elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._keep(entry, headers):
             self._answer(request, entry, headers)
@@ -174,8 +174,11 @@ class _Answer:
             self.response.headers.set(field, value)
 
     def give(self) -> None:
-        """Answer."""
-        if _precondition_failed(self.request, self.stat):
+        """Answer. Conditions and ranges are for a GET of this very file, not when a handler has set the status and
+        forwarded (RFC 9110 §13.2.1)."""
+        if self.response.status != 200 or self.request.method not in ("GET", "HEAD"):
+            self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
+        elif _precondition_failed(self.request, self.stat):
             self.response.error(412)
         elif _not_modified(self.request, self.stat):
             self.response.status = 304

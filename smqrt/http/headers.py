@@ -60,8 +60,14 @@ class Headers:
         self._fields.pop(name.lower(), None)
 
     def clear(self) -> None:
-        """Remove all fields."""
-        self._fields.clear()
+        """Remove all fields but cookies: what was given to the browser stays given (spec: bas-api §17)."""
+        self._fields = {name: fields for name, fields in self._fields.items() if name == "set-cookie"}
+
+    def copy(self) -> Headers:
+        """Give fields of their own that are the same now."""
+        copied = Headers()
+        copied._fields = {name: list(fields) for name, fields in self._fields.items()}
+        return copied
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._fields

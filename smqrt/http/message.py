@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from smqrt.http.access import Access
 from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
@@ -126,6 +126,16 @@ class Request(Head):
         return host, port
 
     @property
+    def authority(self) -> str:
+        """Host and port as the client named them, or those it connected to, when it named none (HTTP/1.0)."""
+        named = self.get("host")
+        if named:
+            return named
+        host, port = self.local
+        host = f"[{host}]" if ":" in host else host
+        return host if port == (443 if self.secure else 80) else f"{host}:{port}"
+
+    @property
     def initial(self) -> bool:
         """Whether neither a forward nor an include is under way."""
         return not (self.includes or self.forwards)
@@ -194,12 +204,17 @@ class Request(Head):
             language: of the code that failed, "Lua" or "Python".
             failure: the message with file and line, and the traceback below it.
         """
-        number = secrets.token_hex(4)
-        log.error("error %s in %s: %s", number, self.path, failure)
+        number = self.log_failure(failure)
         if not self.access.shows_errors(self):
             failure = f"number {number} in the server's log"
         by_script = (self.get("X-Requested-With") or "").lower() == "xmlhttprequest"
         self.response.show_failure(language, failure, by_script)
+
+    def log_failure(self, failure: str) -> str:
+        """Log a failure of a page or a directory function; give its number in the log."""
+        number = secrets.token_hex(4)
+        log.error("error %s in %s: %s", number, self.path, failure)
+        return number
 
     def detach(self) -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.
@@ -249,6 +264,15 @@ class Request(Head):
             source, server = self._connection, self._connection.server
             self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)
         return self._body
+
+
+class Draft(NamedTuple):
+    """A response that was not sent yet: status, header fields, what was written, and its bytes."""
+
+    status: int
+    headers: Headers
+    parts: tuple[bytes, ...]
+    size: int
 
 
 class Response:
@@ -352,7 +376,8 @@ class Response:
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
 
     def reset(self, what: str = "all") -> None:
-        """Drop what was written ("buffer"), the status and the header fields ("headers"), or both ("all").
+        """Drop what was written ("buffer"), the header fields but cookies ("headers"), or both ("all"). The status
+        stays (spec: bas-api §17).
 
         Raises:
             RuntimeError: the head was sent already.
@@ -360,11 +385,21 @@ class Response:
         if self.committed:
             raise RuntimeError("the response has begun: it can't be reset any more")
         if what in ("all", "headers"):
-            self.status = 200
             self.headers.clear()
         if what in ("all", "buffer"):
             self._take()
             self.size = 0
+
+    def draft(self) -> Draft:
+        """Give what `restore` needs to undo a `reset`."""
+        return Draft(self.status, self.headers.copy(), tuple(self._parts), self.size)
+
+    def restore(self, draft: Draft) -> None:
+        """Be again as `draft` says, unless the head was sent meanwhile."""
+        if not self.committed:
+            self.status, self._headers, self.size = draft.status, draft.headers, draft.size
+            self._parts = list(draft.parts)
+            self._buffered = sum(map(len, draft.parts))
 
     def error(self, status: int, detail: str = "", headers: dict[str, str] | None = None) -> None:
         """End the response with a small error page, in place of what was written. Raises as `write`, and as `reset`."""

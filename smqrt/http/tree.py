@@ -226,15 +226,15 @@ class Root(Branch):
         Args:
             path: with a leading "/" from the root of the server, else from `base`.
             base: the directory that serves the caller.
-            mode: "forward" (what was written is dropped), "include" (adds to it) or "redirect" (as forward, searched
-                like a new request).
+            mode: "forward" (what was written is dropped, header fields stay), "include" (adds to it) or "redirect" (as
+                forward, but searched like a new request, and with new header fields). Status and cookies always stay.
 
         Raises:
             DispatchError: nothing answers the path, too many in one another, or the response was committed before a
-                forward.
+                forward. The response is as it was then.
         """
         response = request.response
-        outer = request.includes, request.forwards
+        outer, draft = (request.includes, request.forwards), None
         if mode == "include":
             request.includes += 1
         else:
@@ -245,8 +245,11 @@ class Root(Branch):
             if max(request.includes, request.forwards) > MAX_NESTING:
                 raise DispatchError("toomanyincludes" if mode == "include" else "toomanyforwards", path)
             if mode != "include":
-                response.reset()
+                draft = response.draft()
+                response.reset("buffer" if mode == "forward" else "all")
             if not self._search(request, path, base, mode):
+                if draft is not None:
+                    response.restore(draft)
                 raise DispatchError("pagenotfound", path)
         finally:
             request.includes, request.forwards = outer
@@ -267,8 +270,7 @@ class Root(Branch):
             return
         path, mark, query = request.target.partition("?")
         scheme = "https" if request.secure else "http"
-        host = request.get("host") or "{}:{}".format(*request.local)
-        request.response.redirect(f"{scheme}://{host}{path}/{mark}{query}")
+        request.response.redirect(f"{scheme}://{request.authority}{path}/{mark}{query}")
 
 
 def normalise(path: str) -> str | None:

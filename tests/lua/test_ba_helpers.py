@@ -111,7 +111,8 @@ def test_random_numbers_are_in_their_range(vm: Vm) -> None:
       assert(a >= 1 and a <= 3 and b >= -2 and b <= 2 and c >= 0 and c < 2^32)
       assert(math.type(a) == 'integer' and math.type(c) == 'integer')
       for bytes = 1, 7 do local r = ba.rnds(bytes) assert(r >= 0 and r < 1 << 8 * bytes) end
-      assert(math.type(ba.rnds(8)) == 'integer')
+      for _, bytes in ipairs{8, 9, 1000, 0, -1} do assert(math.type(ba.rnds(bytes)) == 'integer') end
+      assert(package.cpath == '')
     end
     assert(#ba.rndbs(33) == 33 and ba.rndbs(16) ~= ba.rndbs(16))
     ba.rndseed(42)

@@ -308,7 +308,6 @@ WRONG = {
     'create("h", put, put, 5)': "table expected",
     'create("h", put, put, {will = {}})': "will.topic",
     'create("h", put, put, {version = 3, keepalive = -1})': "keepalive",
-    'create("h:x", put)': "address",
     'create("h", put, put, {}, {receivemaximum = 0})': "receivemaximum",
 }
 
@@ -318,6 +317,24 @@ def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
     (line,) = lua(f'put(select(2, pcall(function() require"mqttc".{call} end))) put"end"')
     assert any(word in line for word in WRONG[call].split("|"))
     assert line.startswith("test.lua:1:")
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("'h:x'", "cannotresolve"),
+        ("''", "cannotresolve"),
+        ("nil", "cannotresolve"),
+        ("{}", "cannotresolve"),
+        ("'mqtt://[::1'", "cannotresolve"),
+        ("'no.such.host.invalid'", "cannotresolve"),
+        ("(function() local s = ba.socket.udpcon() s:close() return s end)()", "socketclosed"),
+    ],
+)
+@pytest.mark.parametrize("module", ["mqttc", "mqtt3c"])
+def test_a_bad_address_is_told_to_onstatus(lua: Lua, module: str, address: str, word: str) -> None:
+    code = f'require"{module}".create({address}, function(kind, code) put(kind, code, made) put"end" end) made = true'
+    assert lua(code) == [f"sock {word} true"]
 
 
 def test_an_error_in_a_callback_is_told_with_its_line(

@@ -6,6 +6,7 @@ import time
 from email.utils import formatdate
 
 import pytest
+from gevent import socket
 
 from tests.lua.app_server import AppServer
 
@@ -254,3 +255,13 @@ def test_no_header_can_add_another(server: AppServer, call, value):
 def test_no_redirection_can_add_a_header(server: AppServer, value):
     answer = server.page(f"<?lsp response:sendredirect('/x' .. '{value}') ?>")
     assert "X" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/page.lsp", "/folder"])
+def test_redirects_without_host_keep_the_port(server: AppServer, path: str):
+    server.app({"page.lsp": "<?lsp response:sendredirect'x' ?>", "folder/index.html": "x"})
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as wire:
+        wire.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        head = wire.makefile().read()
+    location = "x" if path == "/page.lsp" else "folder/"
+    assert f"Location: http://127.0.0.1:{server.port}/{location}\n" in head

@@ -188,11 +188,57 @@ def test_reset(server: AppServer):
     answer = server.ask("/buffer.lsp")
     assert (answer.text, answer.headers["X-A"]) == ("y", "1")
     answer = server.ask("/headers.lsp")
-    assert (answer.status, answer.text, answer.headers["X-A"]) == (200, "xy", None)
+    assert (answer.status, answer.text, answer.headers["X-A"]) == (404, "xy", None)
     answer = server.ask("/all.lsp")
     assert (answer.text, answer.headers["X-A"]) == ("y", None)
     assert "iscommitted" in server.ask("/late.lsp").text
     assert "bad argument #1 to 'reset'" in server.ask("/bad.lsp").text
+
+
+COOKIE = "local c = response:createcookie'c' c:value'1' c:activate()"
+STATUS_AND_FIELDS = f"{COOKIE} response:setstatus(404) response:setheader('X-A', '1') response:setcontenttype'text/x'"
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        ("response:forward'other.lsp'", ("1", "text/x")),
+        ("response:redirect'other.lsp'", (None, "text/html; charset=utf-8")),
+        ("response:reset'headers' response:write'other'", (None, None)),
+        ("response:reset() response:write'other'", (None, None)),
+        ("response:setresponse():abort() response:write'other'", (None, None)),
+    ],
+)
+def test_status_and_cookies_stay(server: AppServer, call: str, fields: tuple[str | None, str | None]):
+    server.app({"page.lsp": f"<?lsp {STATUS_AND_FIELDS} {call} ?>", "other.lsp": "other"})
+    answer = server.ask("/page.lsp")
+    assert (answer.status, answer.text, answer.headers["Set-Cookie"]) == (404, "other", "c=1")
+    assert (answer.headers["X-A"], answer.headers["Content-Type"]) == fields
+
+
+def test_forward_to_a_file_keeps_status_and_fields(server: AppServer):
+    server.app({"page.lsp": f"x<?lsp {STATUS_AND_FIELDS} response:forward'.gone.html' ?>", ".gone.html": "gone"})
+    for method in ("GET", "POST"):
+        answer = server.ask("/page.lsp", method, headers={"Range": "bytes=0-1"})
+        assert (answer.status, answer.text) == (404, "gone")
+        assert (answer.headers["X-A"], answer.headers["Set-Cookie"]) == ("1", "c=1")
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize("name", ["forward", "redirect"])
+def test_a_failed_forward_changes_nothing(server: AppServer, name: str):
+    code = f"response:include'i.html' print(pcall(response.{name}, response, 'none.lsp'))"
+    server.app({"page.lsp": f"a<?lsp {STATUS_AND_FIELDS} {code} ?>b", "i.html": "i"})
+    answer = server.ask("/page.lsp")
+    assert (answer.status, answer.headers["X-A"], answer.headers["Content-Type"]) == (404, "1", "text/x")
+    assert answer.headers["Set-Cookie"] == "c=1"
+    assert answer.text.startswith("aifalse\t")
+    assert answer.text.endswith("pagenotfound\nb")
+
+
+def test_an_error_keeps_the_session_that_was_made(server: AppServer):
+    answer = server.page("<?lsp request:session(true) response:senderror(403) ?>")
+    assert (answer.status, answer.headers["Set-Cookie"][:14]) == (403, "smqrt_session=")
 
 
 def test_headers_after_commit_raise(server: AppServer):

@@ -8,6 +8,7 @@ import gevent
 import pytest
 
 from tests.lua.app_server import AppServer
+from tests.waiting import wait_until
 
 
 def test_a_timer_answers_after_the_page_has_returned(server: AppServer):
@@ -54,6 +55,21 @@ def test_an_abandoned_response_ends_the_connection(server: AppServer, code):
             gevent.sleep(0.01)
     with pytest.raises((BadStatusLine, IncompleteRead, ConnectionError)):
         asking.get()
+
+
+def test_an_error_of_the_page_is_told_at_once(server: AppServer, caplog: pytest.LogCaptureFixture):
+    server.app(
+        {
+            ".preload": "ba.seterrh(function(message, env) told = {message, env.mark} end)",
+            "page.lsp": "<?lsp mark = 7 app.late = response:deferred() app.late:send'a' error'broken' ?>",
+            "told.lsp": "<?lsp print(app.told[1]:match'broken', app.told[2]) app.late:write'b' app.late:close() ?>",
+        }
+    )
+    asking = gevent.spawn(server.ask, "/page.lsp")
+    wait_until(lambda: "broken" in caplog.text)
+    assert server.ask("/told.lsp").text == "broken\t7\n"
+    assert asking.get(timeout=20).text == "ab"
+    assert caplog.text.count("page.lsp:1: broken") == 1
 
 
 def test_deferring_what_was_sent_raises(server: AppServer):

@@ -11,7 +11,6 @@ ABSENT = [
     "python",
     "package.loaded.python",
     "package.loadlib",
-    "package.cpath",
     "string.dump",
     "('').dump",
     "debug.sethook",

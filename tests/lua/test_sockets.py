@@ -486,6 +486,30 @@ def test_udp_in_a_cosocket(vm: Vm, recorder: Recorder) -> None:
     wait_until(lambda: recorder.seen == [b"n1!", b"n2!", b"n3!", b"n4!", b"n5!", b"stopped"])
 
 
+def test_udpcon_makes_the_cosocket_its_socket(vm: Vm, recorder: Recorder) -> None:
+    vm.eval(
+        """
+        me = ba.socket.event(function(me)
+          local u = ba.socket.udpcon(0, {intf = "127.0.0.1"})
+          local other = ba.socket.udpcon(0)
+          test.record(u == me, other ~= me, other:close())
+          _, port = me:sockname()
+          test.record(me:read(true))
+          test.record(me:read())
+        end)
+        """
+    )
+    wait_until(lambda: recorder.seen)
+    vm.eval('local c <close> = ba.socket.udpcon("127.0.0.1", port) c:write"x"')
+    wait_until(lambda: len(recorder.seen) == 2)
+    assert recorder.seen[0] == (True, True, True)
+    assert recorder.seen[1][:2] == (b"x", b"127.0.0.1")
+    assert vm.eval("return me:close(), ba.socket.stat()") == (True, 0, 0)
+    wait_until(lambda: len(recorder.seen) == 3)
+    assert recorder.seen[2] == (None, b"socketclosed")
+    assert vm.eval("local u <close> = ba.socket.udpcon(port, {intf = '127.0.0.1'}) return u ~= nil") == (True,)
+
+
 def test_toip(vm: Vm) -> None:
     assert vm.eval("return ba.socket.toip('localhost')") == (b"127.0.0.1",)
     assert vm.eval("return ba.socket.toip('nowhere.invalid')")[:2] == (None, b"cannotresolve")

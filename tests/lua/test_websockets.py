@@ -6,6 +6,7 @@ import os
 import ssl
 import struct
 from collections.abc import Iterator
+from http.client import BadStatusLine
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,21 @@ def test_a_raw_request_and_back_to_http(server: AppServer) -> None:
         assert b"other field" in sock.recv(1000)
         sock.sendall(b"GET /state.lsp HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b'"s":0' in sock.recv(1000)
+
+
+def test_the_page_can_end_itself_after_req2sock(server: AppServer) -> None:
+    code = """
+        local s = ba.socket.req2sock(request)
+        _G.expired = select(2, pcall(response.setheader, response, "X", "1"))
+        local function taken() s:close() request:abort() end
+        _G.caught, _G.mine = pcall(taken), request
+        request:abort()
+        _G.after = true"""
+    server.app({"page.lsp": f"<?lsp {code} ?>"})
+    with pytest.raises((BadStatusLine, ConnectionError)):
+        server.ask("/page.lsp")
+    assert server.vm.eval("return expired:match'expired', caught, after") == (b"expired", False, None)
+    assert b"expired" in server.vm.eval("return select(2, pcall(mine.abort, mine))")[0]
 
 
 def test_req2sock_of_a_committed_response_fails(server: AppServer) -> None:

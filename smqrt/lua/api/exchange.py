@@ -170,6 +170,9 @@ class Exchanges:
         exchange.handle = 0
         response = request.response
         if exchange.wait is not None:
+            if failure is not None:
+                request.log_failure(failure.decode("utf-8", "replace"))
+                failure = None  # the deferred response is not the page's any more
             exchange.wait()
         if exchange.refusal is not None and not response.committed:
             raise exchange.refusal

@@ -25,6 +25,7 @@ from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, 
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.mqtt import MqttClient, MqttCloseReason
+from smqrt.mqtt.connect import parse_address
 from smqrt.net.callbacks import ROOM_JOBS, Callbacks
 from smqrt.net.stream import Stream
 
@@ -172,7 +173,7 @@ class MqttBinding:
         number = self._next()
         where: Any = partial(self._open, number)
         if address is not None:
-            where = address.decode("utf-8", "replace")
+            where = _reachable(address.decode("utf-8", "replace"))
         elif socket is not None:
             where = self._stream(socket)
         status = self._call(number, "status")
@@ -424,6 +425,21 @@ def _run_word(end: MqttCloseReason | None) -> str:
 _DIRECT = "on_event create publish subscribe unsubscribe setwill disconnect status dropped"
 _BLOCKING = "connect"
 _PARKING = "opened take"
+
+
+def _reachable(address: str) -> str | Callable[[], Stream]:
+    """The address of a broker, or, when it can't be one, a function that fails as a connection to it does."""
+    try:
+        parse_address(address)
+    except ArgumentError as error:
+        sentence = str(error)
+    else:
+        return address
+
+    def fail_to_connect() -> Stream:
+        raise StreamError("cannotresolve", sentence)
+
+    return fail_to_connect
 
 
 def install(vm: Vm, services: Services) -> None:

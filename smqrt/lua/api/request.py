@@ -150,7 +150,7 @@ def without_port(host: str) -> str:
 
 def url_of(request: Request, https_port: int = 0) -> str:
     """The absolute URL of a request without its query; `https_port`: as an https URL for that port."""
-    host = request.get("host") or request.local[0]
+    host = request.authority
     scheme = "https" if request.secure or https_port else "http"
     if https_port and not request.secure:
         host = without_port(host) + ("" if https_port == 443 else f":{https_port}")

@@ -8,6 +8,13 @@ local py, made = socket.py, socket.made
 
 local BLOCKING_TIMEOUT_MS <const>, COSOCKET_TIMEOUT_MS <const> = 1000, 20000
 
+-- Makes `me`, a cosocket without a connection, the socket of `handle`; nil when it was closed or found another meanwhile.
+local function adopt(me, handle)
+  if me.handle or not me.runner then return nil end
+  me.handle, me.closed = handle, nil
+  return me
+end
+
 local function options(op, index, fname)
   op = arg.optional(arg.table, op, {}, index, fname)
   arg.optional(arg.string, op.intf, nil, "intf", fname)
@@ -25,9 +32,9 @@ function ba.socket.connect(host, port, op)
   local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
   if not handle then return nil, word, reason end
   if not me then return socket.new(handle) end
-  if me.handle or not me.runner then py.close(handle) return nil, "incorrectuse" end
-  me.handle, me.closed = handle, nil
-  return me
+  if adopt(me, handle) then return me end
+  py.close(handle)
+  return nil, "incorrectuse"
 end
 
 -- syntax: ba.socket.bind(port [,{shark=, intf=, ipv6=}]) -> listener | nil, error [, reason]
@@ -41,6 +48,7 @@ end
 
 -- syntax: ba.socket.udpcon([host,] [port] [,{port=, intf=, ipv6=}]) -> socket | nil, error [, reason]
 -- (port) listens on it, (host, port) talks to one partner only; op.port is the port of this side.
+-- A cosocket without a connection becomes that socket.
 function ba.socket.udpcon(host, port, op)
   if core.type(host) == "number" then host, port, op = nil, host, port end
   if core.type(host) == "table" then host, op = nil, host end
@@ -48,9 +56,13 @@ function ba.socket.udpcon(host, port, op)
   host, port = arg.optional(arg.string, host, nil, 1, "udpcon"), arg.optional(arg.integer, port, nil, 2, "udpcon")
   op = options(op, 3, "udpcon")
   local local_port = arg.optional(arg.integer, op.port, not host and port or nil, "port", "udpcon")
-  local sock, word, reason = made(py.udp(host, port, local_port, op.intf, op.ipv6 == true))
-  if sock then sock.is_udp = true end
-  return sock, word, reason
+  local me = socket.owners[running()]
+  if me and me.handle then me = nil end
+  local handle, word, reason = py.udp(host, port, local_port, op.intf, op.ipv6 == true)
+  if not handle then return nil, word, reason end
+  local sock = me and adopt(me, handle) or socket.new(handle)
+  sock.is_udp = true
+  return sock
 end
 
 -- syntax: ba.socket.toip(name) -> ip | nil, error

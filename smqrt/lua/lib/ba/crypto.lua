@@ -1,7 +1,7 @@
 -- Digests and random numbers (spec: bas-api §7).
 local core, py = ...
 
-local arg, raise, setmetatable = core.arg, core.raise, setmetatable
+local arg, max, min, raise, setmetatable = core.arg, math.max, math.min, core.raise, setmetatable
 
 ba.crypto = ba.crypto or {}
 
@@ -46,9 +46,9 @@ local function count_of(value, most, fname)
   return count
 end
 
---- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight.
+--- ba.rnds(bytes): an unsigned random integer of 1 to 8 bytes; all 64 bits of eight, which is also what more gives.
 function ba.rnds(bytes)
-  return py.random_unsigned(count_of(bytes, 8, "rnds"))
+  return py.random_unsigned(max(1, min(arg.integer(bytes, 1, "rnds"), 8)))
 end
 
 --- ba.rndbs(n): a string of n random bytes.

@@ -17,6 +17,7 @@ core.exchange = exchange
 --   environment   of its pages and functions
 --   append, take, peek   its output
 --   closed        output is refused: the request is over, stopped, sealed, or its client went away
+--   taken         the connection was taken away, the page goes on
 --   stopped       the page, and every page around it, has to end
 --   body          the whole response, in place of the output
 --   filter        the function that gets the output, see filter.lua
@@ -47,7 +48,7 @@ end
 
 -- The connection was taken away: the request is over for the application, though its page goes on.
 local function expire(self)
-  self.handle, self.closed = nil, true
+  self.handle, self.closed, self.taken = nil, true, true
 end
 
 local function line_printer(append)
@@ -106,7 +107,7 @@ end
 local function finish(self, handle)
   if self.filter then run(self, complete_filter, self) end
   exchanges[handle] = nil
-  self.handle, self.closed = nil, true
+  self.handle, self.closed, self.taken, self.stopped = nil, true, nil, nil
   return self.body or self.take(), self.failure
 end
 

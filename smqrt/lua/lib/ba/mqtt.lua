@@ -1,8 +1,8 @@
 -- MQTT clients, of which the modules mqttc and mqtt3c are made (specification: smq.md 8 and 9). A client is an object with an integer.
 local core, py = ...
 
-local arg, ref, dump, load, rawtype, setmetatable, tostring, xpcall =
-  core.arg, core.ref, core.table_codec.dump, core.table_codec.load, core.rawtype, setmetatable, tostring, xpcall
+local arg, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
+  core.arg, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
 local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}
@@ -180,17 +180,17 @@ function mqtt.options(op, props, version, fname)
   return dump(options)
 end
 
---- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one.
+--- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one. What is none of these
+-- is told to onstatus (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
   local address, socket
   if rawtype(addr) == "function" then
     self.connectfunc = addr
-  elseif rawtype(addr) == "table" then
-    socket = core.socket.self_of(addr, "create").handle
-    self.sock = addr
-    if not socket then core.raise("bad argument #1 to 'create' (the socket is not connected)") end
+  elseif getmetatable(addr) == core.socket.class then
+    socket, self.sock = addr.handle, addr
+    if not socket then self.connectfunc = function() return nil, "socketclosed" end end
   else
-    address = arg.string(addr, 1, "create")
+    address = core.type(addr) == "string" and addr or ""
   end
   self.opt = op
   self.number = py.create(address, socket, mqtt.options(op, props, version, "create"))

@@ -147,8 +147,10 @@ local function hand_over(name, op)
   return function(self, path, continues)
     core.arg.string(path, 1, name)
     local handle = check_uncommitted(self)
-    self.take()
-    check_inner(self, op(handle, path))
+    local text = self.take()
+    local ok, message = op(handle, path)
+    if not ok and text and not self.stopped then self.append(text) end -- nothing answered: the page goes on as it was
+    check_inner(self, ok, message)
     if not continues then stop(self) end
     return true
   end
@@ -158,7 +160,7 @@ methods.forward = hand_over("forward", py.forward)
 methods.redirect = hand_over("redirect", py.redirect_inside)
 
 function methods:abort()
-  handle_of(self)
+  if not self.taken then handle_of(self) end
   stop(self)
 end
 

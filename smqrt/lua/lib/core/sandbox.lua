@@ -5,7 +5,7 @@ local core = ...
 local load, loadfile, select = load, loadfile, select
 
 python, package.loaded.python = nil, nil
-package.loadlib, package.cpath = nil, nil
+package.loadlib, package.cpath = nil, "" -- a string, as applications add to it; nothing is searched there
 string.dump, os.exit = nil, nil
 debug.sethook, debug.gethook, debug.getregistry, debug.debug = nil, nil, nil, nil
 
