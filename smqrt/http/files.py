@@ -1,8 +1,9 @@
-"""Static files: kept in memory while small, checked with one `stat` a request, with conditions and ranges (spec:
-runtime §5.6)."""
+"""Static files: kept in memory while small (text compressed as well), checked with one `stat` a request, with
+conditions and ranges (spec: runtime §5.6)."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from mimetypes import MimeTypes
@@ -22,11 +23,18 @@ MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the
 MAX_KEPT_BYTES = 32 << 20  # of one resource reader
 MAX_KNOWN = 4096  # names
 _PIECE = 64 << 10
+MIN_PACKED_BYTES = 1024  # below, the answer is one packet anyway
+_WORTH_IT = 0.9  # of its size: what compresses worse is left as it is
+_GZIP_LEVEL = 6
+_GZIP_WINDOW = 31  # of zlib: 15 bits, with gzip's head
 _SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
+_packing = BoundedSemaphore()  # a file is compressed once for all who want it at the same time, and one at a time
 _unpacking = BoundedSemaphore()  # an entry of a ZIP file is unpacked once for all who want it at the same time
 _ALLOW = "GET, HEAD, OPTIONS"
 _MULTIPART_BOUNDARY = f"smqrt-{token_hex(12)}"
 
+_WITHOUT_CHARSET = ("application/json", "application/manifest+json", "application/wasm")
+_TEXT_TYPES = (*_WITHOUT_CHARSET, "application/javascript", "application/xml", "image/svg+xml")
 _UNKNOWN_TYPE = "application/octet-stream"
 _types = MimeTypes()  # the standard library's own table: the machine's files must not change what a browser gets
 _MORE = {
@@ -49,14 +57,37 @@ for _extension, _type in _MORE.items():
 
 @dataclass(slots=True)
 class StaticFile:
-    """Something that was found good to show."""
+    """Something that was found good to show.
+
+    Attributes:
+        body: its bytes, while they are kept in memory.
+        packed: the same compressed; empty when that is not worth it, None until somebody asked.
+        head, packed_head: what goes before them, without `Date` and the empty line.
+        fields: of the reader, when the heads were built.
+    """
 
     name: str
     stat: Stat
     is_page: bool
     body: bytes | None = None
+    packed: bytes | None = None
     head: bytes = b""
-    fields: dict[str, str] | None = None  # of the reader, when `head` was built
+    packed_head: bytes = b""
+    fields: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not (MIN_PACKED_BYTES <= self.stat.size <= MAX_KEPT_FILE and is_text(content_type(self.name))):
+            self.packed = b""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it holds in memory."""
+        return len(self.body or b"") + len(self.packed or b"")
+
+    @property
+    def varies(self) -> bool:
+        """Whether clients get it compressed or not, as they ask."""
+        return self.packed != b""
 
 
 class StaticFiles:
@@ -91,8 +122,29 @@ class StaticFiles:
             _refuse_method(request)
         elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._keep(entry, headers):
             self._answer(request, entry, headers)
+        elif self._sends_packed(request, entry):
+            response.send_ready(entry.packed_head, entry.packed or b"")
         else:
             response.send_ready(entry.head, entry.body or b"")
+
+    def _sends_packed(self, request: Request, entry: StaticFile) -> bool:
+        """Whether the client takes the file compressed, and it is there so."""
+        accepted = request.get("accept-encoding") if entry.varies else None
+        if not accepted or not accepts_gzip(accepted):
+            return False
+        if entry.packed is None:
+            self._pack(entry)
+        return bool(entry.packed)
+
+    def _pack(self, entry: StaticFile) -> None:
+        with _packing:
+            if entry.packed is not None or entry.body is None:
+                return
+            packed = get_hub().threadpool.apply(_gzip, (entry.body,))
+        entry.packed = packed if len(packed) < _WORTH_IT * len(entry.body) else b""
+        if self._known.get(entry.name) is entry:  # or it was dropped meanwhile, and counts no more
+            self._kept_bytes += len(entry.packed)
+        _make_heads(entry, entry.fields or {})
 
     def _answer(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
         try:
@@ -117,8 +169,8 @@ class StaticFiles:
 
     def _drop(self, name: str) -> None:
         entry = self._known.pop(name, None)
-        if entry is not None and entry.body is not None:
-            self._kept_bytes -= len(entry.body)
+        if entry is not None:
+            self._kept_bytes -= entry.kept_bytes
 
     def _keep(self, entry: StaticFile, headers: dict[str, str]) -> bool:
         """Have the file in memory with its head, if it is small enough."""
@@ -130,7 +182,8 @@ class StaticFiles:
         if body is None:
             return False
         self._kept_bytes += len(body) - len(entry.body or b"")
-        entry.body, entry.fields, entry.head = body, dict(headers), _ready_head(entry, headers)
+        entry.body = body
+        _make_heads(entry, headers)
         self._make_room(entry.name)
         return True
 
@@ -170,7 +223,7 @@ class _Answer:
         )
         self.type = content_type(entry.name)
         self.etag = etag(entry.stat)
-        for field, value in (*headers.items(), *_fields(entry.stat)):
+        for field, value in (*headers.items(), *_fields(entry)):
             self.response.headers.set(field, value)
 
     def give(self) -> None:
@@ -181,6 +234,8 @@ class _Answer:
         elif _precondition_failed(self.request, self.stat):
             self.response.error(412)
         elif _not_modified(self.request, self.stat):
+            if _packed_tag(self.etag) in (self.request.get("if-none-match") or ""):
+                self.response.headers.set("ETag", _packed_tag(self.etag))
             self.response.status = 304
             self.response.end()
         else:
@@ -247,16 +302,51 @@ def etag(stat: Stat) -> str:
     return f'"{mark:x}-{stat.size:x}"'
 
 
-def _fields(stat: Stat) -> tuple[tuple[str, str], ...]:
-    return ("Last-Modified", http_date(stat.mtime)), ("ETag", etag(stat)), ("Accept-Ranges", "bytes")
+def _packed_tag(tag: str) -> str:
+    """The entity tag of the compressed form: other bytes, so another tag (RFC 9110 §8.8.3)."""
+    return f'{tag[:-1]}-gzip"'
 
 
-def _ready_head(entry: StaticFile, headers: dict[str, str]) -> bytes:
+def _fields(entry: StaticFile, packed: bool = False) -> list[tuple[str, str]]:
+    tag = etag(entry.stat)
+    fields = [("Last-Modified", http_date(entry.stat.mtime)), ("ETag", _packed_tag(tag) if packed else tag)]
+    if packed:
+        fields.append(("Content-Encoding", "gzip"))
+    else:
+        fields.append(("Accept-Ranges", "bytes"))
+    if entry.varies:
+        fields.append(("Vary", "Accept-Encoding"))
+    return fields
+
+
+def _make_heads(entry: StaticFile, headers: dict[str, str]) -> None:
+    """Build what goes before the file, and before its compressed form, if there is one."""
     for field, value in headers.items():
         check_field(field, value)
-    own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(entry.stat.size)), *_fields(entry.stat)
+    entry.fields = dict(headers)
+    entry.head = _ready_head(entry, headers, entry.body or b"", False)
+    entry.packed_head = _ready_head(entry, headers, entry.packed, True) if entry.packed else b""
+
+
+def _ready_head(entry: StaticFile, headers: dict[str, str], body: bytes, packed: bool) -> bytes:
+    own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(len(body))), *_fields(entry, packed)
     lines = [f"{field}: {value}\r\n" for field, value in (*headers.items(), *own)]
     return ("HTTP/1.1 200 OK\r\n" + "".join(lines)).encode("latin-1")
+
+
+def _gzip(body: bytes) -> bytes:
+    """Compress; runs in a thread."""
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+    return compressor.compress(body) + compressor.flush()
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether a client takes gzip, by its Accept-Encoding field (RFC 9110 §12.5.3)."""
+    weights = {}
+    for part in accept_encoding.lower().split(","):
+        coding, _, weight = part.partition(";")
+        weights[coding.strip()] = weight.replace(" ", "").rstrip("0").rstrip(".") not in ("q=", "q=0")
+    return weights.get("gzip", weights.get("*", False))
 
 
 def _pieces(file: IO[bytes], span: Span) -> Iterator[bytes]:
@@ -285,10 +375,15 @@ def _matches(header: str, tag: str) -> bool:
     return header.strip() == "*" or tag in [candidate.strip().removeprefix("W/") for candidate in header.split(",")]
 
 
+def _matches_file(header: str, stat: Stat) -> bool:
+    tag = etag(stat)
+    return _matches(header, tag) or _matches(header, _packed_tag(tag))
+
+
 def _precondition_failed(request: Request, stat: Stat) -> bool:
     match = request.get("if-match")
     if match is not None:
-        return not _matches(match, etag(stat))
+        return not _matches_file(match, stat)
     since = parse_date(request.get("if-unmodified-since") or "")
     return since is not None and stat.mtime > since
 
@@ -296,7 +391,7 @@ def _precondition_failed(request: Request, stat: Stat) -> bool:
 def _not_modified(request: Request, stat: Stat) -> bool:
     match = request.get("if-none-match")
     if match is not None:
-        return _matches(match, etag(stat))
+        return _matches_file(match, stat)
     since = parse_date(request.get("if-modified-since") or "")
     return since is not None and stat.mtime <= since
 
@@ -306,13 +401,12 @@ def content_type(name: str) -> str:
     kind, encoding = _types.guess_type(name, strict=True)
     if kind is None or encoding is not None:  # an archive: nobody should unpack it on the way
         return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
-    is_text = kind.startswith("text/") or kind in (
-        "application/json",
-        "application/javascript",
-        "application/xml",
-        "image/svg+xml",
-    )
-    return f"{kind}; charset=utf-8" if is_text and kind != "application/json" else kind
+    return f"{kind}; charset=utf-8" if is_text(kind) and kind not in _WITHOUT_CHARSET else kind
+
+
+def is_text(kind: str) -> bool:
+    """Whether a content type is one of text, which packs well."""
+    return kind.startswith("text/") or kind.partition(";")[0] in _TEXT_TYPES
 
 
 def _part_head(span: Span, size: int, content_type: str) -> bytes:

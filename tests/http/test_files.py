@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 from email.utils import formatdate
@@ -12,7 +13,7 @@ import pytest
 
 from smqrt.http import files
 from smqrt.http.disk import DiskIo
-from smqrt.http.files import content_type
+from smqrt.http.files import accepts_gzip, content_type
 from smqrt.http.tree import ResourceReader
 
 TEXT = bytes(range(32, 122)) * 10  # 900 bytes
@@ -221,6 +222,73 @@ def test_a_file_that_shrinks_while_it_is_sent(bench: Any, wire: Any, folder: Pat
     os.truncate(folder / "big.bin", 10)
     with pytest.raises(AssertionError, match="ended within a body"):
         wire.answer()
+
+
+PAGE = b"<p>one of many lines</p>\n" * 400
+
+
+@pytest.fixture
+def page(folder: Path) -> Path:
+    path = folder / "page.html"
+    path.write_bytes(PAGE)
+    return path
+
+
+def test_text_is_compressed_once_for_those_who_take_it(wire: Any, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bytes] = []
+    compress = files._gzip
+    monkeypatch.setattr(files, "_gzip", lambda body: runs.append(body) or compress(body))
+    plain = wire.ask("/page.html")
+    assert (plain.body, plain.fields.get("content-encoding")) == (PAGE, None)
+    for _ in range(3):
+        packed = wire.ask("/page.html", headers="Accept-Encoding: br, gzip\r\n")
+        assert (packed.status, gzip.decompress(packed.body)) == (200, PAGE)
+        assert packed.fields["content-encoding"] == "gzip"
+        assert packed.fields["content-length"] == str(len(packed.body))
+    assert len(packed.body) < len(PAGE) / 10
+    assert plain.fields["vary"] == packed.fields["vary"] == "Accept-Encoding"
+    assert plain.fields["etag"] != packed.fields["etag"]
+    assert runs == [PAGE]
+    head = wire.ask("/page.html", "HEAD", headers="Accept-Encoding: gzip\r\n").fields
+    assert head == packed.fields | {"date": head["date"]}
+
+
+def test_conditions_and_ranges_of_compressed_text(wire: Any, page: Path) -> None:
+    gzipped = "Accept-Encoding: gzip\r\n"
+    tag = wire.ask("/page.html", headers=gzipped).fields["etag"]
+    same = wire.ask("/page.html", headers=gzipped + f"If-None-Match: {tag}\r\n")
+    assert (same.status, same.fields["etag"]) == (304, tag)
+    part = wire.ask("/page.html", headers=gzipped + "Range: bytes=0-3\r\n")
+    assert (part.status, part.body, part.fields.get("content-encoding")) == (206, PAGE[:4], None)
+    page.write_bytes(PAGE[:-1])
+    new = wire.ask("/page.html", headers=gzipped)
+    assert gzip.decompress(new.body) == PAGE[:-1]
+    assert new.fields["etag"] != tag
+
+
+def test_what_does_not_shrink_is_left_as_it_is(wire: Any, folder: Path) -> None:
+    noise = os.urandom(4000)
+    for name, body in {"noise.txt": noise, "small.txt": b"x" * 1000, "image.png": PAGE, "big.txt": PAGE * 40}.items():
+        (folder / name).write_bytes(body)
+        answer = wire.ask(f"/{name}", headers="Accept-Encoding: gzip\r\n")
+        assert (answer.body, answer.fields.get("content-encoding")) == (body, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "takes"),
+    [
+        ("gzip", True),
+        ("GZIP;q=0.5, br", True),
+        ("br, *", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("*;q=0", False),
+        ("br, deflate", False),
+        ("gzipped", False),
+    ],
+)
+def test_who_takes_gzip(field: str, takes: bool) -> None:
+    assert accepts_gzip(field) is takes
 
 
 @pytest.mark.parametrize(
