@@ -20,6 +20,7 @@ from smqrt.errors import ArgumentError
 from smqrt.lua.bridge import Function, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net import tokens
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO_PLAIN = bytes.maketrans(b"-_", b"+/")
@@ -147,9 +148,10 @@ _RANDOM: dict[str, Function] = {
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.json`, the encoders and decoders of `ba`, `ba.crypto.hash` and the random numbers."""
+    """Give Lua `ba.json`, the encoders and decoders of `ba`, tokens, `ba.crypto.hash` and the random numbers."""
     vm.namespace("ba.json", {})
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})
     vm.namespace("ba.codec", _FUNCTIONS)
+    vm.namespace("ba.tokens", {"new_key": tokens.new_key, "seal": tokens.seal, "unseal": tokens.unseal})
     vm.namespace("ba.crypto", _RANDOM | methods(Digests(), "open update finish drop"))

@@ -76,10 +76,16 @@ def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
     `ba.socket`."""
     vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": _print})
-    vm.namespace("ba.system", {"version": version, "cmpaddr": same_address})
+    system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": _port_of(services)}
+    vm.namespace("ba.system", system)
     vm.namespace("ba.socket", {})
     vm.namespace("ba.datetime", {"now": now})
     _install_scheduling(vm)
+
+
+def _port_of(services: Services) -> Callable[[bool], int | None]:
+    """What tells the port listened on, without or with TLS; None when there is none."""
+    return lambda secure: (services.https_port if secure else services.http_port) or None
 
 
 def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
@@ -95,7 +101,7 @@ def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
         "date": lambda: BUILD_DATE,
         "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
         "version": lambda: smqrt.__version__.encode(),
-        "port": lambda secure: (services.https_port if secure else services.http_port) or None,
+        "port": _port_of(services),
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": refs.append,

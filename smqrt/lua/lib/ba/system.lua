@@ -10,3 +10,8 @@ ba.version = py.version
 function ba.cmpaddr(a, b)
   return py.cmpaddr(arg.string(a, 1, "cmpaddr"), arg.string(b, 2, "cmpaddr"))
 end
+
+--- ba.serverport, ba.serversslport: the ports listened on, nil without; known only when the server listens.
+setmetatable(ba, {__index = function(_, name)
+  if name == "serverport" or name == "serversslport" then return py.port(name == "serversslport") end
+end})

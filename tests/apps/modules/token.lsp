@@ -1,0 +1,1 @@
+<?lsp response:write(ba.aesencode(app.key, request:data"name")) ?>
