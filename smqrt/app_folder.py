@@ -29,10 +29,17 @@ class AppScope:
 
     Args:
         folder: the application's, absolute; None when it is a ZIP file.
+
+    Attributes:
+        package: the name of the package its Python modules are in, empty without any.
+        names: what `smqrt.app` gives its code: `app`, `dir`, `io`.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self.package = ""
+        self.names: dict[str, object] = {}
+        self._path_before = set(sys.path)
         self._things: WeakSet[Closable] = WeakSet()
         self._packages_before = _packages()
 
@@ -46,10 +53,20 @@ class AppScope:
             except Exception:
                 log.exception("closing %r failed", thing)
         self._things.clear()
+        sys.path[:] = [one for one in sys.path if one in self._path_before or not _lies_in(self.folder, one)]
         for name, module in list(sys.modules.items()):
             ours = name.partition(".")[0] not in self._packages_before
             if ours and _lies_in(self.folder, getattr(module, "__file__", None)):
                 del sys.modules[name]
+
+    def is_on_path(self) -> bool:
+        """Whether it has put its own folder on `sys.path`: then its modules are those of the process."""
+        folder = str(self.folder)
+        return folder in sys.path and folder not in self._path_before
+
+    def has_file(self, file: str) -> bool:
+        """Whether a module's file is one of its own."""
+        return _lies_in(self.folder, file)
 
     def add(self, thing: Closable) -> None:
         """Have `close` close `thing`, unless nobody refers to it any more."""
@@ -77,18 +94,22 @@ def close_with_app(thing: Closable) -> None:
     while it is imported does not: such a module outlives the application.
     """
     app = current_app.get()
-    if app and not _importing_from_elsewhere(app.folder):
+    if app and not _importing_from_elsewhere(app):
         app.add(thing)
 
 
-def _importing_from_elsewhere(home: Path | None) -> bool:
+def _importing_from_elsewhere(app: AppScope) -> bool:
     frame: FrameType | None = sys._getframe()
     while frame:
         spec: Any = frame.f_globals.get("__spec__")
-        if getattr(spec, "_initializing", False) and not _lies_in(home, spec.origin):
+        if getattr(spec, "_initializing", False) and not _is_own(app, spec):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_own(app: AppScope, spec: Any) -> bool:
+    return spec.name.partition(".")[0] == app.package or _lies_in(app.folder, spec.origin)
 
 
 def _lies_in(home: Path | None, file: str | None) -> bool:

@@ -82,6 +82,10 @@ class MultipartError(SmqrtError):
     """The body is no form: the text says what is wrong with it."""
 
 
+class FormTooLarge(MultipartError):
+    """The form breaks a limit."""
+
+
 class Field(NamedTuple):
     """A field of the form."""
 
@@ -172,9 +176,9 @@ class _Form:
         self._value += data
         self._values_bytes += len(data)
         if len(self._value) > MAX_VALUE_BYTES:
-            raise MultipartError(f"field {self._field!r} is longer than {MAX_VALUE_BYTES} bytes")
+            raise FormTooLarge(f"field {self._field!r} is longer than {MAX_VALUE_BYTES} bytes")
         if self._values_bytes > MAX_VALUES_BYTES:
-            raise MultipartError(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
+            raise FormTooLarge(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
 
     def _end(self) -> Iterator[Event]:
         if self._field is not None:

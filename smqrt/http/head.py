@@ -11,6 +11,7 @@ import re
 
 import httptools
 
+from smqrt.http.fields import Query
 from smqrt.http.status import BadRequest
 
 MAX_FIELDS = 100  # browsers send about 15
@@ -28,6 +29,7 @@ _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
 _HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
 _SINGLE = ("host", *_FRAMING, *_HANDSHAKE)  # a second one changes what the message means
 _MAX_PORT = 65535
+NO_QUERY = Query()
 _MAX_RECENT = 256
 _MAX_RECENT_BYTES = 1024  # of one head
 
@@ -40,7 +42,7 @@ class Head:
         target: as sent.
         path: the target's path, percent-decoded once (bytes that are no UTF-8 as surrogate escapes); begins with "/"
             ("*" for `OPTIONS *`).
-        query: the part behind the first "?", as sent.
+        query: the part behind the first "?", as sent; gives its parameters by name.
         version: "1.0" or "1.1".
         host: the Host header, empty without one.
         headers: name and value in the client's order and spelling (latin-1).
@@ -57,7 +59,7 @@ class Head:
     method: str
     target: str
     path: str
-    query: str
+    query: Query
     version: str
     host: str
     headers: list[tuple[str, str]]
@@ -125,7 +127,8 @@ class Head:
         return not names.isdisjoint(self._index)
 
     def _split_target(self) -> None:
-        path, _, self.query = self.target.partition("?")
+        path, mark, query = self.target.partition("?")
+        self.query = Query(query) if mark else NO_QUERY
         self.path = decode_path(path) if "%" in path else path
         if path == "*" and self.method != "OPTIONS":
             raise BadRequest("the target * belongs to OPTIONS only")

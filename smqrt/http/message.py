@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,9 @@ from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
+from smqrt.http.payload import URLENCODED, Form, Posted, kind_of
 from smqrt.http.status import HttpError, error_page, reason
+from smqrt.message import json_bytes
 from smqrt.net.origins import Origins
 from smqrt.net.readiness import Watcher
 from smqrt.net.scheduling import Turn
@@ -24,7 +26,6 @@ from smqrt.net.tls import Address, Transport
 log = logging.getLogger("smqrt")
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
-_URLENCODED = "application/x-www-form-urlencoded"
 _OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -81,7 +82,7 @@ class Detached:
     server: RequestServer
 
 
-class Request(Head):
+class Request(Head, Posted):
     """A request; see `Head` for what its head says.
 
     Attributes:
@@ -96,6 +97,8 @@ class Request(Head):
     __slots__ = (
         "_body",
         "_connection",
+        "_form",
+        "_whole",
         "env",
         "forwards",
         "includes",
@@ -110,6 +113,8 @@ class Request(Head):
         self.adopt(parse(head))
         self._connection = connection
         self._body: Body | None = None
+        self._whole: bytes | None = None
+        self._form: Form | None = None
         self.peer: tuple[str, int] = connection.peer
         self.secure: bool = connection.secure
         self.transport: Transport = connection.transport
@@ -151,7 +156,7 @@ class Request(Head):
         return self._connection.server.limits.body_bytes
 
     def body(self, limit_bytes: int | None = None) -> bytes:
-        """Give the whole body; blocks the greenlet until it is there. A second call gives nothing more.
+        """Give the whole body; blocks the greenlet until it is there.
 
         Args:
             limit_bytes: instead of the server's limit.
@@ -160,7 +165,9 @@ class Request(Head):
             HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed, 503 when the bodies
                 of all requests together are over theirs.
         """
-        return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
+        if self._whole is None:
+            self._whole = self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
+        return self._whole
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
         """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
@@ -173,7 +180,7 @@ class Request(Head):
     def raw_params(self) -> list[tuple[bytes, bytes]]:
         """Give the parameters as `params` does, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
-        if self.has_body and (self.get("content-type") or "").partition(";")[0].strip().lower() == _URLENCODED:
+        if self.has_body and kind_of(self) == URLENCODED:
             pairs += parse_parameters(self.body(), Turn().breathe)
         return pairs
 
@@ -256,6 +263,7 @@ class Request(Head):
         told by their `env`, now and not when garbage is collected.
         """
         self.env.clear()
+        self._whole = self._form = None
         if self._body is not None:
             self._body.forget()
 
@@ -328,14 +336,19 @@ class Response:
         """Whether no status, no field and no byte was set yet."""
         return self._headers is None and self.status == 200 and not self.size
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | str) -> None:
         """Add to the body; sends when the buffer is full, which may block the greenlet.
+
+        Args:
+            data: text is sent as UTF-8, and is HTML when no Content-Type was set before.
 
         Raises:
             ClientGoneError: the client is gone.
         """
         if self.ended:
             return
+        if isinstance(data, str):
+            data = self._encoded(data)
         self._parts.append(data)
         self.size += len(data)
         self._buffered += len(data)
@@ -428,6 +441,43 @@ class Response:
         self.headers.set("Cache-Control", "no-store")
         self.write(f"{language} error: {failure}\n".encode("utf-8", "backslashreplace"))
 
+    def json(self, value: object, status: int | None = None) -> None:
+        """End the response with a value in JSON, in place of what was written. Raises as `write`, and as `reset`.
+
+        Args:
+            value: what JSON knows: dict, list, tuple, text, number, bool, None; NaN and the infinities become null.
+            status: the status code; as it was set before when there is none.
+
+        Raises:
+            ArgumentError: JSON does not know it.
+        """
+        if self.ended:
+            return
+        text = json_bytes(value)
+        self.reset("buffer")
+        self.status = self.status if status is None else status
+        self.headers.set("Content-Type", "application/json")
+        if "cache-control" not in self.headers:
+            self.headers.set("Cache-Control", "no-store")
+        self.end(text)
+
+    def stream(self, pieces: Iterable[bytes | str]) -> None:
+        """Send each piece when it is there, and end the response; blocks the greenlet while the client does not read.
+        A generator is closed when the client leaves. Raises as `write`.
+
+        Args:
+            pieces: of the body.
+        """
+        try:
+            for piece in pieces:
+                self.write(piece)
+                self.flush()
+            self.end()
+        finally:
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+
     def redirect(self, location: str, status: int = 302) -> None:
         """End the response with a redirection to `location`. Raises as `error`."""
         self.error(status, headers={"Location": location})
@@ -440,11 +490,19 @@ class Response:
         path: str = "/",
         domain: str | None = None,
         max_age_s: int | None = None,
-        secure: bool = False,
+        secure: bool | None = None,
         httponly: bool = True,
         samesite: str = "Lax",
     ) -> None:
-        """Add a cookie (RFC 6265); `max_age_s` 0 makes the browser forget it.
+        """Add a cookie (RFC 6265).
+
+        Args:
+            name, value: of the cookie.
+            path, domain: where the browser sends it.
+            max_age_s: how long the browser keeps it, 0 makes it forget it; without, until the browser ends.
+            secure: whether it goes over TLS only; without, when this request came over TLS.
+            httponly: whether scripts don't see it.
+            samesite: "Lax", "Strict", or "None", which browsers take from secure cookies only.
 
         Raises:
             ValueError: a part has a semicolon or a control character, or the name is no token.
@@ -454,11 +512,20 @@ class Response:
             "Domain": domain,
             "Max-Age": None if max_age_s is None else str(max_age_s),
             "SameSite": samesite,
-            "Secure": secure,
+            "Secure": self._connection.secure if secure is None else secure,
             "HttpOnly": httponly,
         }
         attributes = {key: text if isinstance(text, str) else None for key, text in wanted.items() if text}
         self.headers.add("Set-Cookie", set_cookie_field(name, value, attributes))
+
+    def delete_cookie(self, name: str, *, path: str = "/", domain: str | None = None) -> None:
+        """Make the browser forget a cookie; `path` and `domain` are those it was set with. Raises as `set_cookie`."""
+        self.set_cookie(name, "", path=path, domain=domain, max_age_s=0)
+
+    def _encoded(self, text: str) -> bytes:
+        if not self.committed and not self.size and "content-type" not in self.headers:
+            self.headers.set("Content-Type", "text/html; charset=utf-8")
+        return text.encode("utf-8", "surrogateescape")
 
     @property
     def _bodyless(self) -> bool:

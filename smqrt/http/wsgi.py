@@ -101,7 +101,7 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         "REQUEST_METHOD": request.method,
         "SCRIPT_NAME": _wsgi_text(base.removesuffix("/")),
         "PATH_INFO": _wsgi_text("/" + relpath),
-        "QUERY_STRING": request.query,
+        "QUERY_STRING": str(request.query),
         "CONTENT_TYPE": request.get("content-type") or "",
         "SERVER_NAME": host,
         "SERVER_PORT": str(port),

@@ -1,40 +1,24 @@
 """Applications in Lua and Python: loading, stopping and starting them again (spec: runtime §2).
 
 An application is a folder or a ZIP file. Its files are served from the moment it is opened, its pages once `.preload`
-has succeeded. One in Python has `.preload.py`, run once with the names `app`, `dir` and `io`:
-
-    from smqrt.http.tree import Directory
-
-    def hello(request, relpath):
-        request.response.write(b"Hello " + relpath.encode())
-
-    greeter = Directory("hello")
-    greeter.setfunc(hello)
-    dir.insert(greeter)
-
-    def onunload():
-        print("good bye")
-
-A directory's function gets the HTTP request and the rest of the path; it may block in gevent's way, and returning
-exactly False passes the request on. What `.preload.py` defines is `app`: as its variables, as `app["name"]` and as
-`app.name`.
+has succeeded. What one in Python is: `smqrt.app`.
 """
 
 from __future__ import annotations
 
 import itertools
-import linecache
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from smqrt import app_folder
+from smqrt.app.application import PythonApplication
+from smqrt.app.directory import ApplicationDirectory
+from smqrt.app.modules import PRELOAD
 from smqrt.errors import SmqrtError
 from smqrt.http.disk import DiskIo, ZipIo
-from smqrt.http.files import StaticFile
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
@@ -43,78 +27,6 @@ from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.manual import first_sentence
-
-PYTHON_PRELOAD = ".preload.py"
-
-
-class Namespace(dict[str, Any]):
-    """What an application defines: a dict whose keys are attributes as well."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the application defines no {name!r}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
-class PythonAppError(SmqrtError):
-    """An application's own code failed; the text begins with its file and line, Python's traceback follows."""
-
-
-class PythonApplication:
-    """A running Python application.
-
-    Args:
-        label: what tracebacks call `.preload.py`, such as "chat/.preload.py".
-        io: the application's folder.
-        reader: the directory that serves it.
-    """
-
-    def __init__(self, label: str, io: Io, reader: ResourceReader) -> None:
-        self._label = label
-        self.namespace = Namespace(__name__="__preload__", __file__=label, io=io, dir=reader)
-        self.namespace["app"] = self.namespace
-
-    def load(self) -> None:
-        """Run `.preload.py`; may block.
-
-        Raises:
-            PythonAppError: it failed.
-        """
-        source = self.namespace["io"].read(PYTHON_PRELOAD)
-        lines = source.decode("utf-8", "replace").splitlines(keepends=True)
-        linecache.cache[self._label] = len(source), None, lines, self._label  # tracebacks show the lines
-        self._guard(lambda: exec(compile(source, self._label, "exec", dont_inherit=True), self.namespace))
-
-    def stop(self) -> None:
-        """Run `onunload`, when there is one; may block. Raises as `load`."""
-        onunload = self.namespace.get("onunload")
-        if callable(onunload):
-            self._guard(onunload)
-
-    def clear(self) -> None:
-        """Forget what the application defined."""
-        self.namespace.clear()
-
-    def _guard(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:
-            raise PythonAppError(self._described(error)) from error
-
-    def _described(self, error: Exception) -> str:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == self._label]
-        if isinstance(error, SyntaxError) and error.filename == self._label:
-            lines.append(error.lineno)
-        position = f"{self._label}:{lines[-1]}: " if lines else f"{self._label}: "
-        own = frames[next((at for at, frame in enumerate(frames) if frame.filename == self._label), len(frames)) :]
-        summary = f"{position}{type(error).__name__}: {error}"
-        return "\n".join([summary, "traceback:", *traceback.StackSummary.from_list(own).format()]).rstrip()
-
 
 log = logging.getLogger("smqrt.lua")
 
@@ -176,41 +88,6 @@ class Running:
     owner: app_folder.AppScope
     reader: ResourceReader
     scripts: list[Script]
-
-
-class ApplicationDirectory(ResourceReader):
-    """The directory of an application: what it serves runs as the application's own code.
-
-    Args:
-        name, priority, io: see `ResourceReader`.
-        owner: the application.
-        find_session: gives the session of a request, None when it has none.
-    """
-
-    def __init__(
-        self, name: str, priority: int, io: Io, owner: app_folder.AppScope, find_session: Callable[[Request], object]
-    ) -> None:
-        super().__init__(name, priority, io=io)
-        self._owner, self._find_session = owner, find_session
-
-    # What may run code; the files, which most requests are for, need none of this.
-
-    def _call(self, request: Request, relpath: str) -> bool:
-        return self._as_own(request, super()._call, request, relpath)
-
-    def _run(self, request: Request, entry: StaticFile) -> bool:
-        return self._as_own(request, super()._run, request, entry)
-
-    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
-        return bool(children) and self._as_own(request, super()._ask, children, request, relpath)
-
-    def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
-        request.env["find_session"] = self._find_session
-        token = app_folder.current_app.set(self._owner)
-        try:
-            return answer(*args)
-        finally:
-            app_folder.current_app.reset(token)
 
 
 class Application:
@@ -342,11 +219,12 @@ class Applications:
         io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
         io.private = self.services.private
         owner = app_folder.AppScope(path.resolve() if path.is_dir() else None)
-        reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find)
+        folder = files.label(io, "")
+        reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find, folder)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader)]
-        if _has(io, PYTHON_PRELOAD):
-            scripts.insert(0, PythonApplication(files.label(io, PYTHON_PRELOAD), io, reader))
+        if _has(io, PRELOAD):
+            scripts.insert(0, PythonApplication(name or path.resolve().stem, reader, owner))
         self.services.root.insert(reader)
         return Running(owner, reader, scripts)
 

@@ -1,0 +1,53 @@
+"""What an application in Python works with.
+
+    from smqrt.app import app, dir, io
+
+In `.preload.py`, and in the modules beside it, these are the application's own: `app` holds what `.preload.py` defines,
+`dir` is its place in the tree of URLs, `io` its folder. `.preload.py` has them without an import too; with it, linters
+and type checkers know them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smqrt import app_folder
+from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.message import Request, Response
+from smqrt.http.resources import IoError
+from smqrt.http.status import HttpError
+from smqrt.http.tree import Directory
+
+if TYPE_CHECKING:
+    from smqrt.app.directory import ApplicationDirectory
+    from smqrt.app.namespace import Namespace
+    from smqrt.http.resources import Io
+
+    app: Namespace
+    dir: ApplicationDirectory
+    io: Io
+
+__all__ = [
+    "ArgumentError",
+    "Directory",
+    "HttpError",
+    "IoError",
+    "Request",
+    "Response",
+    "SmqrtError",
+    "app",
+    "dir",
+    "io",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("app", "dir", "io"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    scope = app_folder.current_app.get()
+    if scope is None or name not in scope.names:
+        raise ImportError(
+            f"smqrt.app has {name!r} only while an application's own code runs: import it in .preload.py or in a module"
+            " beside it, and let `smqrt serve` run the application"
+        )
+    return scope.names[name]

@@ -1,0 +1,84 @@
+"""The directory of an application: what it serves runs as the application's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from traceback import walk_tb
+from typing import Any
+
+from smqrt import app_folder
+from smqrt.app.failure import describe
+from smqrt.app.modules import PRELOAD
+from smqrt.http.files import StaticFile
+from smqrt.http.message import Request
+from smqrt.http.resources import Io
+from smqrt.http.status import ClientGoneError, HttpError
+from smqrt.http.tree import Directory, ResourceReader
+
+
+class ApplicationDirectory(ResourceReader):
+    """The directory of an application: what it serves runs as the application's own code.
+
+    Args:
+        name, priority, io: see `ResourceReader`.
+        owner: the application.
+        find_session: gives the session of a request, None when it has none.
+        label: what tracebacks call its folder, such as "chat/".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        priority: int,
+        io: Io,
+        owner: app_folder.AppScope,
+        find_session: Callable[[Request], object],
+        label: str = "",
+    ) -> None:
+        super().__init__(name, priority, io=io)
+        self.label = label
+        self._owner, self._find_session = owner, find_session
+
+    def describe(self, error: BaseException) -> str:
+        """Give the text of a failure of the application's Python code, its file and line first."""
+        return describe(error, self._has_code, self.label + PRELOAD)
+
+    def _has_code(self, file: str) -> bool:
+        return file.startswith(self.label) or self._owner.has_file(file)
+
+    # What may run code; the files, which most requests are for, need none of this.
+
+    def _call(self, request: Request, relpath: str) -> bool:
+        return self._as_own(request, super()._call, request, relpath)
+
+    def _run(self, request: Request, entry: StaticFile) -> bool:
+        return self._as_own(request, super()._run, request, entry)
+
+    def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
+        return bool(children) and self._as_own(request, super()._ask, children, request, relpath)
+
+    def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
+        request.env["find_session"] = self._find_session
+        token = app_folder.current_app.set(self._owner)
+        try:
+            return answer(*args)
+        except (HttpError, ClientGoneError):
+            raise
+        except Exception as error:
+            if not self._may_show(request, error):
+                raise
+            request.report_failure("Python", self.describe(error))
+            return True
+        finally:
+            app_folder.current_app.reset(token)
+
+    def _may_show(self, request: Request, error: Exception) -> bool:
+        """Whether a failure can be put into the response: it is the application's, and what was sent is no download
+        that would look complete.
+        """
+        response = request.response
+        if not request.initial or response.ended:
+            return False
+        if response.committed and not response.headers.get("content-type", "").startswith("text/html"):
+            return False
+        return any(self._has_code(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__))

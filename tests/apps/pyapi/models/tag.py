@@ -1,0 +1,3 @@
+from . import item
+
+NAME = "tag of " + item.NAME
