@@ -17,6 +17,7 @@ from smqrt.http.message import Request, Response
 from smqrt.http.resources import IoError
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
+from smqrt.http.wsgi import WsgiDirectory
 
 if TYPE_CHECKING:
     from smqrt.app.directory import ApplicationDirectory
@@ -35,6 +36,7 @@ __all__ = [
     "Request",
     "Response",
     "SmqrtError",
+    "WsgiDirectory",
     "app",
     "dir",
     "io",

@@ -9,11 +9,13 @@ from typing import Any
 from smqrt import app_folder
 from smqrt.app.failure import describe
 from smqrt.app.modules import PRELOAD
+from smqrt.errors import ArgumentError
 from smqrt.http.files import StaticFile
 from smqrt.http.message import Request
 from smqrt.http.resources import Io
 from smqrt.http.status import ClientGoneError, HttpError
 from smqrt.http.tree import Directory, ResourceReader
+from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
 
 
 class ApplicationDirectory(ResourceReader):
@@ -38,6 +40,34 @@ class ApplicationDirectory(ResourceReader):
         super().__init__(name, priority, io=io)
         self.label = label
         self._owner, self._find_session = owner, find_session
+
+    def mount(
+        self,
+        application: Application,
+        name: str | None = None,
+        priority: int = 0,
+        *,
+        body_bytes: int | None = BODY_BYTES,
+    ) -> WsgiDirectory:
+        """Let a WSGI application (PEP 3333: Flask, Django, …) answer what the files of this folder don't.
+
+        Args:
+            application: the WSGI application.
+            name: the path segment it answers; without, every path.
+            priority: see `Directory`.
+            body_bytes: the longest body it gets, None for any length.
+
+        Returns:
+            its directory, inserted into this one.
+
+        Raises:
+            ArgumentError: `application` can't be called, or the name or the priority is wrong.
+        """
+        if not callable(application):
+            raise ArgumentError(f"application: a WSGI application is a callable, not {type(application).__name__}")
+        mounted = WsgiDirectory(application, name, priority, body_bytes=body_bytes)
+        self.insert(mounted)
+        return mounted
 
     def describe(self, error: BaseException) -> str:
         """Give the text of a failure of the application's Python code, its file and line first."""

@@ -169,6 +169,11 @@ class Request(Head, Posted):
             self._whole = self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
         return self._whole
 
+    def _posted(self) -> Form:
+        if self._form is None:
+            self._form = Form(self)
+        return self._form
+
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
         """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
         return self._reader().pieces(size_bytes)

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from io import RawIOBase
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from smqrt.app_folder import base_folder
 from smqrt.errors import ArgumentError
@@ -282,7 +282,6 @@ class Posted:
     """What a request says about its body and its cookies; a part of `smqrt.http.message.Request`."""
 
     __slots__ = ()
-    _form: Form | None
 
     @property
     def cookies(self: BodySource) -> Fields:
@@ -321,9 +320,7 @@ class Posted:
         return self._posted().files(limit_bytes)
 
     def _posted(self) -> Form:
-        if self._form is None:
-            self._form = Form(cast(BodySource, self))
-        return self._form
+        raise NotImplementedError
 
 
 def _translated(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ MULTIPART = {"Content-Type": "multipart/form-data; boundary=edge"}
 
 
 @pytest.fixture
-def app(server: AppServer) -> AppServer:
+def app(server: AppServer) -> Iterator[AppServer]:
     shutil.copytree(APP, server.folder / "pyapi", ignore=shutil.ignore_patterns("__pycache__"))
     application = server.applications.load("pyapi", server.folder / "pyapi")
     assert application.error is None, application.error
-    return server
+    yield server
+    application.unload()
 
 
 def part(name: str, content: str, filename: str | None = None) -> str:
