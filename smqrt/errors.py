@@ -9,6 +9,7 @@
     ├── DeliveryError      a client ended before the broker had its messages
     ├── QueueFullError     what waits to be sent has reached its limit; the message names the setting
     ├── StreamError        a connection failed; `word` says how
+    ├── CryptoError        a key, certificate or ciphertext is not what it should be; `word` says how
     ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
     ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
     └── StartError         the server can't start; one sentence for the person at the terminal
@@ -126,6 +127,22 @@ class StreamError(SmqrtError):
     def __init__(self, word: str, detail: str = "") -> None:
         super().__init__(f"{word}: {detail}" if detail else word)
         self.word, self.detail = word, detail
+
+
+class CryptoError(SmqrtError):
+    """A key, a certificate, a token or a ciphertext is not what it should be.
+
+    Attributes:
+        word: one of the words that Lua's functions answer.
+
+    Args:
+        word: "failed" for what was tampered with, "sslcryptoerr" for a wrong key, and so on.
+        detail: what exactly, one sentence.
+    """
+
+    def __init__(self, word: str, detail: str = "") -> None:
+        super().__init__(detail or word)
+        self.word = word
 
 
 class StartError(SmqrtError):

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, options, settings + app_folder + printable + manual, wire, broker, net, message + wsgi, "
+    "errors, options, settings + app_folder + printable + manual + crypto, wire, broker, net, message + wsgi, "
     "http + client + mqtt + gunicorn, journal, hub, app, lua, reload + supervise, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")

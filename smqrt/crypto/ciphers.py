@@ -1,0 +1,202 @@
+"""AES in the modes GCM, CCM and CBC, and PBKDF2 (spec: bas-api §7)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.aead import AESCCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CBC, GCM
+from cryptography.hazmat.primitives.padding import PKCS7
+
+from smqrt.errors import ArgumentError, CryptoError
+
+IV_BYTES = {"GCM": 12, "CCM": 12, "CBC": 16}
+KEY_BYTES = (16, 32)
+BLOCK_BYTES, TAG_BYTES = 16, 16
+MAX_CCM_BYTES = (1 << 24) - 1  # what CCM can count beside a nonce of 12 bytes (RFC 3610)
+PIECE_BYTES = 1 << 20  # takes 1 to 2 ms
+_TAMPERED = "the tag does not fit: another key, IV or data, or a damaged message"
+
+DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
+MAX_ROUNDS = 20_000_000
+"""Of PBKDF2, all blocks of the key together: some ten seconds of a thread."""
+
+Breathe = Callable[[], object]
+"""Called between pieces of work."""
+
+
+def _no_pause() -> None: ...
+
+
+class Symmetric:
+    """An AES key with its IV.
+
+    In CBC without padding, one call continues where the one before ended, each direction by itself. A padded message
+    is a whole one: the next begins with the IV again, as every message of GCM and CCM does.
+
+    Args:
+        mode: "GCM", "CCM" or "CBC".
+        key: 16 or 32 bytes.
+        iv: 12 bytes for GCM and CCM, 16 for CBC.
+        direction: "encrypt" or "decrypt" for an object that does only this; None for both.
+
+    Raises:
+        ArgumentError: one of them is something else.
+    """
+
+    def __init__(self, mode: str, key: bytes, iv: bytes, direction: str | None = None) -> None:
+        if mode not in IV_BYTES:
+            raise ArgumentError(f"symmetric: unknown mode '{mode}': use GCM, CCM or CBC")
+        if len(key) not in KEY_BYTES:
+            raise ArgumentError(f"symmetric: the key must have 16 or 32 bytes, not {len(key)}")
+        if len(iv) != IV_BYTES[mode]:
+            raise ArgumentError(f"symmetric: the IV of {mode} must have {IV_BYTES[mode]} bytes, not {len(iv)}")
+        if direction not in (None, "encrypt", "decrypt"):
+            raise ArgumentError(f"symmetric: unknown direction '{direction}': use encrypt or decrypt")
+        self._mode, self._key, self._iv, self._direction = mode, key, iv, direction
+        self._aad = b""
+        self._chains: dict[str, CipherContext] = {}
+
+    def set_auth(self, data: bytes) -> None:
+        """Have `data` authenticated, not encrypted, with every message from now on. Raises ArgumentError for CBC."""
+        if self._mode == "CBC":
+            raise ArgumentError("setauth: CBC does not authenticate; use GCM or CCM")
+        self._aad = data
+
+    def encrypt(self, data: bytes, padded: bool = False, breathe: Breathe = _no_pause) -> tuple[bytes, bytes | None]:
+        """Encrypt a message: the ciphertext, and the tag of 16 bytes, None for CBC.
+
+        Args:
+            data: whole blocks of 16 bytes for CBC without padding.
+            padded: fill it up to whole blocks by PKCS #7.
+            breathe: called after each MiB.
+
+        Raises:
+            ArgumentError: not whole blocks, too long for CCM, or an object that decrypts.
+        """
+        self._check("encrypt", data, padded)
+        if padded:
+            padder = PKCS7(BLOCK_BYTES * 8).padder()
+            data = padder.update(data) + padder.finalize()
+        if self._mode == "CCM":
+            sealed = AESCCM(self._key, TAG_BYTES).encrypt(self._iv, data, self._aad)
+            return sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
+        if self._mode == "CBC":
+            return self._chained("encrypt", data, padded, breathe), None
+        context = Cipher(AES(self._key), GCM(self._iv)).encryptor()
+        context.authenticate_additional_data(self._aad)
+        sealed = _through(context, data, breathe) + context.finalize()
+        return sealed, context.tag
+
+    def decrypt(
+        self, data: bytes, tag: bytes | None = None, padded: bool = False, breathe: Breathe = _no_pause
+    ) -> bytes:
+        """Decrypt a message.
+
+        Args:
+            data: the ciphertext.
+            tag: what `encrypt` gave with it; None for CBC.
+            padded: whether it was filled up by PKCS #7.
+            breathe: called after each MiB.
+
+        Raises:
+            ArgumentError: no tag, or an object that encrypts.
+            CryptoError: "failed": the tag or the padding is wrong.
+        """
+        self._check("decrypt", b"", False)
+        if self._mode != "CBC":
+            plain = self._opened(data, tag, breathe)
+        elif len(data) % BLOCK_BYTES:
+            raise CryptoError("failed", "not whole blocks of 16 bytes")
+        else:
+            plain = self._chained("decrypt", data, padded, breathe)
+        return _unpadded(plain) if padded else plain
+
+    def _opened(self, data: bytes, tag: bytes | None, breathe: Breathe) -> bytes:
+        if tag is None:
+            raise ArgumentError(f"decrypt: {self._mode} needs the tag")
+        if len(tag) != TAG_BYTES:
+            raise CryptoError("failed", f"the tag has {len(tag)} bytes, not {TAG_BYTES}")
+        try:
+            if self._mode == "CCM":
+                return AESCCM(self._key, TAG_BYTES).decrypt(self._iv, data + tag, self._aad)
+            context = Cipher(AES(self._key), GCM(self._iv, tag)).decryptor()
+            context.authenticate_additional_data(self._aad)
+            return _through(context, data, breathe) + context.finalize()
+        except (InvalidTag, ValueError):  # the latter: too long for CCM
+            raise CryptoError("failed", _TAMPERED) from None
+
+    def _chained(self, direction: str, data: bytes, ends: bool, breathe: Breathe) -> bytes:
+        context = self._chains.pop(direction, None)
+        if context is None:
+            cipher = Cipher(AES(self._key), CBC(self._iv))
+            context = cipher.encryptor() if direction == "encrypt" else cipher.decryptor()
+        result = _through(context, data, breathe)
+        if not ends:
+            self._chains[direction] = context
+        return result
+
+    def _check(self, direction: str, data: bytes, padded: bool) -> None:
+        if self._direction not in (None, direction):
+            raise ArgumentError(f"{direction}: this object was made to {self._direction}")
+        if self._mode == "CBC" and not padded and len(data) % BLOCK_BYTES:
+            raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; give 'PKCS7' to have it filled up")
+        if self._mode == "CCM" and len(data) > MAX_CCM_BYTES - BLOCK_BYTES:
+            raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
+
+
+def _through(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
+    if len(data) <= PIECE_BYTES:
+        return context.update(data)
+    view, pieces = memoryview(data), []
+    for at in range(0, len(data), PIECE_BYTES):
+        pieces.append(context.update(view[at : at + PIECE_BYTES]))
+        breathe()
+    return b"".join(pieces)
+
+
+def _unpadded(data: bytes) -> bytes:
+    unpadder = PKCS7(BLOCK_BYTES * 8).unpadder()
+    try:
+        return unpadder.update(data) + unpadder.finalize()
+    except ValueError:
+        raise CryptoError("failed", "the padding is wrong") from None
+
+
+def digest_named(name: str) -> str:
+    """`name` as Python's hashlib has it: md5, sha1, sha256, sha384, sha512; letter case and a dash do not matter.
+
+    Raises:
+        ArgumentError: it is none of them.
+    """
+    plain = name.lower().replace("-", "")
+    if plain not in DIGESTS:
+        raise ArgumentError(f"unknown hash algorithm '{name}': use one of {', '.join(DIGESTS)}")
+    return plain
+
+
+def pbkdf2(algorithm: str, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:
+    """Derive a key from a password (RFC 8018). Computes for long: call it in a thread.
+
+    Args:
+        algorithm: of the HMAC, see `digest_named`.
+        password, salt: any bytes.
+        iterations: 1 or more.
+        size_bytes: of the key, 1 or more.
+
+    Raises:
+        ArgumentError: an unknown algorithm, or more work than `MAX_ROUNDS`.
+    """
+    name = digest_named(algorithm)
+    if iterations < 1 or size_bytes < 1:
+        raise ArgumentError("PBKDF2: iterations and length must be above 0")
+    blocks = -(-size_bytes // hashlib.new(name).digest_size)
+    if iterations * blocks > MAX_ROUNDS:
+        raise ArgumentError(
+            f"PBKDF2: {iterations} iterations for {size_bytes} bytes are too many; at most {MAX_ROUNDS:,} of all blocks"
+        )
+    return hashlib.pbkdf2_hmac(name, password, salt, iterations, size_bytes)

@@ -1,0 +1,164 @@
+"""The key file: secrets and private keys of this machine, what `ba.tpm` has in place of a TPM chip (spec: bas-api §7).
+
+A JSON file that only its owner can read, in the user's configuration folder, never among what is served. Processes
+share it: it is changed under a lock and replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from smqrt.errors import ArgumentError, CryptoError
+
+SECRET_BYTES = 32
+MAX_DERIVED_BYTES = 255 * 32  # what HKDF with SHA-256 gives at most (RFC 5869)
+MAX_KEYS, MAX_NAME_BYTES = 1000, 255
+
+
+def default_path() -> Path:
+    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/keys.json`, else `~/.config/smqrt/keys.json`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "smqrt" / "keys.json"
+
+
+@dataclass
+class _Content:
+    unique: bytes
+    shared: bytes
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class KeyFile:
+    """Secrets and named private keys; made when it is first used.
+
+    The methods that touch the disk say so: call them in a thread.
+
+    Args:
+        path: of the file; the default is `default_path()`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+        self._content: _Content | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it was read."""
+        return self._content is not None
+
+    def load(self) -> None:
+        """Read the file, or make it; touches the disk.
+
+        Raises:
+            CryptoError: "ioerror": it can't be read, is damaged, or others may read it.
+        """
+        try:
+            with self._locked():
+                if not self.path.exists():
+                    self._write(_Content(secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)))
+                self._content = self._read()
+        except OSError as error:
+            raise CryptoError("ioerror", f"the key file {self.path}: {error.strerror}") from None
+
+    def derive(self, name: bytes, size_bytes: int, unique: bool = True) -> bytes:
+        """Derive a key; the same for the same name and length, now and after a restart.
+
+        Args:
+            name: any bytes.
+            size_bytes: 1 to 8160.
+            unique: of the secret of this machine, else of that which machines may share: "global" in the file.
+
+        Raises:
+            ArgumentError: another length.
+        """
+        if not 1 <= size_bytes <= MAX_DERIVED_BYTES:
+            raise ArgumentError(f"a key of {size_bytes} bytes; 1 to {MAX_DERIVED_BYTES} are possible")
+        content = self._loaded()
+        secret = content.unique if unique else content.shared
+        return HKDF(SHA256(), size_bytes, None, b"smqrt derived key " + name).derive(secret)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a private key of that name."""
+        return name in self._loaded().keys
+
+    def pem(self, name: str) -> bytes:
+        """The private key of that name as PEM text. Raises CryptoError "notfound" when there is none."""
+        found = self._loaded().keys.get(name)
+        if found is None:
+            raise CryptoError("notfound", f"there is no key '{name}'; make it with createkey")
+        return found.encode()
+
+    def add(self, name: str, pem: bytes) -> None:
+        """Keep a new private key; touches the disk.
+
+        Raises:
+            ArgumentError: the name is empty or too long.
+            CryptoError: "exist": there is one of that name; "nospace": there are too many; "ioerror".
+        """
+        if not 0 < len(name.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES:
+            raise ArgumentError(f"the name of a key has 1 to {MAX_NAME_BYTES} bytes")
+        try:
+            with self._locked():
+                content = self._read()
+                if name in content.keys:
+                    raise CryptoError("exist", f"there is a key '{name}' already")
+                if len(content.keys) >= MAX_KEYS:
+                    raise CryptoError("nospace", f"there are {MAX_KEYS} keys already")
+                content.keys[name] = pem.decode("ascii")
+                self._write(content)
+                self._content = content
+        except OSError as error:
+            raise CryptoError("ioerror", f"the key file {self.path}: {error.strerror}") from None
+
+    def _loaded(self) -> _Content:
+        if self._content is None:
+            self.load()
+        assert self._content is not None
+        return self._content
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds the lock of the file, a file beside it: the file itself is replaced."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _read(self) -> _Content:
+        if self.path.stat().st_mode & 0o077:
+            raise CryptoError("noaccess", f"others may read the key file {self.path}: chmod 600 it, or remove it")
+        try:
+            found = json.loads(self.path.read_bytes())
+            unique, shared = (b64decode(found[name], validate=True) for name in ("unique", "global"))
+            content = _Content(unique, shared, dict(found["keys"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CryptoError("ioerror", f"the key file {self.path} is damaged; restore or remove it") from None
+        if min(len(content.unique), len(content.shared)) < SECRET_BYTES:
+            raise CryptoError("ioerror", f"a secret in the key file {self.path} has less than {SECRET_BYTES} bytes")
+        return content
+
+    def _write(self, content: _Content) -> None:
+        unique, shared = b64encode(content.unique).decode(), b64encode(content.shared).decode()
+        text = json.dumps({"unique": unique, "global": shared, "keys": content.keys}, indent=1)
+        fresh = self.path.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(self.path)

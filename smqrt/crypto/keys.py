@@ -1,0 +1,308 @@
+"""RSA and elliptic curve keys: reading, making, signing, encrypting (spec: bas-api §7).
+
+A key is PEM text (private, public, or a certificate's), or the raw numbers of a public one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+
+from smqrt.crypto.ciphers import digest_named
+from smqrt.errors import ArgumentError, CryptoError
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
+Key = PrivateKey | PublicKey
+
+MAX_PEM_BYTES = 64 << 10  # a chain of certificates, of which the first counts
+MIN_RSA_BITS, MAX_RSA_BITS = 1024, 8192  # more than this takes minutes to make
+DEFAULT_RSA_BITS = 2048
+
+CURVES: Mapping[str, type[ec.EllipticCurve]] = {
+    "SECP256R1": ec.SECP256R1,
+    "SECP384R1": ec.SECP384R1,
+    "SECP521R1": ec.SECP521R1,
+}
+_HASHES: Mapping[str, type[hashes.HashAlgorithm]] = {
+    "md5": hashes.MD5,
+    "sha1": hashes.SHA1,
+    "sha256": hashes.SHA256,
+    "sha384": hashes.SHA384,
+    "sha512": hashes.SHA512,
+}
+_BY_SIZE = {hashlib.new(name).digest_size: name for name in _HASHES}
+
+_KEPT = 64  # keys as loaded: an RSA key of 4096 bits takes 0.3 s to check
+
+
+@lru_cache(maxsize=_KEPT)
+def load(pem: bytes) -> Key:
+    """Read a key, or the key of a certificate. For a private RSA key that takes up to a second, in the beginning.
+
+    Args:
+        pem: PEM text.
+
+    Raises:
+        CryptoError: "sslcryptoerr": it is none, it has a password, or it is of a kind other than RSA and curves.
+    """
+    if len(pem) > MAX_PEM_BYTES:
+        raise CryptoError("sslcryptoerr", "a key of more than 64 KiB")
+    try:
+        key = _loaded(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: there is a password
+        raise CryptoError("sslcryptoerr", "no key in PEM format, or one with a password") from None
+    if not isinstance(key, Key) or (isinstance(key, PublicKey) and key_bits(key) > 2 * MAX_RSA_BITS):
+        raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
+    return key
+
+
+def _loaded(pem: bytes) -> object:
+    if b"PRIVATE KEY-----" in pem:
+        return serialization.load_pem_private_key(pem, None)
+    if b"-----BEGIN CERTIFICATE-----" in pem:
+        return x509.load_pem_x509_certificate(pem).public_key()
+    return serialization.load_pem_public_key(pem)
+
+
+def private(pem: bytes) -> PrivateKey:
+    """`load` for a private key. Raises CryptoError as well when it is a public one."""
+    key = load(pem)
+    if not isinstance(key, PrivateKey):
+        raise CryptoError("sslcryptoerr", "this takes a private key")
+    return key
+
+
+def public(key: Key) -> PublicKey:
+    """The public half of a key."""
+    return key.public_key() if isinstance(key, PrivateKey) else key
+
+
+def curve_key(x: bytes, y: bytes) -> PublicKey:
+    """The public key with the point x, y; the length tells the curve. Raises CryptoError when it is on none."""
+    size = max(len(x), len(y))
+    curve = next((curve for curve in (kind() for kind in CURVES.values()) if (curve.key_size + 7) // 8 >= size), None)
+    if curve is None:
+        raise CryptoError("sslcryptoerr", f"a point of {size} bytes is of no known curve")
+    try:
+        return ec.EllipticCurvePublicNumbers(int.from_bytes(x), int.from_bytes(y), curve).public_key()
+    except ValueError:
+        raise CryptoError("sslcryptoerr", f"the point is not on the curve {curve.name}") from None
+
+
+def rsa_key(n: bytes, e: bytes) -> PublicKey:
+    """The public key with modulus n and exponent e. Raises CryptoError when they can't be."""
+    if len(n) > 2 * MAX_RSA_BITS // 8 or len(e) > 8:
+        raise CryptoError("sslcryptoerr", "modulus or exponent are too long")
+    try:
+        return rsa.RSAPublicNumbers(int.from_bytes(e), int.from_bytes(n)).public_key()
+    except ValueError as error:
+        raise CryptoError("sslcryptoerr", f"no RSA key: {error}") from None
+
+
+def key_bits(key: Key) -> int:
+    """The size of a key: of its modulus, or its curve."""
+    return key.key_size
+
+
+def key_size_bytes(key: Key) -> int:
+    """How many bytes the modulus of an RSA key has, or a coordinate of a curve's."""
+    return (key_bits(key) + 7) // 8
+
+
+def parameters(key: Key) -> tuple[bytes, bytes]:
+    """The numbers of the public half: x and y for a curve, n and e for RSA."""
+    half = public(key)
+    if isinstance(half, rsa.RSAPublicKey):
+        numbers = half.public_numbers()
+        return numbers.n.to_bytes(key_size_bytes(half)), _shortest(numbers.e)
+    point = half.public_numbers()
+    return point.x.to_bytes(key_size_bytes(half)), point.y.to_bytes(key_size_bytes(half))
+
+
+def _shortest(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8 or 1)
+
+
+# ---- making keys
+
+
+def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP256R1") -> bytes:
+    """Make a private key; for RSA call it in a thread.
+
+    Args:
+        kind: "ecc" or "rsa".
+        bits: for RSA: 1024 to 8192.
+        curve: for curves: SECP256R1, SECP384R1 or SECP521R1.
+
+    Returns:
+        PEM text (PKCS #8).
+
+    Raises:
+        ArgumentError: one of them is something else.
+    """
+    if kind == "rsa":
+        if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
+            raise ArgumentError(f"key: {bits} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are possible")
+        return pem_of(rsa.generate_private_key(65537, bits))
+    if kind != "ecc":
+        raise ArgumentError(f"key: unknown kind '{kind}': use ecc or rsa")
+    if curve.upper() not in CURVES:
+        raise ArgumentError(f"key: unknown curve '{curve}': use one of {', '.join(CURVES)}")
+    return pem_of(ec.generate_private_key(CURVES[curve.upper()]()))
+
+
+def pem_of(key: PrivateKey) -> bytes:
+    """A private key as PEM text."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+# ---- signatures
+
+
+def _digested(data: bytes, digest: str | None) -> tuple[bytes, hashes.HashAlgorithm]:
+    """The digest to sign: `data` itself when it has the length of one, else its digest."""
+    name = digest_named(digest) if digest else _BY_SIZE.get(len(data), "sha256")
+    is_digest = len(data) == hashlib.new(name).digest_size
+    return data if is_digest else hashlib.new(name, data).digest(), _HASHES[name]()
+
+
+def _signature_padding(name: str, algorithm: hashes.HashAlgorithm) -> padding.AsymmetricPadding:
+    if name == "pss":
+        return padding.PSS(padding.MGF1(algorithm), padding.PSS.DIGEST_LENGTH)
+    if name != "pkcs1":
+        raise ArgumentError(f"unknown padding '{name}': use pkcs1 or pss")
+    return padding.PKCS1v15()
+
+
+def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = "pkcs1") -> bytes:
+    """Sign data: ECDSA in DER form, or RSA.
+
+    Args:
+        data: a digest, which its length tells (16, 20, 32, 48 or 64 bytes); anything else is hashed before.
+        key: the private key.
+        digest: the hash algorithm, for data that is no digest; SHA-256 by default.
+        padded: for RSA: "pkcs1" or "pss".
+
+    Raises:
+        ArgumentError: an unknown algorithm or padding.
+        CryptoError: "sslcryptoerr": the key is too short for it.
+    """
+    hashed, algorithm = _digested(data, digest)
+    scheme = utils.Prehashed(algorithm)
+    try:
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key.sign(hashed, ec.ECDSA(scheme))
+        return key.sign(hashed, _signature_padding(padded, algorithm), scheme)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise CryptoError("sslcryptoerr", str(error)) from None
+
+
+def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padded: str = "pkcs1") -> bool:
+    """Whether `signature` is one of `data` by `key`. Arguments and ArgumentError as for `sign`; for a curve the
+    signature may also be the two numbers r and s, one behind the other.
+    """
+    hashed, algorithm = _digested(data, digest)
+    scheme = utils.Prehashed(algorithm)
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(_in_der(signature, key), hashed, ec.ECDSA(scheme))
+        else:
+            key.verify(signature, hashed, _signature_padding(padded, algorithm), scheme)
+    except ArgumentError:
+        raise
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _in_der(signature: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
+    size = key_size_bytes(key)
+    if len(signature) == 2 * size and not _is_der(signature):
+        return utils.encode_dss_signature(int.from_bytes(signature[:size]), int.from_bytes(signature[size:]))
+    return signature
+
+
+def _is_der(signature: bytes) -> bool:
+    try:
+        utils.decode_dss_signature(signature)
+    except ValueError:
+        return False
+    return True
+
+
+def is_signature(text: bytes, key: PublicKey) -> bool:
+    """Whether `text` has the form of a signature by `key`."""
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return len(text) == 2 * key_size_bytes(key) or _is_der(text)
+    return len(text) == key_size_bytes(key)
+
+
+def signature_parameters(signature: bytes) -> tuple[bytes, bytes]:
+    """The numbers r and s of an ECDSA signature in DER form, both of the same length: 32, 48 or 66 bytes.
+
+    Raises:
+        CryptoError: "sslcryptoerr": it is none.
+    """
+    try:
+        r, s = utils.decode_dss_signature(signature)
+    except ValueError:
+        raise CryptoError("sslcryptoerr", "no ECDSA signature in DER form") from None
+    needed = (max(r, s).bit_length() + 7) // 8
+    size = next((size for size in (32, 48, 66) if size >= needed), None)
+    if size is None or r < 0 or s < 0:
+        raise CryptoError("sslcryptoerr", "an ECDSA signature of no known curve")
+    return r.to_bytes(size), s.to_bytes(size)
+
+
+# ---- encryption with RSA
+
+
+def _encryption_padding(name: str, digest: str | None) -> padding.AsymmetricPadding:
+    if name == "oaep":
+        algorithm = _HASHES[digest_named(digest or "sha256")]()
+        return padding.OAEP(padding.MGF1(algorithm), algorithm, None)
+    if name != "pkcs1":
+        raise ArgumentError(f"unknown padding '{name}': use pkcs1 or oaep")
+    return padding.PKCS1v15()
+
+
+def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+    """Encrypt some bytes, fewer than the key has, with a public RSA key.
+
+    Args:
+        padded: "pkcs1" or "oaep".
+        digest: the hash algorithm of OAEP, SHA-256 by default.
+
+    Raises:
+        ArgumentError: an unknown algorithm or padding.
+        CryptoError: "sslcryptoerr": too long, or the key is not RSA.
+    """
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise CryptoError("sslcryptoerr", "only RSA keys encrypt")
+    scheme = _encryption_padding(padded, digest)
+    try:
+        return key.encrypt(data, scheme)
+    except ValueError:
+        raise CryptoError("sslcryptoerr", f"{len(data)} bytes are too many for this key") from None
+
+
+def decrypt(data: bytes, key: PrivateKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
+    """The inverse of `encrypt`. Raises as well CryptoError "failed" when it was not encrypted for this key."""
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise CryptoError("sslcryptoerr", "only RSA keys decrypt")
+    scheme = _encryption_padding(padded, digest)
+    try:
+        return key.decrypt(data, scheme)
+    except ValueError:
+        raise CryptoError("failed", "not encrypted for this key, or in another way") from None

@@ -1,0 +1,238 @@
+"""Certificate signing requests, and certificates made of them (spec: bas-api §10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from smqrt.crypto import keys
+from smqrt.errors import ArgumentError, CryptoError
+
+DEFAULT_DAYS = 397  # what browsers accept at most
+MAX_NAMES = 100
+_CLOCK_SKEW = timedelta(hours=1)  # of a device whose clock is behind
+
+NAME_PARTS: Mapping[str, ObjectIdentifier] = {
+    "commonname": NameOID.COMMON_NAME,
+    "country": NameOID.COUNTRY_NAME,
+    "countryname": NameOID.COUNTRY_NAME,
+    "province": NameOID.STATE_OR_PROVINCE_NAME,
+    "locality": NameOID.LOCALITY_NAME,
+    "organization": NameOID.ORGANIZATION_NAME,
+    "unit": NameOID.ORGANIZATIONAL_UNIT_NAME,
+    "emailaddress": NameOID.EMAIL_ADDRESS,
+}
+"""The parts of a distinguished name, as `certificates.describe` calls them."""
+
+USES: Mapping[str, ObjectIdentifier] = {
+    "SSL_CLIENT": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "SSL_SERVER": ExtendedKeyUsageOID.SERVER_AUTH,
+    "S_MIME": ExtendedKeyUsageOID.EMAIL_PROTECTION,
+    "EMAIL": ExtendedKeyUsageOID.EMAIL_PROTECTION,
+    "OBJECT_SIGNING": ExtendedKeyUsageOID.CODE_SIGNING,
+}
+"""What a certificate may be for."""
+AUTHORITY_USES = ("SSL_CA", "S_MIME_CA", "EMAIL_CA", "OBJECT_SIGNING_CA")
+"""The uses of a certificate that may sign others."""
+
+KEY_USES = {
+    "DIGITAL_SIGNATURE": "digital_signature",
+    "NON_REPUDIATION": "content_commitment",
+    "KEY_ENCIPHERMENT": "key_encipherment",
+    "DATA_ENCIPHERMENT": "data_encipherment",
+    "KEY_AGREEMENT": "key_agreement",
+    "KEY_CERT_SIGN": "key_cert_sign",
+    "CRL_SIGN": "crl_sign",
+    "ENCIPHER_ONLY": "encipher_only",
+    "DECIPHER_ONLY": "decipher_only",
+}
+"""What a certificate's key may be used for."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a request asks for.
+
+    Attributes:
+        uses: names of `USES` and `AUTHORITY_USES`.
+        key_uses: names of `KEY_USES`.
+        names: host names, IP addresses and mail addresses it is to be valid for.
+    """
+
+    uses: Sequence[str] = ()
+    key_uses: Sequence[str] = ()
+    names: Sequence[str] = ()
+
+
+def wishes_of(words: Sequence[str]) -> Wishes:
+    """Sort words into uses, key uses and names, by what they are."""
+    plain = [word.strip() for word in words if word.strip()]
+    if len(plain) > MAX_NAMES:
+        raise ArgumentError(f"csr: more than {MAX_NAMES} names and uses")
+    uses = [word for word in plain if word in USES or word in AUTHORITY_USES]
+    key_uses = [word for word in plain if word in KEY_USES]
+    return Wishes(uses, key_uses, [word for word in plain if word not in uses and word not in key_uses])
+
+
+def request(key: keys.PrivateKey, name: Mapping[str, str], wishes: Wishes | None = None) -> bytes:
+    """Make a certificate signing request.
+
+    Args:
+        key: signs it; the certificate will be of its public half.
+        name: the distinguished name by its parts, see `NAME_PARTS`.
+        wishes: what it asks for.
+
+    Returns:
+        PEM text.
+
+    Raises:
+        ArgumentError: an unknown part or a value that can't be one.
+    """
+    wishes = wishes or Wishes()
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    for extension, critical in _extensions(wishes):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _name(parts: Mapping[str, str]) -> x509.Name:
+    if not parts:
+        raise ArgumentError("csr: the name has no part; give commonname at least")
+    attributes = []
+    for part, value in parts.items():
+        if part not in NAME_PARTS:
+            raise ArgumentError(f"csr: unknown part of a name '{part}': use one of {', '.join(NAME_PARTS)}")
+        try:
+            attributes.append(x509.NameAttribute(NAME_PARTS[part], value))
+        except ValueError as error:
+            raise ArgumentError(f"csr: {part} can't be '{value}': {error}") from None
+    return x509.Name(attributes)
+
+
+def _extensions(wishes: Wishes) -> list[tuple[x509.ExtensionType, bool]]:
+    extensions: list[tuple[x509.ExtensionType, bool]] = []
+    if any(use in AUTHORITY_USES for use in wishes.uses):
+        extensions.append((x509.BasicConstraints(ca=True, path_length=None), True))
+    extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
+    if extended:
+        extensions.append((x509.ExtendedKeyUsage(list(extended)), False))
+    if wishes.key_uses:
+        extensions.append((_key_usage(wishes.key_uses), True))
+    if wishes.names:
+        extensions.append((x509.SubjectAlternativeName([_general(name) for name in wishes.names]), False))
+    return extensions
+
+
+def _key_usage(uses: Sequence[str]) -> x509.KeyUsage:
+    chosen = {KEY_USES[use] for use in uses}
+    if chosen & {"encipher_only", "decipher_only"}:
+        chosen.add("key_agreement")  # they only mean something beside it (RFC 5280)
+    return x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
+
+
+def _general(name: str) -> x509.GeneralName:
+    kind, _, rest = name.partition(":")
+    if kind.upper() in ("DNS", "IP", "EMAIL") and rest:  # as OpenSSL writes them
+        name = rest
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.RFC822Name(name) if "@" in name else x509.DNSName(name)
+    except ValueError:
+        raise ArgumentError(f"csr: '{name}' is no host name, address or use; in names only ASCII is possible") from None
+
+
+def certificate(
+    request_pem: bytes,
+    key: keys.PrivateKey,
+    issuer_pem: bytes | None = None,
+    valid_from_s: float | None = None,
+    valid_to_s: float | None = None,
+    serial: int | None = None,
+) -> bytes:
+    """Make a certificate of a signing request, with what it asks for.
+
+    Args:
+        request_pem: the request; its signature is checked.
+        key: signs: the request's own for a self-signed certificate, else the issuer's.
+        issuer_pem: the certificate of the issuer; None for a self-signed one.
+        valid_from_s: Unix time; an hour ago by default.
+        valid_to_s: Unix time; 397 days later by default.
+        serial: number above 0 of up to 159 bits; a random one by default.
+
+    Returns:
+        PEM text.
+
+    Raises:
+        ArgumentError: times or number that can't be.
+        CryptoError: "sslcryptoerr": the request is none, or key and issuer do not belong together.
+    """
+    asked = _request(request_pem)
+    issuer = _issuer(issuer_pem, key) if issuer_pem else None
+    if issuer is None and keys.parameters(key) != _parameters_of(asked.public_key()):
+        raise CryptoError("sslcryptoerr", "key and request do not belong together; give the issuer's certificate too")
+    start, end = _validity(valid_from_s, valid_to_s)
+    number = x509.random_serial_number() if serial is None else serial
+    if not 0 < number < 1 << 159:
+        raise ArgumentError("certificate: the serial number must be above 0, of 159 bits at most")
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(asked.subject)
+        .issuer_name(issuer.subject if issuer else asked.subject)
+        .public_key(asked.public_key())
+        .serial_number(number)
+        .not_valid_before(start)
+        .not_valid_after(end)
+    )
+    for extension in asked.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _request(pem: bytes) -> x509.CertificateSigningRequest:
+    try:
+        asked = x509.load_pem_x509_csr(pem)
+        valid = asked.is_signature_valid
+    except Exception as error:  # of every kind: it comes from elsewhere
+        raise CryptoError("sslcryptoerr", f"no certificate signing request: {error}") from None
+    if not valid:
+        raise CryptoError("sslcryptoerr", "the signature of the request is wrong")
+    return asked
+
+
+def _issuer(pem: bytes, key: keys.PrivateKey) -> x509.Certificate:
+    if keys.parameters(keys.load(pem)) != keys.parameters(key):
+        raise CryptoError("sslcryptoerr", "the issuer's certificate and the key do not belong together")
+    return x509.load_pem_x509_certificate(pem)
+
+
+def _parameters_of(key: object) -> tuple[bytes, bytes]:
+    if not isinstance(key, keys.PublicKey):
+        raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
+    return keys.parameters(key)
+
+
+def _validity(start_s: float | None, end_s: float | None) -> tuple[datetime, datetime]:
+    start = datetime.now(UTC) - _CLOCK_SKEW if start_s is None else _time(start_s)
+    end = start + timedelta(days=DEFAULT_DAYS) if end_s is None else _time(end_s)
+    if end <= start:
+        raise ArgumentError("certificate: it must end after it begins")
+    return start, end
+
+
+def _time(seconds: float) -> datetime:
+    try:
+        time = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        raise ArgumentError("certificate: a time beyond all years") from None
+    if time.year < 1951:  # x.509 begins with 1950, and a time zone may take some hours
+        raise ArgumentError("certificate: a time before 1951")
+    return time

@@ -1,0 +1,68 @@
+-- JSON Web Tokens: require "jwt" (spec: bas-api §12).
+local core = ...
+
+local arg, find, rawtype, type = core.arg, string.find, core.rawtype, core.type
+local call, key_of, py = core.keys.call, core.keys.key_of, core.keys.py
+
+local LEEWAY_S <const> = 60 -- clocks differ
+
+-- A shared secret, a key in PEM format or a table with its numbers -> kind and texts.
+local function secret_of(value, index, fname)
+  if type(value) == "table" then return key_of(value, index, fname) end
+  value = core.octets(value, index, fname)
+  return find(value, "-----BEGIN ", 1, true) and "pem" or "secret", value
+end
+
+local function json_of(value, index, fname)
+  if rawtype(value) == "string" then return value end
+  local text, message = ba.json.encode(arg.table(value, index, fname))
+  if not text then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. tostring(message) .. ")") end
+  return text
+end
+
+local jwt = {}
+
+-- syntax: jwt.sign(payload, secret [, {alg = "HS256", kid =, typ =}]) -> token | nil, error
+function jwt.sign(payload, secret, op)
+  payload = json_of(payload, 1, "sign")
+  local kind, text, more = secret_of(secret, 2, "sign")
+  if rawtype(op) == "string" then op = {alg = op} end
+  op = arg.optional(arg.table, op, {}, 3, "sign")
+  local header = {}
+  for name, value in pairs(type(op.header) == "table" and op.header or {}) do header[name] = value end
+  header.kid, header.typ = op.kid or header.kid, op.typ or header.typ
+  return call("token_sign", text, kind, text, more, payload, arg.optional(arg.string, op.alg, nil, "alg", "sign"), ba.json.encode(header))
+end
+
+-- The word for a token that is not valid at this time, nil for one that is.
+local function untimely(payload, now_s)
+  local last_s, first_s = payload.exp, payload.nbf
+  if last_s ~= nil and (rawtype(last_s) ~= "number" or now_s >= last_s + LEEWAY_S) then return "expired" end
+  if first_s ~= nil and (rawtype(first_s) ~= "number" or now_s < first_s - LEEWAY_S) then return "notyetvalid" end
+end
+
+local function verified(header, payload)
+  if not header then return nil, payload end
+  payload = ba.json.decode(payload)
+  if not payload then return nil, "failed", "the payload is no JSON object" end
+  local word = untimely(payload, os.time())
+  if word then return nil, word end
+  -- Who takes only the first value finds the claims in it as well.
+  return setmetatable(ba.json.decode(header), {__index = payload}), payload
+end
+
+-- syntax: jwt.verify(token, secret [, usekid]) -> header, payload | nil, error
+-- usekid: secret is a table of secrets, of which the header's "kid" names one.
+function jwt.verify(token, secret, usekid)
+  token = arg.string(token, 1, "verify")
+  if usekid then
+    local kid, message, detail = py.token_key(token)
+    if message then return nil, message, detail end
+    secret = kid and arg.table(secret, 2, "verify")[kid]
+    if secret == nil then return nil, "notfound", "there is no key " .. tostring(kid) end
+  end
+  local kind, text, more = secret_of(secret, 2, "verify")
+  return verified(call("token_verify", text, kind, text, more, token))
+end
+
+return jwt
