@@ -30,6 +30,7 @@ from smqrt.http.disk import DiskIo
 from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
+from smqrt.http.sessions import MAX_SESSIONS
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.http.virtual_files import server_io
 from smqrt.journal import writer
@@ -41,9 +42,10 @@ from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import LoopWatchdog
+from smqrt.mako_conf import MakoConf
 from smqrt.net import broker
 from smqrt.net.contexts import server_context
-from smqrt.net.listener import Listener, open_connections
+from smqrt.net.listener import Listener, OnAccept, open_connections
 from smqrt.net.log_limits import limit_errors_of_greenlets
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.scheduling import GarbageCollector
@@ -54,6 +56,7 @@ log = logging.getLogger("smqrt")
 
 Report = Callable[[str], None]
 
+OTHER_PORTS = {"port": range(9357, 9371), "tls_port": range(9443, 9461)}  # spec: runtime §1.2
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
 MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to disconnect
 SMQ_END_S = 2.0  # the same for SMQ clients
@@ -73,12 +76,14 @@ class AppSpec:
         path: a folder or a ZIP file.
         priority: -127 to 127, higher is asked first.
         inner: the folder inside the ZIP file; empty for its top.
+        entry: its number in the table `apps` of mako.conf; None when that does not name it.
     """
 
     name: str
     path: Path
     priority: int = 0
     inner: str = ""
+    entry: int | None = None
 
 
 class Server:
@@ -90,6 +95,7 @@ class Server:
         report: takes each line meant for the person at the terminal.
         pipelines: the command that runs the pipelines of an application, whose folder is put behind it; none are run
             when there is none.
+        conf: what mako.conf says; its settings are in `settings` already.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -101,17 +107,18 @@ class Server:
         words: Sequence[str] = (),
         report: Report = print,
         pipelines: Sequence[str] | None = None,
+        conf: MakoConf | None = None,
     ) -> None:
         self.settings = settings
+        self._conf = conf
         self.root = Root()
         self.http = HttpServer(self.root, HttpLimits(bodies_bytes=settings.bodies_mib << 20))
-        self.applications: list[Application] = []
         self._report = report
         self._stopping = Event()
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
         self._listeners = self._listen()
-        self.http.access = _access(settings, self._listeners["http"].address[0])
+        self.http.access = _access(settings, next(iter(self._listeners.values())).address[0])
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._compactions = Compactions(writer.opened, report)
@@ -122,20 +129,39 @@ class Server:
         self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s)
         api.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
+        self.applications = self._loader.all
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
         smq_client.install(self.vm, self.services)
 
     def _listen(self) -> dict[str, Listener]:
-        settings = self.settings
-        listeners = {"http": Listener(settings.host, settings.port, self.http.accepted)}
+        settings, conf = self.settings, self._conf
+        listeners = {}
+        if conf is None or conf.plain_http or settings.tls_port is None:
+            listeners["http"] = self._bound("port", settings.host, settings.port, self.http.accepted)
         if settings.tls_port is not None:
+            host = (conf and conf.tls_host) or settings.host
             try:
                 context = self._tls_context()
-                listeners["https"] = Listener(settings.host, settings.tls_port, self.http.accepted_secure, context)
+                accepted = self.http.accepted_secure
+                listeners["https"] = self._bound("tls_port", host, settings.tls_port, accepted, context)
             except BaseException:
-                listeners["http"].close()
+                for listener in listeners.values():
+                    listener.close()
                 raise
         return listeners
+
+    def _bound(
+        self, setting: str, host: str, port: int, accepted: OnAccept, context: ssl.SSLContext | None = None
+    ) -> Listener:
+        """A listener on this port; when it is mako.conf's and not to be had, on the first free one of Mako's others."""
+        others = OTHER_PORTS[setting] if self._conf and self._conf.settings.get(setting) == port else ()
+        failures: list[StartError] = []
+        for candidate in (port, *others):
+            try:
+                return Listener(host, candidate, accepted, context)
+            except StartError as error:
+                failures.append(error)
+        raise failures[0]
 
     def _tls_context(self) -> ssl.SSLContext:
         settings = self.settings
@@ -153,20 +179,25 @@ class Server:
 
     def _reachable_url(self) -> str:
         """The address at which processes of this machine reach the server."""
-        listener = self._listeners["http"]
+        scheme, listener = next(iter(self._listeners.items()))
         host, port = listener.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://{_literal(host)}:{port}"
+        return f"{scheme}://{_literal(host)}:{port}"
 
     def _make_services(self, words: Sequence[str]) -> Services:
         private = Private(self.settings.served_files)
-        ios: dict[str, Io] = {"disk": DiskIo("/"), "home": DiskIo(os.getcwd()), "vm": server_io()}
+        ios: dict[str, Io] = {
+            "disk": DiskIo("/"),
+            "home": DiskIo(self._conf.home if self._conf else os.getcwd()),
+            "vm": server_io(),
+        }
         for io in ios.values():
             io.private = private
         return Services(
             root=self.root,
             ios=ios,
             private=private,
+            sessions=(self._conf and self._conf.sessions) or MAX_SESSIONS,
             sessions_per_address=self.settings.sessions_per_address,
             json_values=self.settings.json_values,
             argv=list(words),
@@ -174,6 +205,7 @@ class Server:
             https_port=self.port("https"),
             stop=self.ask_to_stop,
             http_server=self.http,
+            conf=self._conf.path if self._conf else None,
         )
 
     def port(self, scheme: str = "http") -> int:
@@ -183,9 +215,9 @@ class Server:
 
     def load(self, specs: Iterable[AppSpec]) -> None:
         """Loads applications one after the other and reports each; one that fails does not hinder the others."""
+        self._loader.configure()
         for spec in specs:
-            application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner)
-            self.applications.append(application)
+            application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner, spec.entry)
             self._tell(application, _outcome(application))
         if all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
@@ -219,7 +251,7 @@ class Server:
     def _changed(self, application: Application, files: list[str]) -> None:
         own, pipelines = reload.split_pipelines(files, application.path)
         try:
-            if own:
+            if own and (application.running or application.error):  # and not stopped by hand
                 self._reload(application, own)
             if pipelines and self._pipelines:
                 self._pipelines.restart(application.path.resolve())
@@ -299,7 +331,7 @@ class Server:
         self._announcer.stop()
         for listener in self._listeners.values():
             listener.close()
-        for application in self.applications:
+        for application in list(self.applications):
             application.unload()
         self._loader.run_exit_functions()
         self.services.sockets.shutdown()

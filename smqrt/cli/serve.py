@@ -7,6 +7,7 @@ applications: each of its sub-folders is one, mounted under its name.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import zipfile
@@ -17,11 +18,15 @@ from typing import Any
 
 import click
 
+from smqrt import mako_conf
 from smqrt.errors import PipelineError, StartError
+from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.printable import printable
 from smqrt.runtime import AppSpec, Server
 from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
+
+log = logging.getLogger("smqrt")
 
 _Folder = Path | zipfile.Path
 
@@ -47,7 +52,16 @@ class _Serve(click.Command):
 def _read_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     path = Path(value or FILE_NAME)
     if value or path.is_file():
-        ctx.default_map = load_file(path)
+        ctx.default_map = {**(ctx.default_map or {}), **load_file(path)}
+
+
+def _read_mako_conf(ctx: click.Context, _: click.Parameter, value: str | None) -> MakoConf | None:
+    path = Path(value) if value else mako_conf.find(Path.cwd())
+    if path is None:
+        return None
+    conf = mako_conf.read(path, ctx.obj)
+    ctx.default_map = {**conf.settings, **(ctx.default_map or {})}
+    return conf
 
 
 def _settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,16 +96,31 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]",
 )
+@click.option(
+    "-c",
+    "--mako-conf",
+    "conf",
+    is_eager=True,
+    callback=_read_mako_conf,
+    metavar="FILE",
+    help="Read this mako.conf.  [default: mako.conf beside the program, here, or in $HOME, if there is one]",
+)
 @_settings
 @click.pass_obj
-def serve(words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], **values: Any) -> None:
+def serve(
+    words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], conf: MakoConf | None, **values: Any
+) -> None:
     """Run applications: folders or ZIP files with pages, a .preload, or both.
 
     One APP is the application at /. A folder that holds applications mounts each under its name.
     """
     settings = _with_certificate(Settings(**values))
-    specs = discover(apps, mounts, Path.cwd())
-    server = Server(settings, words, _report, _pipeline_command() if settings.pipelines else None)
+    specs = discover(apps, mounts, Path.cwd(), conf)
+    server = Server(settings, words, _report, _pipeline_command() if settings.pipelines else None, conf)
+    if conf:
+        _report(f"configuration: {conf.path}")
+        if conf.not_honoured:
+            log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
     raw = _UntilReaderLeaves(server.ask_to_stop)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
     sys.exit(server.run(specs))
@@ -148,25 +177,32 @@ def _with_certificate(settings: Settings) -> Settings:
     return replace(settings, cert=cert, key=key)
 
 
-def discover(arguments: Sequence[str], mounts: Sequence[str], current: Path) -> list[AppSpec]:
+def discover(
+    arguments: Sequence[str], mounts: Sequence[str], current: Path, conf: MakoConf | None = None
+) -> list[AppSpec]:
     """Returns the applications to load, in order.
 
     Args:
         arguments: the APP words; one is the root application, several are mounted under their names.
         mounts: the values of `-l`, each `NAME:PRIORITY:PATH` or Mako's short forms of it.
         current: the folder relative paths start at.
+        conf: mako.conf, whose applications come last.
 
     Raises:
         StartError: a path is missing or can't be read, a ZIP file is broken, or two applications have one name.
     """
     specs = [_parse_mount(mount, current) for mount in mounts]
-    if not arguments and not mounts:
+    configured = [AppSpec(app.name, app.path, app.priority, entry=app.entry) for app in conf.apps] if conf else []
+    if configured and not arguments:
+        pass
+    elif not arguments and not mounts:
         preload = current / "app_preload"
         specs += _applications(preload if preload.is_dir() else current, explicit=False)
     elif len(arguments) == 1:
         specs += _applications(current / arguments[0], explicit=True)
     else:
         specs += [_named(current / argument) for argument in arguments]
+    specs += configured
     _refuse_doubles(specs)
     return specs
 

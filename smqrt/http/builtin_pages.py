@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LAST = -127  # applications come first, also one of the name "help"
 _PARTS = {
     "Begin": "quick-start application hub-api clients wsgi command-line protocol",
-    "Serve": "serving security limits data-path",
+    "Serve": "serving mako-conf security limits data-path",
     "Lua": "lua-api cosockets sockets http-client tls",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
     "Record and compute": (
@@ -198,7 +198,11 @@ class ListedApplication(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it does not run, None when it does."""
+        """Why it does not run, None when it does or was stopped."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it answers requests."""
 
 
 class ApplicationList(Directory):
@@ -217,7 +221,7 @@ class ApplicationList(Directory):
         if relpath:
             return False
         shows_errors = request.access.shows_errors(request)
-        items = [_item(one, shows_errors) for one in self._applications]
+        items = [_item(one, shows_errors) for one in self._applications if one.running or one.error]
         count = f"{len(items)} application{'s' if len(items) != 1 else ''}"
         page = _APPLICATIONS_PAGE.format(title="Applications", count=count, items="\n".join(items))
         response = request.response

@@ -18,7 +18,7 @@ _DATABASES = (".db", ".db3", ".sqlite", ".sqlite3", ".db-journal", ".sqlite-jour
 _BESIDE_DATABASES = ("-wal", "-shm", "-lock")  # whatever the database is called
 _RECORDS = (".arrow", ".arrows", ".parquet")
 _PRIVATE = (*_SOURCES[:-1], *_KEYS, *_DATABASES, *_BESIDE_DATABASES, *_RECORDS)
-_SETTINGS = "smqrt.toml"
+_SETTINGS = frozenset(("smqrt.toml", "mako.conf"))
 _BACKUPS = frozenset(("bak", "old", "orig", "rej", "save", "swp", "swo", "tmp"))  # endings that editors add
 _INDEX = re.compile(r"[0-9]+\.idx")  # beside a segment of a journal
 _PIPELINES, _PIPELINE = "/pipelines/", (".py", ".sql")
@@ -94,10 +94,10 @@ def _plain(path: str) -> str:
 
 
 def _is_private(name: str) -> bool:
-    if name.endswith(_PRIVATE) or name == _SETTINGS or _INDEX.fullmatch(name) is not None:
+    if name.endswith(_PRIVATE) or name in _SETTINGS or _INDEX.fullmatch(name) is not None:
         return True
     saved = _without_backup(name)
-    return saved != name and (saved.endswith((*_SOURCES, *_PRIVATE)) or saved == _SETTINGS)
+    return saved != name and (saved.endswith((*_SOURCES, *_PRIVATE)) or saved in _SETTINGS)
 
 
 def _without_backup(name: str) -> str:

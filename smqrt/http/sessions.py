@@ -53,18 +53,23 @@ class HttpSessions:
         now: gives the time in seconds.
         on_end: called with each session that ended, by `terminate`, by time, or to make room.
         per_address: how many one IP address may have; beyond, the one it used least recently ends.
+        most: how many there may be; beyond, the least recently used ends.
 
     Attributes:
         displaced: those that ended to make room.
     """
 
     def __init__(
-        self, now: Callable[[], float], on_end: Callable[[HttpSession], None], per_address: int = MAX_PER_ADDRESS
+        self,
+        now: Callable[[], float],
+        on_end: Callable[[HttpSession], None],
+        per_address: int = MAX_PER_ADDRESS,
+        most: int = MAX_SESSIONS,
     ) -> None:
         self.displaced = Refusals()
         self._now = now
         self._on_end = on_end
-        self._per_address = per_address
+        self._per_address, self._most = per_address, most
         self._by_peer: dict[str, dict[str, HttpSession]] = {}
         self._next_number = itertools.count(1).__next__
         self._by_id: dict[str, HttpSession] = {}
@@ -77,8 +82,8 @@ class HttpSessions:
         """Make a session for the client with this IP address."""
         if len(self._by_peer.get(peer, ())) >= self._per_address:
             self._displace(self._by_peer[peer], f"{peer} has more than {self._per_address} sessions")
-        if len(self._by_id) >= MAX_SESSIONS:
-            self._displace(self._by_id, f"there are more than {MAX_SESSIONS} sessions")
+        if len(self._by_id) >= self._most:
+            self._displace(self._by_id, f"there are more than {self._most} sessions")
         now_s = self._now()
         session = HttpSession(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
         self._by_number[session.number] = session

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
-from smqrt.lua.api import dirs, exchange, files, pages, request, response, sessions, system
+from smqrt.lua.api import dirs, exchange, files, mako, manage, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -55,16 +56,19 @@ class Script(Protocol):
 class LuaScript:
     """The Lua side of an application; its table keeps its identity when the application starts again."""
 
-    def __init__(self, applications: Applications, number: int, io: Io, reader: ResourceReader) -> None:
+    def __init__(
+        self, applications: Applications, number: int, io: Io, reader: ResourceReader, entry: int | None
+    ) -> None:
         self._vm = applications.vm
         self._entries = applications.entries
         self._number = number
         self._io = applications.files.handle_of(io)
         self._reader = applications.dirs.register(reader)
+        self._entry = entry
 
     def load(self) -> None:
         """See `Script.load`."""
-        done, *message = self._vm.run(self._entries["load"], self._number, self._io, self._reader)
+        done, *message = self._vm.run(self._entries["load"], self._number, self._io, self._reader, self._entry)
         if not done:
             raise LuaError(message[0])
 
@@ -97,12 +101,17 @@ class Application:
         name: the path segment it is mounted under, "" for the root.
         path: its folder or ZIP file.
         about: what it is: the first sentence of its README.md, empty without one.
-        error: why it does not run, the author's file and line first; None when it runs.
+        error: why it does not run, the author's file and line first; None when it runs, or was stopped.
+        number: by which its Lua side knows it.
+        priority: of its directory.
+        changing: it is being loaded or unloaded.
     """
 
-    def __init__(self, name: str, path: Path, start: Callable[[], Running]) -> None:
+    def __init__(self, name: str, path: Path, start: Callable[[], Running], number: int = 0, priority: int = 0) -> None:
         self.name = name
         self.path = path
+        self.number, self.priority = number, priority
+        self.changing = False
         self.about = ""
         self.error: str | None = None
         self._start = start
@@ -113,8 +122,25 @@ class Application:
         """Where it is mounted: "/" or "/name/"."""
         return f"/{self.name}/" if self.name else "/"
 
+    @property
+    def running(self) -> bool:
+        """Whether it is loaded."""
+        return self._running is not None
+
     def load(self) -> None:
         """Open the folder and run `.preload`; may block. A failure is logged and stays in `error`."""
+        with self._change():
+            self._load()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        outer, self.changing = self.changing, True
+        try:
+            yield
+        finally:
+            self.changing = outer
+
+    def _load(self) -> None:
         self.error = None
         try:
             self._running = self._start()
@@ -134,6 +160,10 @@ class Application:
 
     def unload(self) -> None:
         """Run `onunload`, take the application off the tree, empty its table; may block. Its errors are logged."""
+        with self._change():
+            self._unload()
+
+    def _unload(self) -> None:
         if self._running is None:
             return
         for script in self._running.scripts:
@@ -149,12 +179,13 @@ class Application:
         asked to try again meanwhile.
         """
         substitute = self._running and _substitute(self._running.reader)
-        try:
-            self.unload()
-            self.load()
-        finally:
-            if substitute:
-                substitute.unlink()
+        with self._change():
+            try:
+                self._unload()
+                self._load()
+            finally:
+                if substitute:
+                    substitute.unlink()
 
     def _take_down(self) -> None:
         assert self._running is not None
@@ -169,8 +200,8 @@ def _substitute(reader: ResourceReader) -> Directory:
     """A directory that answers in the place of another that is taken down."""
     substitute = Directory(reader.name, reader.priority)
     substitute.setfunc(_restarting)
-    assert reader.parent is not None
-    reader.parent.insert(substitute)
+    if reader.parent is not None:  # an application may have taken it off the tree
+        reader.parent.insert(substitute)
     return substitute
 
 
@@ -184,12 +215,16 @@ class Applications:
     Args:
         vm: the runtime.
         services: the server; its `root` and `ios` are used.
+
+    Attributes:
+        all: the applications in the order of their loading, also those that failed or were stopped.
     """
 
     def __init__(self, vm: Vm, services: Services) -> None:
         self.vm = vm
         self.services = services
         self.entries: dict[str, int] = {}
+        self.all: list[Application] = []
         self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
         response.install(vm, services, self.exchanges)
@@ -197,11 +232,21 @@ class Applications:
         self.sessions = self._sessions.sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
-        self.run_exit_functions = system.install_mako(vm, services)
+        self.run_exit_functions = mako.install(vm, services)
+        mako.install_loadconf(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
+        manage.install(vm, self, self.files)
         self._next_number = itertools.count(1).__next__
 
-    def load(self, name: str, path: Path, priority: int = 0, inner: str = "") -> Application:
+    def configure(self) -> None:
+        """Set up what mako.conf asks for: users, file server, trace logger; may block. A failure is logged."""
+        if self.services.conf is not None:
+            try:
+                self.vm.run(self.entries["configure"])
+            except LuaError as error:
+                log.error("%s: %s", self.services.conf, error)
+
+    def load(self, name: str, path: Path, priority: int = 0, inner: str = "", entry: int | None = None) -> Application:
         """Load an application; may block. Look at its `error` for the outcome.
 
         Args:
@@ -209,20 +254,35 @@ class Applications:
             path: a folder or a ZIP file.
             priority: -127 to 127, higher is asked first.
             inner: the folder inside the ZIP file.
+            entry: its number in `apps` of mako.conf.
         """
-        number = self._next_number()
-        application = Application(name, path, lambda: self._start(number, name, path, priority, inner))
+        application = self.make(name, path, lambda: _opened(path, inner), priority, entry)
         application.load()
         return application
 
-    def _start(self, number: int, name: str, path: Path, priority: int, inner: str) -> Running:
-        io: Io = DiskIo(path) if path.is_dir() else ZipIo(path, inner)
+    def make(
+        self, name: str, path: Path, open_io: Callable[[], Io], priority: int = 0, entry: int | None = None
+    ) -> Application:
+        """Make an application that is not loaded yet.
+
+        Args:
+            name, priority, entry: see `load`.
+            path: where it lies.
+            open_io: gives its files; called at every start.
+        """
+        number = self._next_number()
+        start = lambda: self._start(number, name, path, open_io(), priority, entry)  # noqa: E731
+        application = Application(name, path, start, number, priority)
+        self.all.append(application)
+        return application
+
+    def _start(self, number: int, name: str, path: Path, io: Io, priority: int, entry: int | None) -> Running:
         io.private = self.services.private
-        owner = app_folder.AppScope(path.resolve() if path.is_dir() else None)
+        owner = app_folder.AppScope(path.resolve() if type(io) is DiskIo else None)
         folder = files.label(io, "")
         reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find, folder)
         reader.headers = dict(SECURITY_HEADERS)
-        scripts: list[Script] = [LuaScript(self, number, io, reader)]
+        scripts: list[Script] = [LuaScript(self, number, io, reader, entry)]
         if _has(io, PRELOAD):
             scripts.insert(0, PythonApplication(name or path.resolve().stem, reader, owner))
         self.services.root.insert(reader)
@@ -230,6 +290,10 @@ class Applications:
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref
+
+
+def _opened(path: Path, inner: str) -> Io:
+    return DiskIo(path) if path.is_dir() else ZipIo(path, inner)
 
 
 def _about(io: Io) -> str:

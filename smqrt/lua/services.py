@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from smqrt.http.client.conversation import HttpConversation
 from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
-from smqrt.http.sessions import MAX_PER_ADDRESS
+from smqrt.http.sessions import MAX_PER_ADDRESS, MAX_SESSIONS
 from smqrt.http.tree import Root
 from smqrt.net.contexts import ClientTls, ServerTls
 
@@ -26,6 +27,7 @@ class Services:
     root: the root of the virtual directories (`smqrt.http.tree.Root`).
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
+    sessions: how many HTTP sessions there may be.
     sessions_per_address: how many HTTP sessions one IP address may have.
     json_values: how many values `ba.json.decode` takes.
     argv: all words of the command line, in order.
@@ -39,11 +41,13 @@ class Services:
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
     http_port, https_port: the ports listened on, 0 when there is none.
     stop: asks the server to stop, with the exit status.
+    conf: the file mako.conf that is in force.
     """
 
     root: Root = field(default_factory=Root)
     ios: dict[str, Io] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
+    sessions: int = MAX_SESSIONS
     sessions_per_address: int = MAX_PER_ADDRESS
     json_values: int = JSON_VALUES
     argv: list[str] = field(default_factory=list)
@@ -58,3 +62,4 @@ class Services:
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None
+    conf: Path | None = None

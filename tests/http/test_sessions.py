@@ -64,8 +64,8 @@ def test_terminate_ends_it_once(sessions, ended):
     assert len(sessions) == 0
 
 
-def test_the_least_recently_used_makes_room(sessions, ended, monkeypatch):
-    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
+def test_the_least_recently_used_makes_room(clock, ended):
+    sessions = HttpSessions(clock, ended.append, most=3)
     first, second, _ = (sessions.create("a") for _ in range(3))
     sessions.find(first.id)
     sessions.create("a")

@@ -28,7 +28,7 @@ class SessionsBinding:
         self._vm = vm
         self._exchanges = exchanges
         self._ended = 0
-        self.sessions = HttpSessions(time, self._on_end, services.sessions_per_address)
+        self.sessions = HttpSessions(time, self._on_end, services.sessions_per_address, services.sessions)
         self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
         self._watching = False
 

@@ -1,12 +1,10 @@
-"""The server process as Lua sees it: version, clock, trace and output, the `mako` table, and work beside the request:
-ba.timer, ba.thread, ba.sleep, ba.exec (spec: bas-api §3, §7, §8.1, runtime §6, §7).
+"""The server process as Lua sees it: version, clock, trace and output, and work beside the request: ba.timer,
+ba.thread, ba.sleep, ba.exec (spec: bas-api §7, §8.1, runtime §6, §7).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,13 +13,10 @@ from typing import Any
 
 from gevent import get_hub, subprocess
 
-import smqrt
-from smqrt.lua.bridge import Function, LuaValues, utf8
+from smqrt.lua.bridge import Function, LuaValues
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 from smqrt.printable import PrintableFormatter
-
-log = logging.getLogger("smqrt.lua")
 
 BAS_VERSION = 5900  # examples demand up to 5803 of the server whose interface this is
 LUA_VERSION = 504
@@ -86,37 +81,6 @@ def install(vm: Vm, services: Services) -> None:
 def _port_of(services: Services) -> Callable[[bool], int | None]:
     """What tells the port listened on, without or with TLS; None when there is none."""
     return lambda secure: (services.https_port if secure else services.http_port) or None
-
-
-def install_mako(vm: Vm, services: Services) -> Callable[[], None]:
-    """Give Lua the `mako` table; return what runs the functions of `mako.onexit`, in the order of their registration.
-    That may block; errors are logged."""
-    refs: list[int] = []
-    functions: dict[str, Function] = {
-        "argv": lambda: tuple(utf8(word) for word in services.argv),
-        "environment": lambda: tuple(map(utf8, itertools.chain.from_iterable(os.environ.items()))),
-        "cfgdir": _current_folder,
-        "cfgfname": lambda: None,
-        "cwd": _current_folder,
-        "date": lambda: BUILD_DATE,
-        "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
-        "version": lambda: smqrt.__version__.encode(),
-        "port": _port_of(services),
-        "can_stop": lambda: services.stop is not None,
-        "stop": lambda status: services.stop(status) if services.stop else None,
-        "attach": refs.append,
-        "report": lambda text: log.error("%s", text.decode("utf-8", "replace")),
-    }
-    vm.namespace("ba.mako", functions)
-
-    def run() -> None:
-        vm.run(refs[0])
-
-    return run
-
-
-def _current_folder() -> bytes:
-    return utf8(os.getcwd() + "/")
 
 
 MIN_INTERVAL_MS = 1.0

@@ -1,7 +1,8 @@
 -- Applications: each has a table that is the environment of its .preload (spec: runtime 2, 3).
 local core, py = ...
 
-local collectgarbage, pairs, rawget, setmetatable, type, xpcall = collectgarbage, pairs, rawget, setmetatable, type, xpcall
+local collectgarbage, pairs, pcall, rawget = collectgarbage, pairs, pcall, rawget
+local setmetatable, type, xpcall = setmetatable, type, xpcall
 
 local applications = {} -- number -> {table =, anchors =}; the table stays the same when the application starts again
 
@@ -41,12 +42,17 @@ end
 local entries = {}
 
 -- Runs .preload, when there is one, and enables pages. -> true | false, message with file, line and traceback
-function entries.load(number, io, reader)
+-- entry: its number in `apps` of mako.conf, nil when that doesn't name it
+function entries.load(number, io, reader, entry)
   local application = applications[number] or {table = {}}
   applications[number] = application
   application.anchors = {}
   application.dir = core.dir.adopt(reader)
   local app = fill(application.table, core.io.wrap(io), application.dir)
+  if entry then
+    local done, message = pcall(core.configured.application, entry, app)
+    if not done then return false, message end
+  end
   local done, message = run_preload(application)
   if done then application.dir:lspfilter(app) end
   return done, message
@@ -71,5 +77,19 @@ function entries.clear(number)
   for name in pairs(app) do app[name] = nil end
   collectgarbage()
 end
+
+-- Sets up what mako.conf asks for, beside the applications.
+function entries.configure() core.configured.server() end
+
+core.apps = {}
+
+--- The table of an application by its number, nil before its first start.
+function core.apps.table_of(number)
+  local application = applications[number]
+  return application and application.table
+end
+
+--- Forgets an application that was stopped for good.
+function core.apps.forget(number) applications[number] = nil end
 
 for name, entry in pairs(entries) do py.entry(name, core.ref(entry)) end

@@ -146,4 +146,7 @@ end
 
 function reader:getapp() return self.app end
 
-core.dir = {handles = handles, adopt = function(handle) return wrap(handle, reader_class) end}
+core.dir = {
+  handles = handles, name_and_priority = name_and_priority, check_priority = check_priority,
+  adopt = function(handle) return wrap(handle, reader_class) end,
+}

@@ -1,0 +1,87 @@
+-- What mako.conf asks for beside ports and applications: users, the file server, the trace logger, and what it says of single
+-- applications (spec: runtime 1.2).
+local core = ...
+
+local error, pairs, tostring, type = error, pairs, tostring, core.type
+
+local configured = {}
+core.configured = configured
+
+local MOST_LOGINS <const> = 20 -- of one user at the same time; the oldest goes
+
+local users -- {db =, authenticator =}, nil without users in mako.conf
+
+local function wrong(what, rule, value)
+  error(what .. " must be " .. rule .. ", not " .. tostring(value), 0)
+end
+
+local function checked(value, kind, what, rule)
+  if value ~= nil and type(value) ~= kind then wrong(what, rule, value) end
+  return value
+end
+
+local function set_up_users(conf)
+  checked(conf.users, "table", "users", "a table of names and passwords")
+  if conf.users == nil then return end
+  if not ba.create.authenticator then error("users: this server has no logins yet", 0) end
+  local entries, count = {}, 0
+  for name, password in pairs(conf.users) do
+    if type(password) ~= "string" and type(password) ~= "table" then
+      wrong("users." .. tostring(name), "a password, or a table with its HA1", password)
+    end
+    entries[name] = {pwd = password, roles = {}, maxusers = MOST_LOGINS, recycle = true}
+    count = count + 1
+  end
+  local db = ba.create.jsonuser()
+  local done, message = db:set(entries)
+  if not done then error("users: " .. tostring(message), 0) end
+  local options = {type = "digest", realm = checked(conf.realm, "string", "realm", "a text")}
+  users = {db = db, authenticator = ba.create.authenticator(db, options)}
+  function mako.udb() return db, count end -- there only with users
+end
+
+local function need_users(what)
+  if not users then error(what .. " needs users in mako.conf; without them everybody could write", 0) end
+  return users.authenticator
+end
+
+local function set_up_file_server(conf)
+  local op = checked(conf.fileserver, "table", "fileserver", "a table")
+  if op == nil then return end
+  require "wfs"
+  local base = ba.openio(op.ioname or "disk")
+  if not base then wrong("fileserver.ioname", "the name of an io", op.ioname) end
+  local io, message = base, nil
+  if op.path then io, message = ba.mkio(base, op.path) end
+  if not io then error("fileserver.path: " .. tostring(op.path) .. ": " .. tostring(message), 0) end
+  local fs = ba.create.wfs(op.fsname or "fs", op.priority or 0, io, op.lockdir)
+  if not op.noauth then fs:setauth(need_users("fileserver")) end
+  fs:insert()
+  mako.fs = fs
+end
+
+-- Each part by itself: one that fails is told, and does not keep the others away.
+function configured.server()
+  local conf = core.loadconf.get()
+  for _, set_up in ipairs{set_up_users, set_up_file_server} do
+    local done, message = xpcall(set_up, core.describe, conf)
+    if not done then core.log_error("mako.conf: " .. message) end
+  end
+end
+
+--- What `apps[entry]` says of an application, done before its .preload. Raises: it can't be done, and the application must not be
+--- served without.
+function configured.application(entry, app)
+  local apps = core.loadconf.get().apps
+  local op = type(apps) == "table" and (apps.path and apps or apps[entry])
+  if type(op) ~= "table" then return end
+  local what = "apps[" .. entry .. "]"
+  app.conf = op.conf
+  if op.auth then app.dir:setauth(need_users(what .. ".auth")) end
+  if op.dav then
+    if not ba.create.dav then error(what .. ".dav: this server has no WebDAV yet", 0) end
+    local dav = ba.create.dav(op.dav == true and "dav" or op.dav, 127, app.io)
+    dav:setauth(need_users(what .. ".dav"))
+    app.dir:insertprolog(dav, true)
+  end
+end

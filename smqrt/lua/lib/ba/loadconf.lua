@@ -1,0 +1,78 @@
+-- mako.conf: a Lua file whose globals are the configuration (spec: runtime 1.2).
+local core, py = ...
+
+local load, mathtype, next, pcall, rawget, rawtype, setmetatable, xpcall =
+  load, math.type, next, pcall, rawget, core.rawtype, setmetatable, xpcall
+
+local DEEPEST <const> = 16 -- tables in tables that the server itself looks into
+
+local conf = {} -- what `require "loadconf"` gives: one table, also after load()
+local is_read = false
+
+-- The variables that the file sets. -> table | nil, message; without a file an empty table
+local function variables_of_file()
+  local text, chunk_name = py.source()
+  if not text then
+    if chunk_name then return nil, chunk_name end
+    return {}
+  end
+  local variables = {}
+  local environment = setmetatable({}, {
+    __newindex = variables,
+    __index = function(_, name)
+      local value = rawget(variables, name)
+      if value == nil then return _G[name] end
+      return value
+    end,
+  })
+  local chunk, fault = load(text, chunk_name, "t", environment)
+  if not chunk then return nil, fault end
+  local done, message = xpcall(chunk, core.describe)
+  if not done then return nil, message end
+  return variables
+end
+
+-- syntax: conf.load() -> conf | nil, message      reads the file again; a file that fails leaves everything as it was
+local function read_again()
+  local variables, message = variables_of_file()
+  if not variables then return nil, message end
+  for name in next, conf do conf[name] = nil end
+  for name, value in next, variables do conf[name] = value end
+  conf.load = read_again
+  is_read = true
+  return conf
+end
+
+local loadconf = {}
+core.loadconf = loadconf
+
+--- The table of the variables; raises the file's error when it could not be read yet.
+function loadconf.get()
+  if not is_read then
+    local done, message = read_again()
+    if not done then core.raise(message) end
+  end
+  return conf
+end
+
+local PLAIN <const> = {string = true, number = true, boolean = true}
+
+-- A copy of what can be told to the server: no functions, no objects, nothing twice below itself.
+local function copy(value, above, depth)
+  if PLAIN[rawtype(value)] then return value end
+  if core.type(value) ~= "table" or above[value] or depth > DEEPEST then return nil end
+  above[value] = true
+  local result = {}
+  for key, item in next, value do
+    if rawtype(key) == "string" or mathtype(key) == "integer" then result[key] = copy(item, above, depth + 1) end
+  end
+  above[value] = nil
+  return result
+end
+
+-- What the server reads before it starts. -> the variables as one string | nil, message
+py.attach(core.ref(function()
+  local done, message = pcall(loadconf.get)
+  if not done then return nil, message end
+  return core.table_codec.dump(copy(conf, {}, 1))
+end))

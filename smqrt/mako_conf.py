@@ -1,0 +1,216 @@
+"""mako.conf: the configuration file of Mako, a Lua file whose globals are the settings (spec: runtime §1.2).
+
+What it says about ports, certificates, limits and applications becomes settings of the server; users, file server,
+trace logger and the rest are read by the Lua side itself, through `require "loadconf"`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smqrt.errors import ArgumentError, SmqrtError, StartError
+from smqrt.http.disk import DiskIo
+from smqrt.http.virtual_files import server_io
+from smqrt.lua import api, table_codec
+from smqrt.lua.api import files, mako
+from smqrt.lua.bridge import from_utf8
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.options import options_of, path, text, whole
+from smqrt.settings import Settings
+
+NAME = "mako.conf"
+NOT_HONOURED = frozenset(
+    ("certstore", "favorRSA", "commandcnt", "rspsz", "reqminsz", "reqmaxsz", "timertick", "tracker_nodes")
+    + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
+)
+"""What Mako knows and this server does not; everything unknown is the applications' own."""
+_MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
+
+Value = Any
+"""What a Lua variable holds: str, bool, int, float, or a dict of these."""
+
+
+@dataclass(frozen=True)
+class ConfiguredApp:
+    """An application that the file names.
+
+    Attributes:
+        name: the path segment it is mounted under; empty for the root.
+        path: a folder or ZIP file; may be missing.
+        priority: -127 to 127.
+        entry: its number in `apps`, from 1.
+    """
+
+    name: str
+    path: Path
+    priority: int
+    entry: int
+
+
+@dataclass(frozen=True)
+class MakoConf:
+    """What a mako.conf says.
+
+    Attributes:
+        path: the file.
+        settings: values by the names of the server's settings.
+        apps: the applications, in order.
+        home: what the io "home" is and relative paths start at.
+        plain_http: False when `port` is 0.
+        tls_host: the address of the TLS port, None for that of the plain one.
+        sessions: how many HTTP sessions there may be, None for the server's own limit.
+        not_honoured: names of variables that mean something to Mako and nothing here.
+    """
+
+    path: Path
+    settings: Mapping[str, object] = field(default_factory=dict)
+    apps: Sequence[ConfiguredApp] = ()
+    home: Path = Path()
+    plain_http: bool = True
+    tls_host: str | None = None
+    sessions: int | None = None
+    not_honoured: Sequence[str] = ()
+
+
+def find(current: Path) -> Path | None:
+    """Give the mako.conf that is in force when the command line names none: that in the folder of the executable, in
+    the current one, or in the user's home; None when there is none."""
+    folders = [Path(os.path.realpath(sys.argv[0])).parent, current, Path(os.environ.get("HOME") or current)]
+    return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
+
+
+def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> MakoConf:
+    """Run a mako.conf and give what it says to the server.
+
+    Args:
+        file: the file.
+        words: all words of the command line, for `mako.argv`.
+        current: the folder relative paths start at; the current one.
+
+    Raises:
+        StartError: it can't be read, its Lua fails, or a variable breaks its rule; one sentence with file and line, or
+            the name of the variable.
+    """
+    file, current = file.absolute(), current or Path.cwd()
+    if not file.exists():
+        raise StartError(f"{file} does not exist.")
+    values = _variables(file, words)
+    try:
+        return _conf(file, values, current)
+    except ArgumentError as error:
+        raise StartError(f"{file}: {error}") from None
+
+
+def _variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
+    """Run the file in a Lua of its own: the server's own begins when its ports are open."""
+    vm = Vm()
+    ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
+    services = Services(ios=dict(ios), argv=list(words), conf=file)
+    try:
+        api.install(vm, services)
+        files.install(vm, services)
+        mako.install(vm, services)
+        answer = mako.install_loadconf(vm, services)()
+    except SmqrtError as error:
+        raise StartError(f"{file}: {error}") from None
+    finally:
+        vm.stop()
+    if not isinstance(answer[0], bytes):
+        message = from_utf8(answer[1] if isinstance(answer[1], bytes) else b"it failed")
+        raise StartError(f"{file.parent}/{message}" if message.startswith(file.name) else message)
+    variables: dict[str, Value] = _texts(table_codec.load(answer[0]))
+    return variables
+
+
+def _texts(value: Value) -> Value:
+    if isinstance(value, bytes):
+        return from_utf8(value)
+    return {_texts(key): _texts(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _conf(file: Path, values: dict[str, Value], current: Path) -> MakoConf:
+    home = current / _checked(values, "homeio", path, str(current))
+    if not home.is_dir():
+        raise ArgumentError(f"homeio must be a folder, not {str(home)!r}.")
+    port = _checked(values, "port", lambda: whole(0, 0xFFFF), None)
+    return MakoConf(
+        path=file,
+        settings=dict(_settings(values, home)),
+        apps=list(_apps(values.get("apps"), home, file.parent)),
+        home=home,
+        plain_http=port != 0,
+        tls_host=_checked(values, "sslhost", text, None),
+        sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
+        not_honoured=sorted(NOT_HONOURED & values.keys()),
+    )
+
+
+def _checked(values: Mapping[str, Value], name: str, rule: Callable[[], Any], default: Value) -> Value:
+    return rule().check(name, values[name]) if values.get(name) is not None else default
+
+
+_SETTINGS = {"port": "port", "sslport": "tls_port", "host": "host", "conncnt": "max_connections"}
+
+
+def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, object]]:
+    """The settings of the server that the file gives; the port 0 disables a listener and is none."""
+    table = options_of(Settings)
+    for name, setting in _SETTINGS.items():
+        if values.get(name) is not None:
+            value = table[setting].metadata["rule"].check(name, values[name])
+            if value != 0:
+                yield setting, value
+    for name, setting in (("certfile", "cert"), ("keyfile", "key")):
+        if values.get(name) is not None:
+            yield setting, str(home / _first_text(name, values[name]))
+
+
+def _first_text(name: str, value: Value) -> str:
+    found = value.get(1) if isinstance(value, dict) else value
+    if not isinstance(found, str):
+        raise ArgumentError(f"{name} must be the path of a file, or a table of such, not {value!r}.")
+    return found
+
+
+def _apps(apps: Value, home: Path, folder: Path) -> Iterator[ConfiguredApp]:
+    if apps is None:
+        return
+    if not isinstance(apps, dict):
+        apps = {1: apps}
+    entries = {1: apps} if isinstance(apps.get("path"), str) else apps
+    for number in range(1, len(entries) + 1):
+        if number not in entries:
+            raise ArgumentError("apps must be an array of paths, or of tables such as {name='shop', path='apps/shop'}.")
+        yield _app(number, entries[number], home, folder)
+
+
+def _app(entry: int, value: Value, home: Path, folder: Path) -> ConfiguredApp:
+    where = f"apps[{entry}]"
+    if isinstance(value, str):
+        mount = _MOUNT.fullmatch(value)
+        name, priority, given = mount.groups() if mount else (None, "", value)
+        prio = int(priority) if priority.strip("-") else 0
+    elif isinstance(value, dict) and isinstance(value.get("path"), str):
+        given, prio = value["path"], value.get("prio") or 0
+        name = value.get("name") or ""
+    else:
+        raise ArgumentError(f"{where} must be a path, or a table with one such as {{name='shop', path='apps/shop'}}.")
+    found = _located(given, home, folder)
+    name = text().check(f"{where}.name", found.stem if name is None else name).strip("/")
+    if "/" in name:
+        raise ArgumentError(f"{where}.name must be one path segment, not {name!r}.")
+    return ConfiguredApp(name, found, whole(-127, 127).check(f"{where}.prio", prio), entry)
+
+
+def _located(given: str, home: Path, folder: Path) -> Path:
+    """Relative to the home io; beside the file when nothing is there."""
+    found = Path(os.path.normpath(home / given))
+    beside = Path(os.path.normpath(folder / given))
+    return beside if not found.exists() and beside.exists() else found

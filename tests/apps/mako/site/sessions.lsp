@@ -1,0 +1,1 @@
+<?lsp request:session(true) print(#ba.sessions()) ?>

@@ -1,0 +1,66 @@
+"""The applications in tests/apps/mako: a folder with a mako.conf, started as Mako starts it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.conftest import Served
+
+APP = Path(__file__).parent.parent / "apps" / "mako"
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(APP, tmp_path / "start")
+
+
+def test_a_folder_with_a_mako_conf(folder: Path, tmp_path: Path, serve: Callable[..., Served]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        env = {"SSL_PORT": str(busy.getsockname()[1]), "XDG_CACHE_HOME": str(tmp_path)}
+        served = serve("--", "-verbose", cwd=folder, env=env)
+        assert 9443 <= served.tls_port <= 9460
+    assert requests.get(served.url + "/desk/").text == "red"
+    facts = requests.get(served.url + "/conf.lsp").json()
+    assert "module 'pgsql' not found:" in facts.pop("pgsql")
+    assert facts == {
+        "key": "s3cret",
+        "door": "doors/2",
+        "log": 25,
+        "greeting": f"hello Ann on {env['SSL_PORT']}",
+        "absent": True,
+        "same": True,
+        "verbose": True,
+        "file": "mako.conf",
+        "dir": True,
+        "udb": True,
+        "port": served.port,
+        "sslport": served.tls_port,
+    }
+    served.wait_for(f"^configuration: {folder}/mako.conf$")
+    served.wait_for(r"^app missing at /missing/: failed: .*/missing: notfound")
+    assert served.wait_for(r"not used by this server: (.*)")[1] == "commandcnt, timertick"
+    assert served.output.count("not used by") == 1
+    assert [requests.get(served.url + "/sessions.lsp").text for _ in range(3)][-1] == "2\n"
+    assert requests.get(served.url + "/again.lsp").text == "ok\n"
+
+
+def test_one_that_is_broken_ends_the_start_with_one_sentence(folder: Path) -> None:
+    (folder / "other.conf").write_text("port = 80\napps = {'site'")
+    served = Served("-c", "other.conf", cwd=folder)
+    assert served.wait() == 1
+    assert served.lines == [f"Error: {folder}/other.conf:2: '}}' expected near <eof>"]
+
+
+def test_flags_win_and_the_file_is_shown_to_nobody(folder: Path, serve: Callable[..., Served]) -> None:
+    (folder / "index.html").write_text("home")
+    (folder / "mako.conf").write_text("host = '127.0.0.2'\ncinfo = 1")
+    served = serve("--host", "127.0.0.1", ".", cwd=folder)
+    assert requests.get(served.url).text == "home"
+    assert requests.get(served.url + "/mako.conf").status_code == 404

@@ -1,0 +1,92 @@
+"""Management of applications by applications: mako.getapps, createapp, startapp, stopapp, reloadapp, removeapp."""
+
+from __future__ import annotations
+
+import zipfile
+
+from tests.lua.app_server import AppServer
+
+OTHER = """
+visits = (visits or 0) + 1
+known = known or {}
+assert(app == _ENV)
+seen_by_others = app
+function onunload() _G.unloaded = (_G.unloaded or 0) + 1 end
+"""
+
+
+def test_stop_and_start(server: AppServer) -> None:
+    server.app({".preload": OTHER, "index.html": "here"}, "other")
+    lines = server.page(
+        """<?lsp
+        local other = mako.getapps().other
+        assert(other.running and other.path:find"/other$" and other.priority == 0 and other.error == nil)
+        assert(type(other.io) == "userdata" and other.dir:baseuri() == "/other/" and other.app.visits == 1)
+        local app = other.app
+        assert(mako.stopapp"other")
+        assert(next(app) == nil and getmetatable(app) == nil, "an emptied table")
+        assert(unloaded == 1)
+        print(mako.stopapp"other")
+        print(mako.getapps().other.running, mako.getapps().other.io)
+        assert(mako.startapp(app))
+        assert(mako.getapps().other.app == app and app.visits == 1 and app.known and app.print, "filled again")
+        print(mako.startapp"other")
+        print(mako.reloadapp(app), unloaded)
+        print(mako.startapp"nobody")
+        print(mako.stopapp{})
+        for _, wrong in ipairs{true, print} do assert(not pcall(mako.stopapp, wrong)) end
+        ?>"""
+    ).text.splitlines()
+    assert lines == ["nil\tstopped", "false\tnil", "nil\trunning", "true\t2", "nil\tnotfound", "nil\tnotfound"]
+    assert server.ask("/other/").text == "here"
+
+
+def test_create_and_remove(server: AppServer) -> None:
+    folder = server.write("made", {".preload": "x = 1", "index.lsp": "<?lsp= app.x ?>", "bad/.preload": "\nerror'no'"})
+    with zipfile.ZipFile(server.folder / "packed.zip", "w") as archive:
+        archive.writestr("index.html", "packed")
+    answer = server.page(
+        f"""<?lsp
+        local home = ba.openio"home"
+        print(mako.createapp("one", 3, ba.mkio(home, "made")).x)
+        print(mako.createapp("two", "made").x)
+        print(mako.createapp("{folder}").x, mako.createapp"packed.zip")
+        print(mako.createapp("one", io))
+        print(select("#", mako.createapp("bad", "made/bad")), (select(2, mako.createapp("bad", "made/bad"))))
+        print(mako.createapp("gone", "nowhere"))
+        local later = mako.createapp("later", "made", false)
+        print(mako.getapps().later.running, mako.startapp"later", mako.getapps().later.app.x)
+        print(mako.removeapp"one", mako.getapps().one)
+        print(mako.removeapp"one")
+        for _, wrong in ipairs{{table.pack("n", 128, io), table.pack("n", 1, {{}}), {{}}}} do
+          assert(not pcall(mako.createapp, table.unpack(wrong)))
+        end
+        ?>"""
+    )
+    lines = answer.text.splitlines()
+    assert lines[:2] == ["1", "1"]
+    assert lines[2].startswith("1\ttable: ")
+    assert lines[3] == "nil\texist"
+    assert lines[4].startswith("2\tbad/.preload:2: no")
+    assert "nil\tnotfound" in lines
+    assert lines[-3:] == ["false\ttrue\t1", "true\tnil", "nil\tnotfound"]
+    assert server.ask("/two/").text == "1"
+    assert server.ask("/packed/").text == "packed"
+    assert server.ask("/one/").status == 404
+
+
+def test_an_application_that_is_changing_is_locked(server: AppServer) -> None:
+    preload = """
+        word = select(2, mako.reloadapp"self")
+        function onunload() _G.at_end = select(2, mako.startapp"self") end
+        """
+    application = server.app({".preload": preload}, "self")
+    assert application.error is None
+    page = "<?lsp print(mako.getapps().self.app.word) print(mako.stopapp'self', at_end) ?>"
+    assert server.page(page).text == "locked\ntrue\tlocked\n"
+
+
+def test_an_application_stops_itself_in_a_page(server: AppServer) -> None:
+    server.app({"index.lsp": "<?lsp print(mako.stopapp(app), app.io) ?>"}, "self")
+    assert server.ask("/self/").text == "true\tnil\n"
+    assert server.ask("/self/").status == 404
