@@ -33,12 +33,14 @@ class AppScope:
     Attributes:
         package: the name of the package its Python modules are in, empty without any.
         names: what `smqrt.app` gives its code: `app`, `dir`, `io`.
+        kept: what the server keeps in memory for it.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.package = ""
         self.names: dict[str, object] = {}
+        self.kept: dict[object, object] = {}
         self._path_before = set(sys.path)
         self._things: WeakSet[Closable] = WeakSet()
         self._packages_before = _packages()
@@ -53,6 +55,7 @@ class AppScope:
             except Exception:
                 log.exception("closing %r failed", thing)
         self._things.clear()
+        self.kept.clear()
         sys.path[:] = [one for one in sys.path if one in self._path_before or not _lies_in(self.folder, one)]
         for name, module in list(sys.modules.items()):
             ours = name.partition(".")[0] not in self._packages_before

@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smqrt import app_folder
+from smqrt.app.sending import send_file
+from smqrt.app.threads import in_thread
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.message import Request, Response
 from smqrt.http.resources import IoError
@@ -39,7 +41,9 @@ __all__ = [
     "WsgiDirectory",
     "app",
     "dir",
+    "in_thread",
     "io",
+    "send_file",
 ]
 
 

@@ -166,8 +166,12 @@ class Request(Head, Posted):
                 of all requests together are over theirs.
         """
         if self._whole is None:
-            self._whole = self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
+            self._whole = self.rest(limit_bytes)
         return self._whole
+
+    def rest(self, limit_bytes: int | None = None) -> bytes:
+        """Give what is left of the body, as a whole; nothing when it was read. Args and raises as `body`."""
+        return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
 
     def _posted(self) -> Form:
         if self._form is None:

@@ -203,7 +203,7 @@ class _Arriving(io.RawIOBase):
     def readall(self) -> bytes:
         """The whole rest, counted as held. Raises as `Request.body`."""
         rest, self._rest = bytes(self._rest), memoryview(b"")
-        return rest + self._guarded(self._request.body)
+        return rest + self._guarded(self._request.rest)
 
     def _next(self) -> bytes:
         piece = next(self._pieces, b"")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from gevent import get_hub, monkey
 from gevent.hub import Hub, Waiter
+from gevent.threadpool import ThreadPool
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
@@ -166,8 +167,13 @@ def in_thread(function: Callable[..., T], *args: object) -> T:
     gevent prints the stack of every error that leaves a thread of its pool, also of those that are expected; so errors
     come as results.
     """
+    return in_pool(get_hub().threadpool, function, *args)
+
+
+def in_pool(pool: ThreadPool, function: Callable[..., T], *args: object) -> T:
+    """As `in_thread`, in a thread of another pool."""
     try:
-        result = get_hub().threadpool.apply(_caught, (function, args))
+        result = pool.apply(_caught, (function, args))
         if isinstance(result, _Raised):
             raise result.error
         return cast(T, result)
