@@ -10,9 +10,11 @@ import zipfile
 import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from weakref import WeakValueDictionary
 
+from smqrt.http.disks import disks
+from smqrt.http.pipe_file import PipeFile, is_special
 from smqrt.http.private import disguised
 from smqrt.http.resources import Io, IoError, Stat, segments
 
@@ -46,14 +48,48 @@ class DiskIo(Io):
             raise IoError.of(error, str(root)) from None
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
-        """See `Io.open`."""
+        """See `Io.open`; what is no regular file becomes a `PipeFile`, and nobody waits for its other end here."""
         kind = _MODES.get(mode.replace("b", ""))
         if kind is None:
             raise IoError("invalidname", f"mode {mode!r} is none of {', '.join(_MODES)}")
+        path = self.realpath(name)
         try:
-            return open(self.realpath(name), kind)
+            if is_special(path):
+                return cast(IO[bytes], PipeFile(path, kind))
+            return open(path, kind)
         except OSError as error:
             raise IoError.of(error, name) from None
+
+    def open_now(self, name: str) -> int | None:
+        """See `Io.open_now`."""
+        path = self.realpath(name)
+        if not disks.is_near(path):
+            return None
+        try:
+            if not mode_bits.S_ISREG(os.lstat(path).st_mode):
+                return None
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise IoError.of(error, name) from None
+
+    def stat_now(self, name: str) -> Stat | None:
+        """See `Io.stat_now`; a link may lead to another disk."""
+        path = self.realpath(name)
+        if not disks.is_near(path):
+            return None
+        try:
+            info = os.lstat(path)
+        except OSError as error:
+            raise IoError.of(error, name) from None
+        return None if mode_bits.S_ISLNK(info.st_mode) else _stat_of(os.path.basename(path), info)
+
+    def place(self, name: str = "") -> str:
+        """See `Io.place`."""
+        return self.realpath(name)
+
+    def is_near(self, name: str = "") -> bool:
+        """See `Io.is_near`."""
+        return disks.is_near_tree(self._root)
 
     def stat(self, name: str) -> Stat:
         """See `Io.stat`."""
@@ -228,6 +264,14 @@ class ZipIo(Io):
         below = ZipIo(self._path, self._full(path))
         below.private = self.private
         return below
+
+    def place(self, name: str = "") -> str:
+        """See `Io.place`."""
+        return self._path
+
+    def is_near(self, name: str = "") -> bool:
+        """See `Io.is_near`."""
+        return disks.is_near_tree(os.path.dirname(self._path))
 
     def realpath(self, name: str = "") -> str:
         """See `Io.realpath`: the path of the archive with the name behind it."""

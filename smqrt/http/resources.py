@@ -23,6 +23,8 @@ _WORDS = {
     errno.ENOSPC: "nospace",
     errno.EDQUOT: "nospace",
     errno.ENOMEM: "mem",
+    errno.EBUSY: "locked",
+    errno.ETXTBSY: "locked",
     errno.ENAMETOOLONG: "invalidname",
     errno.EINVAL: "invalidname",
 }
@@ -93,6 +95,26 @@ class Io:
     """What `resourcetype` tells: "disk" or "zip"."""
     private = Private()
     """Tells what no client is shown, beside what is hidden everywhere."""
+    in_loop = False
+    """Whether its operations run in the loop's own thread, where they block the greenlet: those of an io in Lua. All
+    others are for threads, see `smqrt.http.reach`."""
+
+    def place(self, name: str = "") -> str:
+        """Give the absolute path on whose disk an operation on `name` waits; "" when that is no disk."""
+        return ""
+
+    def is_near(self, name: str = "") -> bool:
+        """Tell whether looking at a file and opening it for reading takes no time worth a thread, because everything
+        lies on a disk of this machine."""
+        return False
+
+    def stat_now(self, name: str) -> Stat | None:
+        """Look as `stat` does, in the loop; None when that may take time."""
+        return None
+
+    def open_now(self, name: str) -> int | None:
+        """Open a regular file to read, in the loop, and give its descriptor; None when that may take time."""
+        return None
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """Open a file; mode "r", "w", "a", each also with "+". Always binary."""

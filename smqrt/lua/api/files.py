@@ -1,36 +1,44 @@
-"""io objects and open files for Lua: the Python half (spec: bas-api §6)."""
+"""io objects and open files for Lua: the Python half (spec: bas-api §6).
+
+What the system has in memory the loop gets itself, at the price of one call. Everything else is for the threads of the
+disk it lies on, and the activity is parked meanwhile.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import struct
-from typing import IO
-
-from gevent import get_hub
-from gevent.lock import BoundedSemaphore
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from smqrt.errors import ArgumentError
-from smqrt.http.resources import Io, IoError, Stat
-from smqrt.lua.bridge import Function, LuaResult, LuaValue, fail, from_utf8, methods, utf8
+from smqrt.http.disk_file import DiskFile
+from smqrt.http.disks import disks
+from smqrt.http.resources import Io, Stat
+from smqrt.lua.api.open_files import MAX_POSITION, FileOnDisk, LuaJob, OpenFile, open_file, with_words
+from smqrt.lua.bridge import Function, LuaResult, fail, from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-LOOKING_AT_ONCE = 4
-"""So many threads look at folders and files; the hub has ten, and names are looked up in them too."""
-_looking = BoundedSemaphore(LOOKING_AT_ONCE)
+ENTRIES_AT_ONCE = 500
+"""Of a folder, for one job: a thread that lists many thousand in one go would have Python's lock most of the time."""
 
 
 class FilesBinding:
-    """Keeps what the handles of Lua stand for. Lua calls the operations directly; `stat` and `files` also so that a
-    thread does the work, see `_in_thread`."""
+    """Keeps what the handles of Lua stand for.
+
+    Operations on an io have three forms, as those on files: `<name>_now` gives False when it may take time, `<name>`
+    parks the activity, `<name>_here` does it where an activity can't wait.
+    """
 
     def __init__(self, services: Services) -> None:
         self._named: dict[str, Io] = services.ios
         self._next_handle = itertools.count(1).__next__
         self._ios: dict[int, Io] = {}
         self._handles: dict[int, int] = {}  # id of an io -> its handle, so that one io is one object in Lua
-        self._files: dict[int, IO[bytes]] = {}
+        self._files: dict[int, OpenFile] = {}
+        self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # where the folder lies, and the rest of its entries
 
     def handle_of(self, io: Io) -> int:
         """Return the handle by which Lua knows `io`."""
@@ -55,33 +63,6 @@ class FilesBinding:
     def io_names(self) -> tuple[bytes, ...]:
         return tuple(utf8(name) for name in self._named)
 
-    def sub_io(self, handle: int, path: bytes) -> int:
-        return self.handle_of(self.io(handle).sub(from_utf8(path)))
-
-    def stat(self, handle: int, name: bytes) -> tuple[bytes, int, int, bool]:
-        stat = self.io(handle).stat(from_utf8(name))
-        return utf8(stat.name), stat.mtime, stat.size, stat.isdir
-
-    def files(self, handle: int, path: bytes) -> bytes:
-        """Every entry of a folder, one behind the other: a name with its length, isdir, mtime and size."""
-        return b"".join(map(_packed, self.io(handle).files(from_utf8(path))))
-
-    def mkdir(self, handle: int, name: bytes) -> bool:
-        self.io(handle).mkdir(from_utf8(name))
-        return True
-
-    def rmdir(self, handle: int, name: bytes) -> bool:
-        self.io(handle).rmdir(from_utf8(name))
-        return True
-
-    def remove(self, handle: int, name: bytes) -> bool:
-        self.io(handle).remove(from_utf8(name))
-        return True
-
-    def rename(self, handle: int, old: bytes, new: bytes) -> bool:
-        self.io(handle).rename(from_utf8(old), from_utf8(new))
-        return True
-
     def realpath(self, handle: int, name: bytes) -> bytes:
         return utf8(self.io(handle).realpath(from_utf8(name)))
 
@@ -92,37 +73,119 @@ class FilesBinding:
         """What tracebacks call a file: the folder's name and the file's."""
         return utf8(label(self.io(handle), from_utf8(name)))
 
-    def read_all(self, handle: int, name: bytes) -> bytes:
-        return self.io(handle).read(from_utf8(name))
+    def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
+        """Do what one of `_OPERATIONS` does, in a thread; `more`: its second argument."""
+        io, path = self.io(handle), from_utf8(name)
+        place = io.place(path)
+        job = LuaJob(with_words(disks.doing(place, self._operation(operation))), io, path, more)
+        return disks.threads(place).submit(job)
 
-    def open(self, handle: int, name: bytes, mode: bytes) -> int:
-        file = self.io(handle).open(from_utf8(name), mode.decode("latin-1"))
+    def perform_here(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
+        """The same, in the loop."""
+        return self._operation(operation)(self.io(handle), from_utf8(name), more)
+
+    def _operation(self, operation: bytes) -> Callable[[Io, str, bytes | None], LuaResult]:
+        own = {b"sub": self._sub, b"open": self._open, b"files": self._list}
+        return own.get(operation) or _OPERATIONS[operation]
+
+    def _sub(self, io: Io, path: str, _more: bytes | None) -> LuaResult:
+        return self.handle_of(io.sub(path))
+
+    def _open(self, io: Io, name: str, mode: bytes | None) -> LuaResult:
+        return self._keep(open_file(io.open(name, (mode or b"r").decode("latin-1")), io, name))
+
+    def _keep(self, file: OpenFile) -> int:
         number = self._next_handle()
         self._files[number] = file
         return number
 
-    def read(self, number: int, size_bytes: int) -> bytes | None:
+    def _list(self, io: Io, path: str, _more: bytes | None) -> LuaResult:
+        return self._portion(self._next_handle(), io.place(path), io.files(path))
+
+    def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
+        """The next entries, one behind the other: a name with its length, isdir, mtime and size. And the number of the
+        listing, 0 when these are the last."""
+        portion = list(map(_packed, islice(entries, ENTRIES_AT_ONCE)))
+        is_over = len(portion) < ENTRIES_AT_ONCE
+        if not is_over:
+            self._listings[number] = place, entries
+        return b"".join(portion), 0 if is_over else number
+
+    def list_more(self, number: int) -> LuaResult:
+        place, entries = self._listings.pop(number)
+        return disks.threads(place).submit(LuaJob(with_words(self._portion), number, place, entries))
+
+    def list_more_here(self, number: int) -> LuaResult:
+        return self._portion(number, *self._listings.pop(number))
+
+    def end_list(self, number: int) -> None:
+        """Nobody wants the rest."""
+        self._listings.pop(number, None)
+
+    def open_now(self, handle: int, name: bytes) -> LuaResult:
+        io, path = self.io(handle), from_utf8(name)
+        fd = io.open_now(path)
+        return fd is not None and self._keep(FileOnDisk(DiskFile(fd), io.place(path)))
+
+    def stat_now(self, handle: int, name: bytes) -> LuaResult:
+        stat = self.io(handle).stat_now(from_utf8(name))
+        return stat is not None and _facts(stat)
+
+    def read_now(self, number: int, size_bytes: int) -> LuaResult:
         """The next bytes, None at the end; everything for -1."""
-        data = self._files[number].read(size_bytes)
-        return data if data or size_bytes == 0 else None
+        return self._file(number).read_now(size_bytes)
 
-    def write(self, number: int, data: bytes) -> bool:
-        self._files[number].write(data)
-        return True
+    def write_now(self, number: int, data: bytes) -> LuaResult:
+        return self._file(number).write_now(data)
 
-    def seek(self, number: int, offset: int) -> bool:
+    def seek_now(self, number: int, offset: int) -> LuaResult:
         if offset < 0:
             raise ArgumentError("seek: the offset counts from the start, it can't be negative")
-        self._files[number].seek(offset)
+        return fail("ioerror") if offset > MAX_POSITION else self._file(number).seek_now(offset)
+
+    def read(self, number: int, size_bytes: int) -> LuaResult:
+        return self._file(number).read(size_bytes)
+
+    def write(self, number: int, data: bytes) -> LuaResult:
+        return self._file(number).write(data)
+
+    def seek(self, number: int, offset: int) -> LuaResult:
+        return self._file(number).seek(offset)
+
+    def flush(self, number: int) -> LuaResult:
+        return self._file(number).flush()
+
+    def close(self, number: int) -> LuaResult:
+        return self._files.pop(number).close()
+
+    def drop(self, number: int) -> bool:
+        """Close a file without waiting."""
+        file = self._files.pop(number, None)
+        if file is not None:
+            file.close()
         return True
 
-    def flush(self, number: int) -> bool:
-        self._files[number].flush()
-        return True
+    def read_here(self, number: int, size_bytes: int) -> LuaResult:
+        return self._file(number).read_here(size_bytes)
 
-    def close(self, number: int) -> bool:
-        self._files.pop(number).close()
-        return True
+    def write_here(self, number: int, data: bytes) -> LuaResult:
+        return self._file(number).write_here(data)
+
+    def seek_here(self, number: int, offset: int) -> LuaResult:
+        return self._file(number).seek_here(offset)
+
+    def flush_here(self, number: int) -> LuaResult:
+        return self._file(number).flush_here()
+
+    def _file(self, number: int) -> OpenFile:
+        file = self._files.get(number)
+        if file is None:
+            raise ArgumentError("attempt to use a closed file")
+        return file
+
+
+def _facts(stat: Stat) -> tuple[bytes, int, int, bool]:
+    return utf8(stat.name), stat.mtime, stat.size, stat.isdir
 
 
 def _packed(entry: Stat) -> bytes:
@@ -130,49 +193,44 @@ def _packed(entry: Stat) -> bytes:
     return struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size)
 
 
+def _renamed(io: Io, old: str, new: bytes | None) -> bool:
+    io.rename(old, from_utf8(new or b""))
+    return True
+
+
+def _changed(change: str) -> Callable[[Io, str, bytes | None], bool]:
+    def call(io: Io, name: str, _more: bytes | None) -> bool:
+        getattr(io, change)(name)
+        return True
+
+    return call
+
+
+_OPERATIONS: dict[bytes, Callable[[Io, str, bytes | None], LuaResult]] = {
+    b"stat": lambda io, name, _more: _facts(io.stat(name)),
+    b"rename": _renamed,
+    b"mkdir": _changed("mkdir"),
+    b"rmdir": _changed("rmdir"),
+    b"remove": _changed("remove"),
+}
+
+
 def label(io: Io, name: str) -> str:
     """The folder's own name, a slash, and the name: short enough for Lua's messages, long enough for their reader."""
     return f"{os.path.basename(io.realpath())}/{name.lstrip('/')}"
 
 
-_OPERATIONS = (
-    "sub_io stat files mkdir rmdir remove rename realpath resourcetype read_all open read write seek flush close"
+_WITH_WORDS = (
+    "realpath resourcetype perform_here list_more_here open_now stat_now read_now write_now seek_now "
+    "read_here write_here seek_here flush_here"
 )
-_PLAIN = "drop_io named_io io_names label"
+_PLAIN = "drop_io named_io io_names label drop end_list"
+_PARKING = "perform list_more read write seek flush close"
 
 
 def install(vm: Vm, services: Services) -> FilesBinding:
     """Give Lua the io objects of the server; return what knows their handles."""
     binding = FilesBinding(services)
-    functions = methods(binding, _PLAIN)
-    functions |= methods(binding, _OPERATIONS, _with_words)
-    in_threads = {f"{name}_in_thread": _in_thread(functions[name]) for name in ("stat", "files")}
-    vm.namespace("ba.files", functions, in_threads)
+    functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_words)
+    vm.namespace("ba.files", functions, parking=methods(binding, _PARKING, with_words))
     return binding
-
-
-def _in_thread(operation: Function) -> Function:
-    """`operation` in a thread: a folder may have many thousand entries, and a disk may be slow or gone.
-
-    It must not raise: the traceback of an error that crosses threads keeps the greenlet that waited for it, in a cycle.
-    """
-
-    def call(*args: LuaValue) -> LuaResult:
-        with _looking:
-            return get_hub().threadpool.apply(operation, args)
-
-    return call
-
-
-def _with_words(operation: Function) -> Function:
-    """`operation` with failures as Lua expects them: nil and an error word."""
-
-    def call(*args: LuaValue) -> LuaResult:
-        try:
-            return operation(*args)
-        except IoError as error:
-            return fail(error.word)
-        except OSError as error:
-            return fail(IoError.of(error, "").word)
-
-    return call

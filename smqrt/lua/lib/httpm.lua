@@ -171,7 +171,10 @@ function methods:download(op)
   if not file then return nil, fault end
   local closer <close> = not is_own and file or nil -- func may raise
   local done, failure, more = copy_down(self, file, op)
-  if not is_own then file:close() end
+  if not is_own then
+    local closed, unwritten = file:close()
+    if done and not closed then done, failure = nil, unwritten end
+  end
   if not done and not is_own then op.io:remove(op.name) end
   if not done then return nil, failure, more end
   return true

@@ -1,12 +1,21 @@
 -- require "rwfile": whole files in one call (spec: bas-api 6).
 local rwfile = {}
 
+local function written(file, data)
+  local ok, message = file:write(data)
+  local closed, fault = file:close() -- what is kept is written here
+  if ok and closed then return true end
+  return nil, message or fault
+end
+
 -- syntax: rwfile.file(io, name) -> string | nil, error      rwfile.file(io, name, data) -> true | nil, error
 function rwfile.file(io, name, data)
   local file <close>, message = io:open(name, data and "w" or "r")
   if not file then return nil, message end
-  if data then return file:write(data) end
-  return file:read"a" or ""
+  if data then return written(file, data) end
+  local text, fault = file:read"a"
+  if fault then return nil, fault end
+  return text or ""
 end
 
 -- syntax: rwfile.json(io, name) -> table | nil, error       rwfile.json(io, name, table) -> true | nil, error

@@ -1,12 +1,12 @@
 -- io objects and the files they open (spec: bas-api 6). An io is a handle on a folder or a ZIP file; names are relative to it.
 local core, py = ...
 
-local isyieldable, unpack = core.isyieldable, string.unpack
+local isyieldable, sub, unpack = core.isyieldable, string.sub, string.unpack
 local getmetatable, ipairs, load, select, setmetatable, tostring, type =
   core.getmetatable, ipairs, load, select, setmetatable, tostring, type
 
 local ENTRY <const> = ">s4Bi8I8" -- name, isdir, mtime, size
-local ENTRIES_A_TURN <const> = 256
+local WRITTEN_AT_ONCE <const> = 1 << 20 -- a longer string crosses to Python in pieces, and others run in between
 
 local io, file = {}, {}
 local io_class, file_class = core.class("io", io), core.class("file", file)
@@ -28,11 +28,19 @@ local function check_io(value, at, name)
   return core.arg.instance(value, io_class, at, name).handle
 end
 
+-- What takes time is done by a thread while the activity is parked; where that is not possible it is done at once.
+local function perform(operation, handle, name, more)
+  if isyieldable() then return py.perform(operation, handle, name, more) end
+  return py.perform_here(operation, handle, name, more)
+end
+
 -- The text of a Lua file and its chunk name, or nil and an error word.
 local function source(self, name)
-  local text, message = py.read_all(self.handle, name)
-  if not text then return nil, message end
-  return text, "@" .. py.label(self.handle, name)
+  local file <close>, message = self:open(name)
+  if not file then return nil, message end
+  local text, fault = file:read"a"
+  if fault then return nil, fault end
+  return text or "", "@" .. py.label(self.handle, name)
 end
 
 core.io = {wrap = wrap, check = check_io, source = source}
@@ -51,41 +59,56 @@ function ba.io()
 end
 
 function ba.mkio(base, path)
-  local handle, message = py.sub_io(check_io(base, 1, "mkio"), core.arg.string(path, 2, "mkio"))
+  local handle, message = perform("sub", check_io(base, 1, "mkio"), core.arg.string(path, 2, "mkio"))
   if not handle then return nil, message end
   return wrap(handle)
 end
 
-local function on_name(operation)
-  return function(self, name) return py[operation](self.handle, core.arg.string(name, 1, operation)) end
+for _, operation in ipairs{"mkdir", "rmdir", "remove"} do
+  io[operation] = function(self, name) return perform(operation, self.handle, core.arg.string(name, 1, operation)) end
 end
-
-for _, operation in ipairs{"mkdir", "rmdir", "remove", "realpath"} do io[operation] = on_name(operation) end
 
 function io:rename(from, to)
-  return py.rename(self.handle, core.arg.string(from, 1, "rename"), core.arg.string(to, 2, "rename"))
+  return perform("rename", self.handle, core.arg.string(from, 1, "rename"), core.arg.string(to, 2, "rename"))
 end
+
+function io:realpath(name) return py.realpath(self.handle, core.arg.string(name, 1, "realpath")) end
 
 function io:resourcetype() return py.resourcetype(self.handle), "linux" end
 
 -- syntax: io:stat(name) -> {name, mtime, size, isdir, type} | nil, error
 function io:stat(name)
-  local look = isyieldable() and py.stat_in_thread or py.stat
-  local base, mtime, size, isdir = look(self.handle, core.arg.string(name, 1, "stat"))
+  local handle = self.handle
+  local base, mtime, size, isdir = py.stat_now(handle, core.arg.string(name, 1, "stat"))
+  if base == false then base, mtime, size, isdir = perform("stat", handle, name) end
   if not base then return nil, mtime end
   return {name = base, mtime = mtime, size = size, isdir = isdir, type = isdir and "directory" or "regular"}
 end
 
+local listing_class = {__gc = function(listing) py.end_list(listing.number) end}
+
+local function next_portion(listing)
+  local list, number
+  if isyieldable() then
+    list, number = py.list_more(listing.number)
+  else
+    list, number = py.list_more_here(listing.number)
+  end
+  if not list then core.raise(number) end
+  listing.number = number
+  return list
+end
+
 -- syntax: for name [, isdir, mtime, size] in io:files(path [, stat]) do ... end
 function io:files(path, stat)
-  local look = isyieldable() and py.files_in_thread or py.files
-  local list, message = look(self.handle, core.arg.string(path, 1, "files"))
-  if not list then core.raise(message) end
-  local at, count = 1, 0
+  local list, number = perform("files", self.handle, core.arg.string(path, 1, "files"))
+  if not list then core.raise(number) end
+  local listing, at = setmetatable({number = number}, listing_class), 1
   return function()
-    if at > #list then return nil end
-    count = count + 1
-    if count % ENTRIES_A_TURN == 0 and isyieldable() then core.pause() end
+    while at > #list do
+      if listing.number == 0 then return nil end
+      list, at = next_portion(listing), 1
+    end
     local name, isdir, mtime, size
     name, isdir, mtime, size, at = unpack(ENTRY, list, at)
     if stat then return name, isdir == 1, mtime, size end
@@ -95,8 +118,11 @@ end
 
 -- syntax: io:open(name [, mode="r"]) -> file | nil, error
 function io:open(name, mode)
-  mode = mode or "r"
-  local handle, message = py.open(self.handle, core.arg.string(name, 1, "open"), core.arg.string(mode, 2, "open"))
+  mode = mode == nil and "r" or core.arg.string(mode, 2, "open")
+  core.arg.string(name, 1, "open")
+  local handle, message
+  if mode == "r" or mode == "rb" then handle, message = py.open_now(self.handle, name) end
+  if handle == nil and not message or handle == false then handle, message = perform("open", self.handle, name, mode) end
   if not handle then return nil, message end
   return setmetatable({handle = handle, owner = self}, file_class)
 end
@@ -129,19 +155,46 @@ local function file_handle(self, name)
   return handle
 end
 
--- syntax: file:read([bytes | "a"]) -> string | nil at the end
-function file:read(amount)
-  local handle = file_handle(self, "read")
-  if amount == "a" or amount == "*a" then return py.read(handle, -1) end
-  return py.read(handle, amount == nil and 4096 or core.arg.integer(amount, 1, "read"))
+local READ_SIZE <const> = 4096
+
+local function size_of(amount)
+  if amount == nil then return READ_SIZE end
+  if amount == "a" or amount == "*a" then return -1 end
+  return core.arg.size(amount, 1, "read")
 end
 
+-- syntax: file:read([bytes | "a"]) -> string | nil at the end | nil, error
+function file:read(amount)
+  local handle, size = file_handle(self, "read"), size_of(amount)
+  local data, message = py.read_now(handle, size)
+  if message then return nil, message end
+  if data ~= false then return data end
+  if isyieldable() then return py.read(handle, size) end
+  return py.read_here(handle, size)
+end
+
+local function write(handle, text)
+  local done, message = py.write_now(handle, text)
+  if done ~= false then return done, message end
+  if isyieldable() then return py.write(handle, text) end
+  return py.write_here(handle, text)
+end
+
+local function write_long(handle, text)
+  for at = 1, #text, WRITTEN_AT_ONCE do
+    local ok, message = write(handle, sub(text, at, at + WRITTEN_AT_ONCE - 1))
+    if not ok then return nil, message end
+  end
+  return true
+end
+
+-- syntax: file:write(value, ...) -> true | nil, error      strings and numbers
+-- What is written is with the system after half a second, or at flush or close, which tell whether that succeeded.
 function file:write(...)
   local handle = file_handle(self, "write")
   for at = 1, select("#", ...) do
-    local value = select(at, ...)
-    if type(value) == "number" then value = tostring(value) end
-    local ok, message = py.write(handle, core.arg.string(value, at, "write"))
+    local text = core.arg.string(select(at, ...), at, "write")
+    local ok, message = (#text > WRITTEN_AT_ONCE and write_long or write)(handle, text)
     if not ok then return nil, message end
   end
   return true
@@ -149,19 +202,35 @@ end
 
 -- Moves to a position counted from the start (default 0).
 function file:seek(offset)
-  return py.seek(file_handle(self, "seek"), offset == nil and 0 or core.arg.integer(offset, 1, "seek"))
+  local handle = file_handle(self, "seek")
+  offset = offset == nil and 0 or core.arg.integer(offset, 1, "seek")
+  local done, message = py.seek_now(handle, offset)
+  if message then return nil, message end
+  if done then return true end
+  if isyieldable() then return py.seek(handle, offset) end
+  return py.seek_here(handle, offset)
 end
 
-function file:flush() return py.flush(file_handle(self, "flush")) end
+function file:flush()
+  local handle = file_handle(self, "flush")
+  if isyieldable() then return py.flush(handle) end
+  return py.flush_here(handle)
+end
 
 function file:getio() return self.owner end
 
+-- Where nobody can wait, what was written goes its way alone.
 function file:close()
   local handle = self.handle
   if not handle then return false end
   self.handle = nil
-  return py.close(handle)
+  if isyieldable() then return py.close(handle) end
+  return py.drop(handle)
 end
 
 file_class.__close = file.close
-file_class.__gc = file.close
+file_class.__gc = function(self)
+  local handle = self.handle
+  self.handle = nil
+  if handle then py.drop(handle) end
+end
