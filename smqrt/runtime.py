@@ -27,7 +27,9 @@ from smqrt.http.access import Access
 from smqrt.http.body import HttpLimits
 from smqrt.http.builtin_pages import ApplicationList, Manual
 from smqrt.http.disk import DiskIo
+from smqrt.http.logins import Logins
 from smqrt.http.private import Private
+from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_SESSIONS
@@ -112,7 +114,9 @@ class Server:
         self.settings = settings
         self._conf = conf
         self.root = Root()
-        self.http = HttpServer(self.root, HttpLimits(bodies_bytes=settings.bodies_mib << 20))
+        sessions = RequestSessions(settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
+        limits = HttpLimits(bodies_bytes=settings.bodies_mib << 20)
+        self.http = HttpServer(self.root, limits, logins=Logins(sessions))
         self._report = report
         self._stopping = Event()
         self._exit_code = 0
@@ -197,8 +201,7 @@ class Server:
             root=self.root,
             ios=ios,
             private=private,
-            sessions=(self._conf and self._conf.sessions) or MAX_SESSIONS,
-            sessions_per_address=self.settings.sessions_per_address,
+            logins=self.http.logins,
             json_values=self.settings.json_values,
             argv=list(words),
             http_port=self.port("http"),

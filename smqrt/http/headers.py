@@ -41,6 +41,12 @@ class Headers:
         """Add a further field of that name, as cookies need it. Raises as `set`."""
         self._fields.setdefault(check_field(name, value), []).append((name, value))
 
+    def set_cookie(self, name: str, field: str) -> None:
+        """Add a Set-Cookie field, in place of those for the cookie `name`. Raises as `set`."""
+        check_field("Set-Cookie", field)
+        others = [other for other in self._fields.get("set-cookie", ()) if not other[1].startswith(f"{name}=")]
+        self._fields["set-cookie"] = [*others, ("Set-Cookie", field)]
+
     @overload
     def get(self, name: str) -> str | None: ...
     @overload

@@ -15,6 +15,7 @@ from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
+from smqrt.http.logins.registry import Login, Logins
 from smqrt.http.payload import URLENCODED, Form, Posted, kind_of
 from smqrt.http.status import HttpError, error_page, reason
 from smqrt.message import json_bytes
@@ -35,6 +36,7 @@ class RequestServer(Protocol):
     access: Access
     limits: HttpLimits
     bodies: BodyMemory
+    logins: Logins
 
     def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
         """Take a connection back."""
@@ -92,6 +94,8 @@ class Request(Head, Posted):
         response: the answer under way.
         env: free for the layers above.
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
+        is_fresh: whether authenticators and prologues are asked: for what came from the client, and for what a redirect
+            within the server searches; forwards and includes go around them (spec: bas-api §17 A1).
     """
 
     __slots__ = (
@@ -102,6 +106,7 @@ class Request(Head, Posted):
         "env",
         "forwards",
         "includes",
+        "is_fresh",
         "peer",
         "response",
         "running",
@@ -121,6 +126,7 @@ class Request(Head, Posted):
         self.env: dict[str, Any] = {}
         self.includes = 0
         self.forwards = 0
+        self.is_fresh = True
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)
 
@@ -179,7 +185,10 @@ class Request(Head, Posted):
         return self._form
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
-        """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole. Raises as `body`."""
+        """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole; also when a login form
+        was looked for in it before. Raises as `body`."""
+        if self._whole is not None:
+            return _cut(self._whole, size_bytes)
         return self._reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
@@ -192,6 +201,45 @@ class Request(Head, Posted):
         if self.has_body and kind_of(self) == URLENCODED:
             pairs += parse_parameters(self.body(), Turn().breathe)
         return pairs
+
+    @property
+    def logins(self) -> Logins:
+        """The logins of the server."""
+        return self._connection.server.logins
+
+    def user(self) -> Login | None:
+        """Give who is logged in; None when nobody is, also when the session's cookie comes from another address (spec:
+        bas-api §2.1)."""
+        return self.logins.of(self)
+
+    def login(self, name: str | None = None, maxusers: int = 1, recycle: bool = True) -> bool | str:
+        """Log the client in without a password; the response must not have begun (spec: bas-api §2.1).
+
+        Args:
+            name: of the user; None for an anonymous login.
+            maxusers: sessions that the user may have at the same time.
+            recycle: end the oldest of them for this one; otherwise it is refused.
+
+        Returns:
+            whether that was done; the user's name when somebody is logged in already.
+
+        Raises:
+            RuntimeError: the response has begun.
+        """
+        present = self.user()
+        if present is not None:
+            return present.name
+        if self.response.committed:
+            raise RuntimeError("the response has begun: login() must come before it")
+        return self.logins.begin(self, name, maxusers=maxusers, recycle=recycle) is not None
+
+    def logout(self, everywhere: bool = False) -> bool:
+        """Log the client out and end its session; tell whether somebody was logged in.
+
+        Args:
+            everywhere: end all sessions of the user.
+        """
+        return self.logins.end(self, everywhere)
 
     @property
     def access(self) -> Access:
@@ -281,6 +329,10 @@ class Request(Head, Posted):
             source, server = self._connection, self._connection.server
             self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)
         return self._body
+
+
+def _cut(data: bytes, size_bytes: int) -> Iterator[bytes]:
+    return (data[at : at + size_bytes] for at in range(0, len(data), size_bytes))
 
 
 class Draft(NamedTuple):

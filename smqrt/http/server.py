@@ -23,6 +23,7 @@ from greenlet import getcurrent, greenlet
 from smqrt.http.access import Access
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
 from smqrt.http.head import check_beginning
+from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.net import workers
@@ -58,10 +59,18 @@ class HttpServer:
         root: answers the requests.
         limits: what a client may take.
         access: what is asked of every request.
+        logins: who is logged in.
     """
 
-    def __init__(self, root: Dispatcher, limits: HttpLimits | None = None, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        root: Dispatcher,
+        limits: HttpLimits | None = None,
+        access: Access | None = None,
+        logins: Logins | None = None,
+    ) -> None:
         self.root = root
+        self.logins = logins or Logins()
         self.access = access or Access()
         self.limits = limits or HttpLimits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)

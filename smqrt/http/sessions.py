@@ -29,6 +29,7 @@ class HttpSession:
         uses: how many requests have found it.
         locks: how many hold it; it does not expire meanwhile.
         attributes: free for applications.
+        login: who is logged in, see `smqrt.http.logins`.
     """
 
     id: str
@@ -40,6 +41,7 @@ class HttpSession:
     uses: int = 0
     locks: int = 0
     attributes: dict[str, Any] = field(default_factory=dict)
+    login: Any = None
 
     def expired(self, now_s: float) -> bool:
         """Whether it was unused for too long."""
@@ -85,7 +87,7 @@ class HttpSessions:
         if len(self._by_id) >= self._most:
             self._displace(self._by_id, f"there are more than {self._most} sessions")
         now_s = self._now()
-        session = HttpSession(secrets.token_urlsafe(18), self._next_number(), peer, now_s, now_s)
+        session = HttpSession(_new_id(), self._next_number(), peer, now_s, now_s)
         self._by_number[session.number] = session
         self._by_id[session.id] = self._by_peer.setdefault(peer, {})[session.id] = session
         return session
@@ -118,6 +120,13 @@ class HttpSessions:
             of_peer = self._by_peer[session.peer]
             of_peer[session.id] = of_peer.pop(session.id)
 
+    def renew(self, session: HttpSession) -> None:
+        """Give a session that has not ended another id."""
+        of_peer = self._by_peer[session.peer]
+        del self._by_id[session.id], of_peer[session.id]
+        session.id = _new_id()
+        self._by_id[session.id] = of_peer[session.id] = session
+
     def terminate(self, session: HttpSession) -> bool:
         """End a session; tell whether it was there."""
         if self._by_id.pop(session.id, None) is None:
@@ -143,6 +152,10 @@ class HttpSessions:
             self.terminate(session)
             return None
         return session
+
+
+def _new_id() -> str:
+    return secrets.token_urlsafe(18)
 
 
 def cookie_field(session: HttpSession, secure: bool) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.files import StaticFile, StaticFiles
+from smqrt.http.logins.authenticator import Authenticator
+from smqrt.http.logins.authorizer import Authorizer
+from smqrt.http.logins.guard import Guard
 from smqrt.http.message import Request
 from smqrt.http.private import hidden
 from smqrt.http.resources import Io, Stat
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("smqrt")
 
 MAX_NESTING = 10  # forwards and includes of one request, each (spec: bas-api §2.2)
+PUBLIC = "public/"
+"""What needs no login in a directory that reads files (spec: bas-api §5)."""
+_SLASHES = re.compile("/{2,}")
 _INDEX = ("index.html", "index.htm", "index.lsp")
 
 
@@ -66,9 +73,15 @@ class Branch:
                 return True
         return False
 
+    def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[Guard, str]]:
+        """Give the guards that a request for `relpath` meets, and what they are told of the path."""
+        for child in tuple(children):
+            if relpath.startswith(child.prefix):
+                yield from child.guards(relpath[len(child.prefix) :])
+
 
 class Directory(Branch):
-    """A virtual directory.
+    """A virtual directory. A class below that answers in `_own` asks `super()._own` first: the guard.
 
     Args:
         name: the path segment it answers; None or "" answers every path.
@@ -76,6 +89,7 @@ class Directory(Branch):
 
     Attributes:
         func: asked first with the request and the rest of the path; `False` means not handled.
+        guard: asked then: who is let in to all that follows.
         prefix: how the paths begin that lead here; empty for every path.
     """
 
@@ -90,6 +104,7 @@ class Directory(Branch):
         self.name = (name or "").strip("/")
         self.priority = priority
         self.func: Func | None = None
+        self.guard: Guard | None = None
         self.parent: Branch | None = None
         self.prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
@@ -103,6 +118,22 @@ class Directory(Branch):
         if func is not None and not callable(func):
             raise ArgumentError(f"func: a function is needed, not {type(func).__name__}")
         self.func = func
+
+    def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
+        """Let in only who is logged in, to the files and directories in it; `func` is asked before (spec: bas-api §4,
+        runtime §5). In force at once, for requests that begin.
+
+        Args:
+            authenticator: asks for logins; None lets everybody in again.
+            authorizer: says what they may do; None for everything.
+        """
+        self.guard = None if authenticator is None else Guard(authenticator, authorizer, self)
+
+    def guards(self, relpath: str) -> Iterator[tuple[Guard, str]]:
+        """Give the guards that a request for the hidden name `relpath` meets."""
+        if self.guard is not None:
+            yield self.guard, relpath
+        yield from self._guards(self._children, relpath)
 
     def link(self, parent: Branch, siblings: list[Directory]) -> None:
         """Used by `insert`: take a place among `siblings`."""
@@ -147,7 +178,7 @@ class Directory(Branch):
             request.running = outer
 
     def _own(self, request: Request, relpath: str) -> bool:
-        return False
+        return self.guard is not None and request.is_fresh and self.guard.stops(request, relpath)
 
 
 class ResourceReader(Directory):
@@ -174,8 +205,16 @@ class ResourceReader(Directory):
         """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
         child.link(self, self._prologues)
 
+    def guards(self, relpath: str) -> Iterator[tuple[Guard, str]]:
+        """See `Directory.guards`."""
+        yield from self._guards(self._prologues, relpath)
+        if not relpath.startswith(PUBLIC):
+            yield from super().guards(relpath)
+
     def _own(self, request: Request, relpath: str) -> bool:
-        if self._prologues and request.initial and self._ask(self._prologues, request, relpath):
+        if self._prologues and request.is_fresh and self._ask(self._prologues, request, relpath):
+            return True
+        if self.guard is not None and not relpath.startswith(PUBLIC) and super()._own(request, relpath):
             return True
         entry = self._find(relpath)
         if entry is None:
@@ -210,13 +249,20 @@ class Root(Branch):
     def dispatch(self, request: Request) -> None:
         """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
         path = request.path[1:]
+        if "//" in request.path:  # one name for one thing, or a guard of "a/" would not see "//a/"
+            path = _SLASHES.sub("/", request.path)[1:]
         if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
         elif hidden(path):
-            request.response.error(404)
+            self._hide(request, path)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
+
+    def _hide(self, request: Request, path: str) -> None:
+        """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4)."""
+        if not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
+            request.response.error(404)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
         """Let another resource answer, as `response:forward`, `include` and `redirect` need it (spec: bas-api §2.2).
@@ -234,7 +280,8 @@ class Root(Branch):
                 forward. The response is as it was then.
         """
         response = request.response
-        outer, draft = (request.includes, request.forwards), None
+        outer, draft = (request.includes, request.forwards, request.is_fresh), None
+        request.is_fresh = mode == "redirect"
         if mode == "include":
             request.includes += 1
         else:
@@ -252,7 +299,7 @@ class Root(Branch):
                     response.restore(draft)
                 raise DispatchError("pagenotfound", path)
         finally:
-            request.includes, request.forwards = outer
+            request.includes, request.forwards, request.is_fresh = outer
 
     def _search(self, request: Request, path: str, base: Directory, mode: str) -> bool:
         normal = normalise(path)

@@ -23,7 +23,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
-from smqrt.lua.api import dirs, exchange, files, mako, manage, pages, request, response, sessions
+from smqrt.lua.api import dirs, exchange, files, logins, mako, manage, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -228,10 +228,10 @@ class Applications:
         self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
         response.install(vm, services, self.exchanges)
-        self._sessions = sessions.install(vm, services, self.exchanges)
-        self.sessions = self._sessions.sessions
+        self.sessions = sessions.install(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
+        logins.install(vm, services, self.exchanges, self.dirs)
         self.run_exit_functions = mako.install(vm, services)
         mako.install_loadconf(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
@@ -280,7 +280,7 @@ class Applications:
         io.private = self.services.private
         owner = app_folder.AppScope(path.resolve() if type(io) is DiskIo else None)
         folder = files.label(io, "")
-        reader = ApplicationDirectory(name, priority, io, owner, self._sessions.find, folder)
+        reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
         reader.headers = dict(SECURITY_HEADERS)
         scripts: list[Script] = [LuaScript(self, number, io, reader, entry)]
         if _has(io, PRELOAD):

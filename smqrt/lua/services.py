@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.http.client.conversation import HttpConversation
+from smqrt.http.logins import Logins
 from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
-from smqrt.http.sessions import MAX_PER_ADDRESS, MAX_SESSIONS
 from smqrt.http.tree import Root
 from smqrt.net.contexts import ClientTls, ServerTls
 
@@ -27,8 +27,7 @@ class Services:
     root: the root of the virtual directories (`smqrt.http.tree.Root`).
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
-    sessions: how many HTTP sessions there may be.
-    sessions_per_address: how many HTTP sessions one IP address may have.
+    logins: sessions and logins of browsers (`smqrt.http.logins.Logins`).
     json_values: how many values `ba.json.decode` takes.
     argv: all words of the command line, in order.
     log: where `trace` writes.
@@ -47,8 +46,7 @@ class Services:
     root: Root = field(default_factory=Root)
     ios: dict[str, Io] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
-    sessions: int = MAX_SESSIONS
-    sessions_per_address: int = MAX_PER_ADDRESS
+    logins: Logins = field(default_factory=Logins)
     json_values: int = JSON_VALUES
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))

@@ -48,7 +48,8 @@ class AppServer:
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
         api.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
-        self.server = self.services.http_server = HttpServer(self.root, access=Access(debug=True))
+        server = HttpServer(self.root, access=Access(debug=True), logins=self.services.logins)
+        self.server = self.services.http_server = server
         self.listener = Listener("127.0.0.1", 0, self.server.accepted)
         self.listener.start()
         self.services.http_port = self.port

@@ -42,6 +42,10 @@ class DirsBinding:
     def new_reader(self, name: bytes, priority: int, io: int) -> int:
         return self.register(ResourceReader(from_utf8(name), priority, io=self._io_of(io)))
 
+    def of(self, handle: int) -> Directory:
+        """Give the directory with this handle."""
+        return self._dirs[handle]
+
     def collect(self, handle: int) -> None:
         """The Lua object is gone, and the directory with it."""
         directory = self._dirs.pop(handle, None)
@@ -106,11 +110,14 @@ class DirsBinding:
 
     def _service(self, exchange: Exchange, handle: int, relpath: bytes, as_forward: bool) -> tuple[bool]:
         request = exchange.request
+        is_fresh = request.is_fresh
         request.forwards += as_forward
+        request.is_fresh = is_fresh and not as_forward
         try:
             return (self._dirs[handle].service(request, from_utf8(relpath)),)
         finally:
             request.forwards -= as_forward
+            request.is_fresh = is_fresh
 
     def _reader(self, handle: int) -> ResourceReader:
         directory = self._dirs[handle]

@@ -108,6 +108,27 @@ class Exchanges:
             self._answer(exchange, result)
         return bool(is_handled)
 
+    def consult(self, request: Request, entry: int, *args: LuaValue) -> LuaValues | None:
+        """Call the Lua function `entry`, which is asked something about a request before it is answered. Gives what it
+        returned; None when it has answered the request itself."""
+        exchange = self._exchange(request)
+        is_outermost = exchange.depth == 0
+        is_open, *result = self._enter(exchange, exchange.base, entry, is_outermost, *args)
+        if is_open:
+            return tuple(result)
+        if is_outermost:
+            self._answer(exchange, result)
+        return None
+
+    def show(self, request: Request, base: Base | None, entry: int, *args: LuaValue) -> None:
+        """Let the Lua function `entry` answer a request; `base`: where relative paths start, None for where they do
+        anyway."""
+        exchange = self._exchange(request)
+        is_outermost = exchange.depth == 0
+        result = self._enter(exchange, base or exchange.base, entry, is_outermost, *args)
+        if is_outermost:
+            self._answer(exchange, result)
+
     def inside(
         self,
         handle: int,
@@ -150,7 +171,7 @@ class Exchanges:
             exchange = request.env[_KEY] = Exchange(self._next_handle(), request, self._abandoned)
         return exchange
 
-    def _enter(self, exchange: Exchange, base: Base, entry: int, *args: LuaValue) -> LuaValues:
+    def _enter(self, exchange: Exchange, base: Base | None, entry: int, *args: LuaValue) -> LuaValues:
         handle = exchange.handle
         self._live[handle] = exchange
         exchange.depth += 1

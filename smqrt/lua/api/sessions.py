@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from time import time
-
-from gevent import get_hub
-
 from smqrt.errors import ArgumentError
-from smqrt.http.headers import cookie_of
-from smqrt.http.message import Request
-from smqrt.http.sessions import COOKIE, HttpSession, HttpSessions, cookie_field
+from smqrt.http.sessions import HttpSession
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.bridge import from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
-from smqrt.net import workers
-from smqrt.net.scheduling import Turn
-
-EXPIRE_EVERY_S = 5.0
-_KEY = "session"  # in Request.env
 
 
 class SessionsBinding:
@@ -28,9 +17,9 @@ class SessionsBinding:
         self._vm = vm
         self._exchanges = exchanges
         self._ended = 0
-        self.sessions = HttpSessions(time, self._on_end, services.sessions_per_address, services.sessions)
-        self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
-        self._watching = False
+        self._logins = services.logins
+        self.sessions = services.logins.sessions
+        self.sessions.ended.append(self._on_end)
 
     def attach(self, ended: int) -> None:
         """Take the reference of the Lua function that is called with the number of a session that ended."""
@@ -39,23 +28,12 @@ class SessionsBinding:
     def session(self, handle: int, create: bool) -> int | bool:
         """The number of the request's session, False when it has none; `create` makes one."""
         request = self._exchanges.request(handle)
-        session = self.find(request)
+        session = self.sessions.of(request)
         if session is None and create:
             if request.response.committed:
                 raise ArgumentError("session: iscommitted; a session is made before the page is sent")
-            session = self.sessions.create(str(request.peer[0]))
-            request.response.headers.add("Set-Cookie", cookie_field(session, request.secure))
-            self._watch()
-            request.env[_KEY] = session
+            session = self.sessions.begin(request)
         return session.number if session else False
-
-    def find(self, request: Request) -> HttpSession | None:
-        """The session of a request, None when it has none."""
-        session: HttpSession | None = request.env.get(_KEY)
-        if session is None or self.sessions.by_number(session.number) is not session:
-            session = self.sessions.find(cookie_of(request.get("cookie") or "", COOKIE) or "")
-            request.env[_KEY] = session
-        return session
 
     def by_id(self, session_id: bytes) -> int | None:
         session = self.sessions.find(from_utf8(session_id))
@@ -64,8 +42,11 @@ class SessionsBinding:
     def exists(self, number: int) -> bool:
         return self.sessions.by_number(number) is not None
 
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(self.sessions.numbers())
+    def numbers(self, user: bytes | None) -> tuple[int, ...]:
+        """The numbers of all sessions, or of those of a user."""
+        if user is None:
+            return tuple(self.sessions.numbers())
+        return tuple(session.number for session in self._logins.sessions_of(from_utf8(user)))
 
     def id(self, number: int) -> bytes:
         return utf8(self._of(number).id)
@@ -107,21 +88,6 @@ class SessionsBinding:
         if session is None:
             raise ArgumentError("the session has ended")
         return session
-
-    def _watch(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self._timer.again(workers.start, self._expire)
-
-    def _expire(self) -> None:
-        """In a worker: the function of an application is started for each session that ends, and that takes time."""
-        self._timer.stop()
-        try:
-            self.sessions.expire(Turn().breathe)
-        finally:
-            self._watching = bool(self.sessions)
-            if self._watching:  # not `start`: a timer of libev that has fired fires again at once
-                self._timer.again(workers.start, self._expire)
 
     def _on_end(self, session: HttpSession) -> None:
         self._vm.start(self._ended, session.number)

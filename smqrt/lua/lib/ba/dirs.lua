@@ -147,6 +147,6 @@ end
 function reader:getapp() return self.app end
 
 core.dir = {
-  handles = handles, name_and_priority = name_and_priority, check_priority = check_priority,
+  handles = handles, methods = dir, check = check_dir, name_and_priority = name_and_priority, check_priority = check_priority,
   adopt = function(handle) return wrap(handle, reader_class) end,
 }

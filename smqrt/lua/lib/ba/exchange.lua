@@ -135,5 +135,19 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
+-- Calls what an application is asked with before its request is answered. -> whether it ended by itself, and what it returned
+local function consult(self, f, ...)
+  local function ended(done, ...)
+    if done and not self.stopped then return true, ... end
+    if not self.stopped then fail(self, ... or "nil") end
+    return false
+  end
+  return ended(xpcall(f, with_traceback, ...))
+end
+
+-- The exchange of a request that Lua may not have seen before.
+local function open(handle) return exchanges[handle] or begin(handle) end
+
 exchange.stop, exchange.handle_of, exchange.seal, exchange.expire = stop, handle_of, seal, expire
+exchange.open, exchange.consult, exchange.finish = open, consult, finish
 py.attach(core.ref(page), core.ref(call), core.ref(drop))

@@ -58,8 +58,10 @@ function ba.session(first, path)
   if py.exists(number) then return wrap(number) end
 end
 
--- syntax: ba.sessions() -> the numbers of all sessions
-function ba.sessions() return {py.numbers()} end
+-- syntax: ba.sessions([user]) -> the numbers of all sessions, or of those of a user who is logged in
+function ba.sessions(user)
+  return {py.numbers(core.arg.optional(core.arg.string, user, nil, 1, "sessions"))}
+end
 
 -- syntax: session:id([text]) -> number, or with true the 24 characters of the cookie
 function methods:id(text)
@@ -92,4 +94,5 @@ function methods:lock() return py.hold(numbers[self], 1) end
 
 function methods:release() return py.hold(numbers[self], -1) end
 
+core.session = {wrap = wrap, methods = methods, numbers = numbers}
 py.attach(core.ref(ended))

@@ -1,0 +1,32 @@
+"""Logins: users, authenticators, authorizers, for applications in Lua and Python alike (spec: bas-api §5).
+
+    from smqrt.http.logins import Acl, Authenticator, UserTable
+
+    users = UserTable({"ann": {"pwd": "secret", "roles": ["admin"]}, "bob": "hunter2"})
+    dir.setauth(Authenticator(users, "form"), Acl(users, {"all": {"urls": ["/*"], "roles": ["admin"]}}))
+
+A request's user is `request.user()`; `request.login()` and `request.logout()` begin and end a login by program.
+"""
+
+from smqrt.http.logins.authenticator import Authenticator, AuthInfo, LoginPage
+from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer
+from smqrt.http.logins.guard import Guard
+from smqrt.http.logins.registry import Login, Logins
+from smqrt.http.logins.users import Account, Answered, FunctionUsers, Users, UserTable
+
+__all__ = [
+    "Account",
+    "Acl",
+    "Answered",
+    "AuthInfo",
+    "Authenticator",
+    "Authorizer",
+    "FunctionAuthorizer",
+    "FunctionUsers",
+    "Guard",
+    "Login",
+    "LoginPage",
+    "Logins",
+    "UserTable",
+    "Users",
+]

@@ -1,0 +1,287 @@
+"""Authenticators: who asks, and what is answered to somebody who doesn't say (spec: bas-api §5, §17 A1 to A5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import ArgumentError
+from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_of, form_of
+from smqrt.http.logins.pages import login_page
+from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login, Logins
+from smqrt.http.logins.throttle import Throttle
+from smqrt.http.logins.tickets import State
+from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, users_of
+from smqrt.http.status import error_page
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+KINDS = ("auth", "digest", "basic", "form", "sform", "dav")
+DEFAULT_REALM = "Barracuda Server"
+_PAGE_ENDS = ("/", ".htm", ".html", ".lsp")
+_HTML = "text/html; charset=utf-8"
+
+
+@dataclass
+class AuthInfo:
+    """What a login page is told (spec: bas-api §5, `authinfo`).
+
+    Attributes:
+        type: "basic", "digest" or "form".
+        realm: of the authenticator.
+        loginattempts: failed logins of the client's address since one succeeded.
+        denied: there were too many of them; what the client gave now was not looked at.
+        seed, seedkey: for a form that hashes the password; None for the other types.
+        username, password: what the client gave; None when it gave nothing.
+        upwd: the secret that the user database stores; None for an unknown user.
+        maxusers, recycle, inactive: what the user database says of the user; the last in seconds.
+        directory: the directory that asks; None when a handler does.
+    """
+
+    type: str
+    realm: str
+    loginattempts: int = 0
+    denied: bool = False
+    seed: str | None = None
+    seedkey: str | None = None
+    username: str | None = None
+    password: str | None = None
+    upwd: str | None = None
+    maxusers: int | None = None
+    recycle: bool | None = None
+    inactive: int | None = None
+    directory: Any = None
+
+
+LoginPage = Callable[["Request", AuthInfo], object]
+"""Writes what a client sees that has to log in, into `request.response`; may block. May raise `Answered`."""
+
+
+class Authenticator:
+    """Asks the clients of a directory who they are.
+
+    Args:
+        users: a dict by name (see `UserTable`), a function (see `UserFunction`), or another user database.
+        kind: "digest" and "basic" as browsers and programs know them; "form" for a login page; "sform" the same, and
+            without TLS only hashed passwords; "auth" for what suits the client; "dav" the same without a form.
+        realm: what the browser's own dialog shows; part of every HA1.
+        page: writes the login page, or the page of a 401; without it there is a plain one.
+        tracker: after four failed logins the address waits ten minutes for each further one.
+
+    Raises:
+        ArgumentError: the kind is none of these, or the realm has a quote or a control character.
+    """
+
+    def __init__(
+        self,
+        users: Users | UserFunction | Mapping[str, Any],
+        kind: str = DIGEST,
+        *,
+        realm: str = DEFAULT_REALM,
+        page: LoginPage | None = None,
+        tracker: bool = False,
+    ) -> None:
+        if kind not in KINDS:
+            raise ArgumentError(f"kind: {kind!r} is no type of authenticator; use one of {', '.join(KINDS)}")
+        if '"' in realm or "\\" in realm or not realm.isprintable():
+            raise ArgumentError("realm: a quote, a backslash or a control character can't be part of it")
+        self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
+        self._users = users_of(users)
+        self._has_ha1 = False  # then clients must use MD5
+
+    def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
+        """Give who asks; None when nobody has logged in, which is answered then. May block.
+
+        Args:
+            request: that asks.
+            path: as seen from the directory that is protected, for the kind "auth".
+            directory: for the login page.
+
+        Raises:
+            HttpError: the form can't be read.
+        """
+        try:
+            return self._authenticate(request, path, directory)
+        except Answered:
+            return None
+
+    def _authenticate(self, request: Request, path: str, directory: object) -> Login | None:
+        form = form_of(request, self._takes_clear_text(request)) if self._has_form else None
+        login = request.logins.of(request)
+        if form is None and login is not None and not login.needs_credentials:
+            return login
+        kind = FORM if form is not None else self._kind_for(request, path)
+        info = AuthInfo(kind, self.realm, directory=directory)
+        if form is not None:
+            return self._attempt(request, form, info)
+        credentials = self._credentials(request, kind)
+        if credentials is None:
+            self._ask(request, info)
+            return None
+        return self._attempt(request, credentials, info)
+
+    # Which way to log in
+
+    @property
+    def _has_form(self) -> bool:
+        return self.kind in ("form", "sform", "auth")
+
+    def _takes_clear_text(self, request: Request) -> bool:
+        return self.kind != "sform" or request.secure
+
+    def _kind_for(self, request: Request, path: str) -> str:
+        if self.kind in (BASIC, DIGEST):
+            return self.kind
+        if self.kind in ("form", "sform"):
+            return FORM
+        chosen = (request.get("authorization") or "").partition(" ")[0].lower()
+        if chosen not in (BASIC, DIGEST):
+            chosen = (request.get("prefauth") or "").strip().lower()
+        if chosen in (BASIC, DIGEST):
+            return chosen
+        by_script = (request.get("x-requested-with") or "").lower() == "xmlhttprequest"
+        is_page = not path or path.lower().endswith(_PAGE_ENDS)
+        return FORM if self._has_form and is_page and not by_script else DIGEST
+
+    def _credentials(self, request: Request, kind: str) -> Credentials | None:
+        if kind == BASIC:
+            return basic_of(request)
+        return digest_of(request, self.realm) if kind == DIGEST else None
+
+    # An attempt
+
+    def _attempt(self, request: Request, credentials: Credentials, info: AuthInfo) -> Login | None:
+        logins, throttle, peer = request.logins, self._throttle(request), str(request.peer[0])
+        if not self._is_fresh(request, credentials):
+            self._ask(request, info, is_stale=True)
+            return None
+        info.username, info.password = credentials.name, credentials.password
+        is_trusted = _is_logged_in(request, credentials)
+        if not is_trusted and not throttle.take(peer, credentials.name):
+            self._deny(request, info, throttle.wait_s(peer, credentials.name))
+            return None
+        account = self._users.find(credentials.name, credentials.password, request)
+        is_proven = credentials.proves(account or NOBODY, self.realm) and account is not None
+        if account is not None and not credentials.can_be_proven(account):
+            self._has_ha1 = True
+            throttle.succeeded(peer, credentials.name)
+            self._ask(request, info, is_stale=True)
+            return None
+        if account is None or not is_proven:
+            throttle.failed(peer, credentials.name)
+            self._refuse(request, info, account)
+            return None
+        if not is_trusted or throttle.failures(peer):
+            throttle.succeeded(peer, credentials.name)
+        if not self._use(request, credentials):
+            self._ask(request, info, is_stale=True)
+            return None
+        return self._begin(request, credentials, account, info, logins)
+
+    def _begin(
+        self, request: Request, credentials: Credentials, account: Account, info: AuthInfo, logins: Logins
+    ) -> Login | None:
+        password = credentials.password if credentials.password is not None else account.secret
+        login = logins.begin(
+            request,
+            credentials.name,
+            password,
+            credentials.kind,
+            account.maxusers,
+            account.recycle,
+            account.inactive_s,
+        )
+        if login is None:
+            self._refuse(request, info, account)
+            return None
+        if credentials.kind != FORM:
+            return login
+        response = request.response
+        response.status = 302
+        response.headers.set("Location", _own_url(request))
+        response.headers.set("Cache-Control", "no-store")
+        response.end()
+        return None
+
+    def _throttle(self, request: Request) -> Throttle:
+        return request.logins.tracker if self.tracker else request.logins.throttle
+
+    def _is_fresh(self, request: Request, credentials: Credentials) -> bool:
+        if isinstance(credentials, Digest):
+            if self._has_ha1 and credentials.algorithm != "MD5":
+                return False
+            if request.logins.noted_nonce(request) == credentials.nonce:
+                return True  # an authenticator around this one has used it for this request
+        state = credentials.freshness(request.logins)
+        return state is State.GOOD
+
+    def _use(self, request: Request, credentials: Credentials) -> bool:
+        if not isinstance(credentials, Digest):
+            return credentials.use(request.logins)
+        if request.logins.noted_nonce(request) == credentials.nonce:
+            return True
+        request.logins.note_nonce(request, credentials.nonce)
+        return credentials.use(request.logins)
+
+    # Answers to those who are not logged in
+
+    def _refuse(self, request: Request, info: AuthInfo, account: Account | None) -> None:
+        if account is not None:
+            info.upwd, info.maxusers = account.secret, account.maxusers
+            info.recycle, info.inactive = account.recycle, account.inactive_s
+        self._ask(request, info)
+
+    def _deny(self, request: Request, info: AuthInfo, wait_s: int) -> None:
+        info.denied = True
+        response = request.response
+        response.headers.set("Retry-After", str(wait_s))
+        self._show(request, info, 429, f"Too many failed logins. Try again in {wait_s} seconds.")
+
+    def _ask(self, request: Request, info: AuthInfo, is_stale: bool = False) -> None:
+        if info.type == FORM:
+            self._show(request, info, 200, "")
+            return
+        for challenge in self._challenges(request, info.type, is_stale):
+            request.response.headers.add("WWW-Authenticate", challenge)
+        self._show(request, info, 401, "")
+
+    def _challenges(self, request: Request, kind: str, is_stale: bool) -> list[str]:
+        basic = f'Basic realm="{self.realm}", charset="UTF-8"'
+        if kind == BASIC:
+            return [basic]
+        nonce = request.logins.nonces.issue()
+        stale = ", stale=true" if is_stale else ""
+        algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")
+        digests = [
+            f'Digest realm="{self.realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
+            f'opaque="0", charset=UTF-8{stale}'
+            for algorithm in algorithms
+        ]
+        return [*digests, basic] if self.kind in ("auth", "dav") and request.secure else digests
+
+    def _show(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
+        info.loginattempts = self._throttle(request).failures(str(request.peer[0]))
+        if info.type == FORM:
+            info.seed, info.seedkey = request.logins.seeds.issue()
+        response = request.response
+        response.status = status
+        response.headers.set("Cache-Control", "no-store")
+        if self.page is None:
+            response.headers.set("Content-Type", _HTML)
+            response.end(login_page(info) if info.type == FORM else error_page(status, detail))
+            return
+        if "content-type" not in response.headers:
+            response.headers.set("Content-Type", _HTML)
+        self.page(request, info)
+
+
+def _is_logged_in(request: Request, credentials: Credentials) -> bool:
+    """Whether the client has a session of the user it names: then nobody else's guesses are in its way."""
+    login = request.logins.of(request)
+    return login is not None and login.name == credentials.name and login.kind == credentials.kind
+
+
+def _own_url(request: Request) -> str:
+    return f"{'https' if request.secure else 'http'}://{request.authority}{request.target}"

@@ -1,0 +1,259 @@
+"""Credentials of a request: what a client gives to prove its user, by Basic (RFC 7617), Digest (RFC 7616) or a login
+form (spec: bas-api §5)."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import md5, sha1, sha256
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
+from smqrt.http.logins.tickets import State
+from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text, same
+from smqrt.http.payload import URLENCODED, kind_of
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+_MAX_FIELD_BYTES = 4096  # of Authorization
+_PARAMETER = re.compile(r'[ \t,]{0,16}([A-Za-z]{1,16})[ \t]{0,4}=[ \t]{0,4}(?:"((?:[^"\\]|\\.)*)"|([^\s,"]{1,512}))')
+_ESCAPE = re.compile(r"\\(.)")
+_COUNT = re.compile(r"[0-9a-fA-F]{8}")
+_WANTED = frozenset(("username", "realm", "nonce", "uri", "response", "cnonce", "nc", "qop"))
+
+Hash = Callable[[bytes], str]
+
+
+def _md5(data: bytes) -> str:
+    return md5(data, usedforsecurity=False).hexdigest()
+
+
+def _sha256(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+ALGORITHMS: dict[str, Hash] = {"SHA-256": _sha256, "MD5": _md5}
+"""Of Digest, in the order in which they are offered."""
+
+
+class Credentials(Protocol):
+    """What a client gave.
+
+    Attributes:
+        kind: "basic", "digest" or "form".
+        name: of the user.
+        password: in clear text, None when it is hashed.
+    """
+
+    kind: ClassVar[str]
+    name: str
+    password: str | None
+
+    def proves(self, account: Account, realm: str) -> bool:
+        """Whether this is a user with that account; takes the same time for every account."""
+
+    def freshness(self, logins: Logins) -> State:
+        """Whether they are used for the first time, as far as one can tell."""
+
+    def use(self, logins: Logins) -> bool:
+        """Note that they were used for a login; tell whether it was the first time."""
+
+    def can_be_proven(self, account: Account) -> bool:
+        """Whether what the database stores is of the kind that the client's hash can be compared with."""
+
+
+@dataclass
+class ClearText:
+    """A name and a password."""
+
+    name: str
+    password: str | None
+    kind: ClassVar[str] = BASIC
+
+    def proves(self, account: Account, realm: str) -> bool:
+        """See `Credentials.proves`."""
+        return proves_clear_text(account, self.name, realm, self.password or "")
+
+    def freshness(self, logins: Logins) -> State:
+        """See `Credentials.freshness`: a password is good any number of times."""
+        return State.GOOD
+
+    def use(self, logins: Logins) -> bool:
+        """See `Credentials.use`."""
+        return True
+
+    def can_be_proven(self, account: Account) -> bool:
+        """See `Credentials.can_be_proven`."""
+        return True
+
+
+@dataclass
+class FormClearText(ClearText):
+    """The same from a form."""
+
+    kind: ClassVar[str] = FORM
+
+
+@dataclass
+class FormHash:
+    """A name, and the SHA-1 of the secret and a seed, from a form."""
+
+    name: str
+    digest: str
+    seed: str
+    seedkey: str
+    password: str | None = None
+    kind: ClassVar[str] = FORM
+
+    def proves(self, account: Account, realm: str) -> bool:
+        """See `Credentials.proves`. A page may hash the HA1 also where the database has the password."""
+        by_password = self._is_of(account.password or "") and account.password is not None
+        ha1 = account.ha1 or ha1_of(self.name, realm, account.password or "")
+        return self._is_of(ha1) and account.secret is not None or by_password
+
+    def _is_of(self, secret: str) -> bool:
+        return same(self.digest.lower(), sha1(as_bytes(secret + self.seed), usedforsecurity=False).hexdigest())
+
+    def freshness(self, logins: Logins) -> State:
+        """See `Credentials.freshness`."""
+        return State.GOOD if logins.seeds.is_good(self.seed, self.seedkey) else State.STALE
+
+    def use(self, logins: Logins) -> bool:
+        """See `Credentials.use`."""
+        return logins.seeds.use(self.seed, self.seedkey)
+
+    def can_be_proven(self, account: Account) -> bool:
+        """See `Credentials.can_be_proven`."""
+        return True
+
+
+@dataclass
+class Digest:
+    """The answer to a challenge of Digest.
+
+    Attributes:
+        fields: the parameters by name.
+        method: of the request.
+        algorithm: "MD5" or "SHA-256".
+    """
+
+    name: str
+    fields: dict[str, str]
+    method: str
+    algorithm: str
+    password: str | None = None
+    kind: ClassVar[str] = DIGEST
+
+    def proves(self, account: Account, realm: str) -> bool:
+        """See `Credentials.proves`."""
+        fields, hashed = self.fields, ALGORITHMS[self.algorithm]
+        by_password = hashed(as_bytes(f"{self.name}:{realm}:{account.password or ''}"))
+        ha1 = account.ha1 if account.password is None and account.ha1 is not None else by_password
+        ha2 = hashed(as_bytes(f"{self.method}:{fields['uri']}"))
+        answer = ":".join((ha1, fields["nonce"], fields["nc"], fields["cnonce"], "auth", ha2))
+        return same(fields["response"].lower(), hashed(as_bytes(answer))) and account.secret is not None
+
+    def freshness(self, logins: Logins) -> State:
+        """See `Credentials.freshness`."""
+        return logins.nonces.state(self.nonce, self._count)
+
+    def use(self, logins: Logins) -> bool:
+        """See `Credentials.use`."""
+        return logins.nonces.use(self.nonce, self._count)
+
+    def can_be_proven(self, account: Account) -> bool:
+        """See `Credentials.can_be_proven`: an HA1 is of MD5."""
+        return self.algorithm == "MD5" or account.password is not None or account.ha1 is None
+
+    @property
+    def nonce(self) -> str:
+        """The nonce they were made with."""
+        return self.fields["nonce"]
+
+    @property
+    def _count(self) -> int:
+        return int(self.fields["nc"], 16)
+
+
+def basic_of(request: Request) -> Credentials | None:
+    """Give the credentials of Basic in a request; None when there are none, or they are malformed."""
+    scheme, _, text = (request.get("authorization") or "").partition(" ")
+    if scheme.lower() != "basic" or len(text) > _MAX_FIELD_BYTES:
+        return None
+    try:
+        data = b64decode(text.strip(), validate=True)
+    except (Error, ValueError):
+        return None
+    name, colon, password = _text(data).partition(":")
+    return ClearText(name, password) if colon else None
+
+
+def digest_of(request: Request, realm: str) -> Digest | None:
+    """Give the credentials of Digest in a request; None when there are none, they are malformed, or for another URL,
+    realm or algorithm."""
+    scheme, _, text = (request.get("authorization") or "").partition(" ")
+    if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
+        return None
+    fields = _parameters(_text(text.encode("latin-1")))
+    if fields is None or not fields.keys() >= _WANTED:
+        return None
+    algorithm = fields.get("algorithm", "MD5").upper()
+    is_ours = fields["realm"] == realm and fields["qop"] == "auth" and algorithm in ALGORITHMS
+    if not is_ours or not _COUNT.fullmatch(fields["nc"]) or not _is_target(fields["uri"], request):
+        return None
+    return Digest(fields["username"], fields, request.method, algorithm)
+
+
+def _is_target(uri: str, request: Request) -> bool:
+    return uri == request.target or uri.partition("://")[2] == f"{request.host}{request.target}"
+
+
+def _parameters(text: str) -> dict[str, str] | None:
+    """Read `name=value, name="value"`; None when it is malformed or a name comes twice."""
+    fields: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        match = _PARAMETER.match(text, at)
+        if match is None:
+            return fields if not text[at:].strip(" \t,") else None
+        name, quoted, token = match.groups()
+        if name.lower() in fields:
+            return None
+        fields[name.lower()] = token if quoted is None else _ESCAPE.sub(r"\1", quoted)
+        at = match.end()
+    return fields
+
+
+def _text(data: bytes) -> str:
+    """Names and passwords are UTF-8, of old clients Latin-1."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | None:
+    """Give what a login form sent: a POST with `ba_username`, to whatever URL; None when the request is none.
+
+    Args:
+        takes_clear_text: whether the password may come as it is; otherwise it is as good as wrong.
+
+    Raises:
+        HttpError: the body can't be read.
+    """
+    if request.method != "POST" or kind_of(request) != URLENCODED or not request.has_body:
+        return None
+    fields: dict[bytes, str] = {}
+    for field, value in request.raw_params():
+        fields.setdefault(field, value.decode("utf-8", "surrogateescape"))
+    name, password = fields.get(b"ba_username"), fields.get(b"ba_password", "")
+    if name is None:
+        return None
+    seed, seedkey = fields.get(b"ba_seed"), fields.get(b"ba_seedkey")
+    if seed and seedkey and re.fullmatch(r"[0-9a-fA-F]{40}", password):
+        return FormHash(name, password, seed, seedkey)
+    return FormClearText(name, password) if takes_clear_text else FormHash(name, "", "", "")

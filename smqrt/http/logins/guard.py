@@ -1,0 +1,48 @@
+"""The guard of a directory: its authenticator, and what its users may do there (spec: bas-api §4, `dir:setauth`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smqrt.http.logins.authenticator import Authenticator
+from smqrt.http.logins.authorizer import Authorizer
+from smqrt.http.logins.users import Answered
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+
+class Guard:
+    """Stands before a directory.
+
+    Args:
+        authenticator: tells who asks.
+        authorizer: tells what they may; None for everything.
+        directory: the directory, for the login page.
+    """
+
+    def __init__(self, authenticator: Authenticator, authorizer: Authorizer | None, directory: object) -> None:
+        self.authenticator, self.authorizer = authenticator, authorizer
+        self._directory = directory
+
+    def stops(self, request: Request, relpath: str) -> bool:
+        """Whether the request goes no further, because it has been answered: with a login page, 401, 403. May block.
+
+        Args:
+            relpath: the path as seen from the directory.
+
+        Raises:
+            HttpError: the body can't be read.
+        """
+        login = self.authenticator.authenticate(request, relpath, self._directory)
+        if login is None:
+            return True
+        if not login.needs_credentials and not request.response.committed:
+            request.response.headers.set("Cache-Control", "private")  # what a cookie opens is for nobody else
+        try:
+            if self.authorizer is None or self.authorizer.allows(request, login, request.method, relpath):
+                return False
+        except Answered:
+            return True
+        request.response.error(403)
+        return True

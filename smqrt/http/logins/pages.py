@@ -1,0 +1,58 @@
+"""The login page of authenticators that have none of their own."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Protocol
+
+
+class PageInfo(Protocol):
+    """What the page tells, see `smqrt.http.logins.authenticator.AuthInfo`."""
+
+    realm: str
+    denied: bool
+    seed: str | None
+    seedkey: str | None
+    username: str | None
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Sign in · {realm}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/rtl/page.css">
+<link rel="stylesheet" href="/rtl/login.css">
+<script src="/rtl/sha1.js" defer></script>
+<script src="/rtl/spark-md5.min.js" defer></script>
+</head>
+<body>
+<main>
+<form method="post" class="card">
+<h1>Sign in</h1>
+<p class="soft">{realm}</p>
+<div><label for="ba_username">Name</label>
+<input id="ba_username" name="ba_username" required autocomplete="username" autocapitalize="none" autofocus></div>
+<div><label for="ba_password">Password</label>
+<input id="ba_password" name="ba_password" type="password" required autocomplete="current-password"></div>
+<p role="alert">{refusal}</p>
+<input type="hidden" name="ba_realm" value="{realm}">
+<input type="hidden" name="ba_seed" value="{seed}">
+<input type="hidden" name="ba_seedkey" value="{seedkey}">
+<button id="ba_loginbut">Sign in</button>
+</form>
+</main>
+</body>
+</html>
+"""
+
+
+def login_page(info: PageInfo) -> bytes:
+    """Build the page; it hashes the password."""
+    refusal = ""
+    if info.username is not None:
+        refusal = "Too many attempts. Try again in a while." if info.denied else "The name or the password is wrong."
+    page = _PAGE.format(realm=escape(info.realm), refusal=refusal, seed=info.seed, seedkey=info.seedkey)
+    return page.encode("utf-8", "backslashreplace")

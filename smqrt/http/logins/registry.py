@@ -1,0 +1,196 @@
+"""Who is logged in: logins are bound to a session and to the address they came from (spec: bas-api §5, runtime §8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from smqrt.http.logins.throttle import Rule, Throttle
+from smqrt.http.logins.tickets import Nonces, Seeds
+from smqrt.http.request_sessions import RequestSessions
+from smqrt.http.sessions import HttpSession
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+BASIC, DIGEST, FORM, PROGRAM = "basic", "digest", "form", "?"
+"""How somebody logged in: what `request:user()` tells (spec: bas-api §2.1). The last is `request:login`."""
+ANONYMOUS = "anonymous"
+"""The name of a login without a name."""
+
+NAME_RULE = Rule(10, 10.0)
+ADDRESS_RULE = Rule(60, 1.0)
+TRACKER_NAME_RULE = TRACKER_ADDRESS_RULE = Rule(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
+_LOGIN, _NONCE = "login", "nonce"  # in Request.env
+
+
+@dataclass(slots=True, eq=False)
+class Login:
+    """Somebody who is logged in.
+
+    Attributes:
+        name: of the user.
+        password: as the client gave it, or else what the user database stores; None when nobody knows it.
+        kind: "basic", "digest", "form" or "?".
+        peer: the IP address it is good for.
+        session: its session; the login ends with it.
+    """
+
+    name: str
+    password: str | None
+    kind: str
+    peer: str
+    session: HttpSession
+
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether every request has to prove who it comes from again, so that a stolen cookie opens nothing."""
+        return self.kind in (BASIC, DIGEST)
+
+
+class Logins:
+    """The logins of a server, and what guards them.
+
+    Args:
+        sessions: the sessions of the server.
+
+    Attributes:
+        nonces, seeds: what clients hash their passwords with.
+        throttle, tracker: limits to guessing, the usual one and the strict one of authenticators with `tracker`.
+    """
+
+    def __init__(self, sessions: RequestSessions | None = None) -> None:
+        self.sessions = sessions or RequestSessions()
+        self.sessions.ended.append(self._forget)
+        self.nonces, self.seeds = Nonces(time), Seeds(time)
+        self.throttle = Throttle(monotonic, NAME_RULE, ADDRESS_RULE)
+        self.tracker = Throttle(monotonic, TRACKER_NAME_RULE, TRACKER_ADDRESS_RULE)
+        self._by_name: dict[str, list[Login]] = {}
+
+    def of(self, request: Request) -> Login | None:
+        """Give the login of a request; None when it has none, also when its cookie comes from another address."""
+        login: Login | None = request.env.get(_LOGIN)
+        if login is not None and login.session.login is login:
+            return login
+        session = self.sessions.of(request)
+        login = session.login if session is not None else None
+        return login if login is not None and login.peer == str(request.peer[0]) else None
+
+    def users(self) -> list[str]:
+        """Give the names of those who are logged in."""
+        return sorted(self._by_name)
+
+    def sessions_of(self, name: str) -> list[HttpSession]:
+        """Give the sessions of a user, the oldest first."""
+        return [login.session for login in self._by_name.get(name, ())]
+
+    def begin(
+        self,
+        request: Request,
+        name: str | None,
+        password: str | None = None,
+        kind: str = PROGRAM,
+        maxusers: int = 1,
+        recycle: bool = True,
+        inactive_s: int | None = None,
+    ) -> Login | None:
+        """Log the client of a request in, whose response has not begun. The session that it has keeps its attributes
+        and gets another id; that of somebody else ends.
+
+        Args:
+            name: None for an anonymous login, of which there may be any number.
+            password: for `Login.password`.
+            kind: for `Login.kind`.
+            maxusers: sessions that the name may have.
+            recycle: end the oldest of them for this one.
+            inactive_s: seconds without a request after which the login ends; None for the usual.
+
+        Returns:
+            None when the name has as many sessions as it may.
+        """
+        peer = str(request.peer[0])
+        same = self._same(request, name, kind, peer)
+        if same is None:
+            if name is not None and not self._make_room(request, name, maxusers, recycle):
+                return None
+            same = self._new(request, name or ANONYMOUS, kind, peer)
+        same.password = password
+        if inactive_s is not None:
+            same.session.max_inactive_s = inactive_s
+        request.env[_LOGIN] = same
+        return same
+
+    def end(self, request: Request, everywhere: bool = False) -> bool:
+        """Log the client of a request out and end its session, with or without a login.
+
+        Args:
+            everywhere: end all sessions of the user.
+
+        Returns:
+            whether somebody was logged in.
+        """
+        login, session = self.of(request), self.sessions.of(request)
+        nonce = request.env.pop(_NONCE, None)
+        if nonce is not None:
+            self.nonces.end(nonce)
+        if login is not None:
+            sessions = self.sessions_of(login.name) if everywhere else [login.session]
+            for one in sessions:
+                self.sessions.terminate(one)
+        if session is not None:
+            self.sessions.terminate(session)
+        return login is not None
+
+    def note_nonce(self, request: Request, nonce: str) -> None:
+        """Keep the nonce that a request logged in with, for its logout."""
+        request.env[_NONCE] = nonce
+
+    def noted_nonce(self, request: Request) -> str | None:
+        """Give what `note_nonce` kept."""
+        nonce: str | None = request.env.get(_NONCE)
+        return nonce
+
+    def _same(self, request: Request, name: str | None, kind: str, peer: str) -> Login | None:
+        """Give a login that this one continues: each request of Basic and Digest is one, with or without a cookie."""
+        if kind not in (BASIC, DIGEST) or name is None:
+            return None
+        session = self.sessions.of(request)
+        logins = [session.login] if session is not None and session.login else self._by_name.get(name, [])
+        for login in logins:
+            if (login.name, login.kind, login.peer) == (name, kind, peer):
+                self.sessions.adopt(request, login.session)
+                self.sessions.touch(login.session)
+                return login
+        return None
+
+    def _make_room(self, request: Request, name: str, maxusers: int, recycle: bool) -> bool:
+        own = self.sessions.of(request)
+        others = [session for session in self.sessions_of(name) if session is not own]
+        if len(others) >= maxusers and not recycle:
+            return False
+        for session in others[: max(0, len(others) - maxusers + 1)]:
+            self.sessions.terminate(session)
+        return True
+
+    def _new(self, request: Request, name: str, kind: str, peer: str) -> Login:
+        session = self.sessions.of(request)
+        if session is not None and session.login is not None:
+            self.sessions.terminate(session)  # another user begins with nothing of the last one
+            session = None
+        if session is None or session.peer != peer:
+            session = self.sessions.begin(request)
+        else:
+            self.sessions.change_id(request)
+        login = session.login = Login(name, None, kind, peer, session)
+        self._by_name.setdefault(name, []).append(login)
+        return login
+
+    def _forget(self, session: HttpSession) -> None:
+        login, session.login = session.login, None
+        if login is None:
+            return
+        logins = self._by_name[login.name]
+        logins.remove(login)
+        if not logins:
+            del self._by_name[login.name]

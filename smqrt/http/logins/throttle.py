@@ -1,0 +1,132 @@
+"""Throttle of failed logins: how often an address may guess, and how often one name from it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from math import ceil
+from typing import TypeVar
+
+from smqrt.net.log_limits import Refusals
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MAX_KEPT = 8192  # addresses and names, some 200 bytes each; the one that was used least recently goes
+_SITE_BITS = 64  # of an IPv6 address: one visitor has all below
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How many guesses in a row, and after how many seconds there is one more."""
+
+    guesses: int
+    one_more_s: float
+
+
+@dataclass(slots=True)
+class _Count:
+    """What is left of the guesses, at which time; and failures since the last success."""
+
+    left: float
+    at_s: float
+    failures: int = 0
+
+
+class Throttle:
+    """Counts the guesses of each address.
+
+    An attempt takes a guess, of its address and of its name at that address, and a login that succeeds gives both
+    back. So who knows the password is never slowed down, and those who wait for a slow user database count as well. A
+    name that has logged in from an address before needs no guess of the address: others behind the same proxy can't
+    use up theirs.
+
+    Args:
+        now: gives the time in seconds.
+        name: the rule for one name from one address.
+        address: the rule for all names from one address.
+
+    Attributes:
+        refused: counts the attempts that were refused.
+    """
+
+    def __init__(self, now: Callable[[], float], name: Rule, address: Rule) -> None:
+        self.refused = Refusals()
+        self._now = now
+        self._name, self._address = name, address
+        self._counts: OrderedDict[tuple[str, str | None], _Count] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def take(self, address: str, name: str) -> bool:
+        """Take a guess; tell whether there was one."""
+        site = site_of(address)
+        of_name, of_site = self._count(site, name), self._count(site, None)
+        is_known = (site, name) in self._known
+        if of_name.left < 1 or (of_site.left < 1 and not is_known):
+            self.refused.add(f"too many failed logins from {address}: further ones are refused for a while")
+            return False
+        of_name.left -= 1
+        if not is_known:
+            of_site.left -= 1
+        return True
+
+    def failed(self, address: str, name: str) -> None:
+        """Note that an attempt failed."""
+        site = site_of(address)
+        self._count(site, name)
+        self._count(site, None).failures += 1
+
+    def succeeded(self, address: str, name: str) -> None:
+        """Give back what an attempt took, and forget the failures of that name."""
+        site = site_of(address)
+        self._counts.pop((site, name), None)
+        of_site = self._count(site, None)
+        if (site, name) not in self._known:
+            of_site.left = min(of_site.left + 1, self._address.guesses)
+        of_site.failures = 0
+        _remember(self._known, (site, name), None)
+
+    def failures(self, address: str) -> int:
+        """Give the number of failed logins of an address since one succeeded."""
+        count = self._counts.get((site_of(address), None))
+        return count.failures if count is not None else 0
+
+    def wait_s(self, address: str, name: str) -> int:
+        """Give the seconds after which an attempt will not be refused."""
+        site = site_of(address)
+        waits = [self._name.one_more_s * (1 - self._count(site, name).left)]
+        if (site, name) not in self._known:
+            waits.append(self._address.one_more_s * (1 - self._count(site, None).left))
+        return max(1, ceil(max(waits)))
+
+    def _count(self, site: str, name: str | None) -> _Count:
+        rule = self._address if name is None else self._name
+        now_s = self._now()
+        count = self._counts.get((site, name))
+        if count is None:
+            count = _Count(rule.guesses, now_s)
+        count.left = min(rule.guesses, count.left + (now_s - count.at_s) / rule.one_more_s)
+        count.at_s = now_s
+        _remember(self._counts, (site, name), count)
+        return count
+
+
+def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > _MAX_KEPT:
+        table.popitem(last=False)
+
+
+def site_of(address: str) -> str:
+    """Give what counts as one visitor: an IPv4 address, or the network that IPv6 gives to one."""
+    if ":" not in address:
+        return address
+    try:
+        number = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = getattr(number, "ipv4_mapped", None)
+    return str(mapped) if mapped is not None else f"{int(number) >> (128 - _SITE_BITS):x}::/{_SITE_BITS}"

@@ -1,0 +1,234 @@
+-- Logins: user databases, authenticators, authorizers, and the user of a request (spec: bas-api 5).
+-- Python asks; here live the objects and the functions of applications.
+local core, py = ...
+
+local arg, exchange, session = core.arg, core.exchange, core.session
+local error, pairs, rawtype, setmetatable, tostring = error, pairs, core.rawtype, setmetatable, tostring
+
+local objects = setmetatable({}, {__mode = "v"}) -- handle -> object
+
+local function class_of(name, methods)
+  local class = core.class(name, methods)
+  class.__gc = function(self) py.collect(self.handle) end
+  return class
+end
+
+local authuser, jsonuser, authorizer, acl, authenticator = {}, {}, {}, {}, {}
+local authuser_class, jsonuser_class = class_of("authuser", authuser), class_of("jsonuser", jsonuser)
+local authorizer_class, acl_class = class_of("authorizer", authorizer), class_of("authorizer", acl)
+local authenticator_class = class_of("authenticator", authenticator)
+
+local function wrap(class, handle, fields)
+  local self = setmetatable(fields or {}, class)
+  self.handle = handle
+  objects[handle] = self
+  return self
+end
+
+local function check_one_of(value, first, second, at, name)
+  local class = core.getmetatable(value)
+  if class ~= first and class ~= second then core.bad_argument(at, name, first.__name .. " or " .. second.__name, value) end
+  return value
+end
+
+-- User databases
+
+-- syntax: ba.create.authuser(f) -> user database
+-- f(username, password, _ENV) gives a password, {HA1}, true (it is right), or nil; then maxusers, recycle, inactive
+function ba.create.authuser(f)
+  return wrap(authuser_class, py.new_users(), {f = arg["function"](f, 1, "authuser")})
+end
+
+-- syntax: ba.create.jsonuser() -> user database
+function ba.create.jsonuser() return wrap(jsonuser_class, py.new_table()) end
+
+local function table_of(value, name)
+  if rawtype(value) ~= "string" then return arg.table(value, 1, name) end
+  local decoded, message = ba.json.decode(value)
+  if rawtype(decoded) ~= "table" then return nil, message or "parse" end
+  return decoded
+end
+
+-- syntax: jsonuser:set(table or JSON text) -> true | nil, what is wrong
+function jsonuser:set(users)
+  local entries, message = table_of(users, "set")
+  if not entries then return nil, message end
+  return py.set_entries(self.handle, core.table_codec.dump(entries))
+end
+
+-- syntax: jsonuser:getpwd(name) -> password or {HA1}, maxusers, recycle, inactive | nil
+function jsonuser:getpwd(name)
+  local secret, is_ha1, maxusers, recycle, inactive = py.getpwd(self.handle, arg.string(name, 1, "getpwd"))
+  if secret == nil then return nil end
+  return is_ha1 and {secret} or secret, maxusers, recycle, inactive
+end
+
+-- Authorizers
+
+-- syntax: jsonuser:authorizer() -> list of patterns, see set
+function jsonuser:authorizer() return wrap(acl_class, py.new_acl(self.handle), {users = self}) end
+
+-- syntax: ba.create.authorizer(f) -> authorizer      f(username, method, path, session) -> true
+function ba.create.authorizer(f)
+  return wrap(authorizer_class, py.new_authorizer(), {f = arg["function"](f, 1, "authorizer")})
+end
+
+-- syntax: authorizer:set{name = {urls = {}, methods = {}, roles = {}}} -> true
+function acl:set(rules)
+  local done, message = py.set_entries(self.handle, core.table_codec.dump(arg.table(rules, 1, "set")))
+  if not done then core.raise("set: " .. message) end
+  return true
+end
+
+-- syntax: authorizer:casesensitive([boolean]) -> boolean
+function acl:casesensitive(value)
+  return py.casesensitive(self.handle, arg.optional(arg.boolean, value, nil, 1, "casesensitive"))
+end
+
+local function command_of(command, name)
+  arg.instance(command, exchange.class, 1, name)
+  return exchange.handle_of(command)
+end
+
+-- What an op answered that may have ended the page.
+local function unless_stopped(command, ...)
+  if command.stopped then error(nil, 0) end
+  return ...
+end
+
+local function unless_refused(command, first, ...)
+  if first == false then exchange.stop(command) end -- the body can't be read: that is the answer
+  return first, ...
+end
+
+-- syntax: authorizer:authorize(request, method, path) -> whether the user of the request may
+function authorizer:authorize(command, method, path)
+  local handle = command_of(command, "authorize")
+  arg.string(method, 2, "authorize")
+  arg.string(path, 3, "authorize")
+  return unless_stopped(command, py.authorize(self.handle, handle, method, path, command.take()))
+end
+
+acl.authorize = authorizer.authorize
+
+-- Authenticators
+
+local KINDS <const> = {auth = true, digest = true, basic = true, form = true, sform = true, dav = true}
+
+local function check_kind(op)
+  local kind = op.type == nil and "digest" or op.type
+  if not KINDS[kind] then
+    core.raise("authenticator: unknown type '" .. tostring(kind) .. "' (auth, basic, dav, digest, form or sform expected)")
+  end
+  if (kind == "form" or kind == "sform") and op.response == nil then
+    core.raise("authenticator: type '" .. kind .. "' needs op.response, the function that writes the login page")
+  end
+  return kind
+end
+
+-- syntax: ba.create.authenticator(userdb [, {type=, realm=, response=, tracker=}]) -> authenticator
+function ba.create.authenticator(users, op)
+  check_one_of(users, authuser_class, jsonuser_class, 1, "authenticator")
+  op = arg.optional(arg.table, op, {}, 2, "authenticator")
+  local kind = check_kind(op)
+  local response = arg.optional(arg["function"], op.response, nil, "response", "authenticator")
+  local realm = arg.optional(arg.string, op.realm, nil, "realm", "authenticator")
+  local tracker = arg.optional(arg.boolean, op.tracker, false, "tracker", "authenticator")
+  local handle = py.new_authenticator(users.handle, kind, realm, tracker, response ~= nil)
+  return wrap(authenticator_class, handle, {users = users, response = response})
+end
+
+-- syntax: authenticator:authenticate(request, path) -> name, password, type | nil: the client has got the login page
+function authenticator:authenticate(command, path)
+  local handle = command_of(command, "authenticate")
+  path = arg.optional(arg.string, path, "", 2, "authenticate")
+  return unless_refused(command, unless_stopped(command, py.authenticate(self.handle, handle, path, command.take())))
+end
+
+-- syntax: dir:setauth([authenticator [, authorizer]])      nil removes both
+function core.dir.methods:setauth(guard, permits)
+  local directory = core.dir.check(self, 1, "setauth")
+  arg.optional(function(value) return arg.instance(value, authenticator_class, 1, "setauth") end, guard)
+  arg.optional(function(value) return check_one_of(value, authorizer_class, acl_class, 2, "setauth") end, permits)
+  directory.auth = {guard, permits} -- they live as long as the directory
+  py.set_auth(directory.handle, guard and guard.handle or 0, permits and permits.handle or 0)
+  return true
+end
+
+-- Users of requests and sessions
+
+-- syntax: request:user() -> name, password | nil, "basic" | "digest" | "form" | "?"; nil when nobody is logged in
+function exchange.methods:user() return py.user(exchange.handle_of(self)) end
+
+-- syntax: request:login([name [, maxusers=1 [, recycle=true]]]) -> true | false | name of who is logged in already
+function exchange.methods:login(name, maxusers, recycle)
+  local handle = exchange.handle_of(self)
+  arg.optional(arg.string, name, nil, 1, "login")
+  maxusers = arg.optional(arg.positive, maxusers, 1, 2, "login")
+  return py.login(handle, name, maxusers, arg.optional(arg.boolean, recycle, true, 3, "login"))
+end
+
+-- syntax: request:logout([all]) -> whether somebody was logged in
+function exchange.methods:logout(all)
+  return py.logout(exchange.handle_of(self), arg.optional(arg.boolean, all, false, 1, "logout"))
+end
+
+-- syntax: session:user() -> as request:user
+function session.methods:user() return py.session_user(session.numbers[self]) end
+
+-- syntax: ba.users() -> names of those who are logged in
+function ba.users() return {py.users()} end
+
+-- What Python asks. Each gives first whether the request is still open, then the answer; else body and failure of the response.
+
+local function closed(self, handle, is_outermost)
+  if is_outermost then return false, exchange.finish(self, handle) end
+  return false
+end
+
+local function asked(self, handle, is_outermost, ended, ...)
+  if ended then return true, ... end
+  return closed(self, handle, is_outermost)
+end
+
+-- The kind of a secret, the secret, and the limits as they came.
+local function secret_of(value, maxusers, recycle, inactive)
+  local kind = rawtype(value)
+  if kind == "string" then return "password", value, maxusers, recycle, inactive end
+  if kind == "table" and rawtype(value[1]) == "string" then return "ha1", value[1], maxusers, recycle, inactive end
+  if value == true then return "verified", nil, maxusers, recycle, inactive end
+  return nil
+end
+
+local function scalar(value)
+  local kind = rawtype(value)
+  if kind == "number" or kind == "boolean" then return value end
+end
+
+local function found(ended, value, maxusers, recycle, inactive)
+  if not ended then return false end
+  return true, secret_of(value, scalar(maxusers), scalar(recycle), scalar(inactive))
+end
+
+local entries = {}
+
+function entries.find(handle, is_outermost, users, name, password)
+  local self = exchange.open(handle)
+  return asked(self, handle, is_outermost, found(exchange.consult(self, objects[users].f, name, password, self.environment)))
+end
+
+function entries.authorize(handle, is_outermost, permits, name, method, path, number)
+  local self = exchange.open(handle)
+  local function decide() return objects[permits].f(name, method, path, session.wrap(number)) == true end
+  return asked(self, handle, is_outermost, exchange.consult(self, decide))
+end
+
+-- The stored secret is there for who asks for it by name; encoding the table as JSON does not give it away.
+function entries.show(handle, is_outermost, guard, told, upwd)
+  local self = exchange.open(handle)
+  local info = setmetatable(core.table_codec.load(told), {__index = {upwd = upwd}})
+  exchange.consult(self, objects[guard].response, self.environment, info)
+  if is_outermost then return exchange.finish(self, handle) end
+end
+
+for name, entry in pairs(entries) do py.attach(name, core.ref(entry)) end
