@@ -357,14 +357,15 @@ STALLED_S = 30.0  # the other side took nothing at all for so long
 
 class QueueDrain(Deferred[object]):
     """Resolved with true when there is room in the queue again; with nil and a word when there never will be, or
-    "timeout" when the other side has stopped to read.
+    "timeout" when the other side has stopped to read, or `timeout_s` is over.
     """
 
-    __slots__ = ("_left_bytes", "_stream", "_wait")
+    __slots__ = ("_left_bytes", "_stream", "_until_s", "_wait")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, timeout_s: float | None = None) -> None:
         super().__init__()
         self._stream = stream
+        self._until_s = None if timeout_s is None else monotonic() + timeout_s
         self._wait: Wait
         self._await()
 
@@ -373,16 +374,20 @@ class QueueDrain(Deferred[object]):
 
     def _await(self) -> None:
         self._left_bytes = self._stream.queued_bytes
-        self._wait = self._stream.writable(STALLED_S)
+        left_s = STALLED_S if self._until_s is None else min(STALLED_S, self._until_s - monotonic())
+        self._wait = self._stream.writable(left_s)
         self._wait.then(self._over)
 
     def _over(self, _value: None, error: BaseException | None) -> None:
         if not isinstance(error, StreamError):
             self.resolve(True)
-        elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes:
+        elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes and not self._is_late():
             self._await()  # slow, but it reads
         else:
             self.resolve(fail(error.word))
+
+    def _is_late(self) -> bool:
+        return self._until_s is not None and monotonic() >= self._until_s
 
 
 class Suspension(TimedDeferred[object]):

@@ -237,6 +237,15 @@ class Stream:
             self._drained = Signal()
         return self._drained.wait(timeout_s)
 
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Block the greenlet until all that is queued is sent. Raises as `write`."""
+        limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0
+        try:
+            while self.queued_bytes:
+                block(self.writable(timeout_s))
+        finally:
+            self.queue_limit_bytes = limit_bytes
+
     def _send(self, data: Buffer) -> None:
         transport = self._live()
         if self._error is not None:

@@ -66,6 +66,10 @@ class SocketBinding:
             raise StreamError("incorrectuse")
         return stream
 
+    def handle(self, number: int) -> SocketHandle:
+        """A socket. Raises StreamError."""
+        return self._handle(number)
+
     def stream(self, number: int) -> Stream:
         """The connection of a socket, for protocols that are spoken in Python. Raises StreamError."""
         return self._stream(number)
@@ -190,11 +194,11 @@ class SocketBinding:
         handle.put(data, is_text)
         return True
 
-    def drain(self, number: int) -> LuaResult:
-        """Park until there is room in the queue; when there is, until a later turn of the loop."""
+    def drain(self, number: int, timeout_ms: float | None = None) -> LuaResult:
+        """Park until there is room in the queue, or for so long; when there is, until a later turn of the loop."""
         stream = self._handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
-            return QueueDrain(stream)
+            return QueueDrain(stream, None if timeout_ms is None else timeout_ms / 1000)
         turn: Deferred[bool] = Deferred()
         share().later(turn.resolve, True)
         return turn

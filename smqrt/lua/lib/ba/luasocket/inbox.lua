@@ -1,0 +1,66 @@
+-- What a TCP object of the LuaSocket layer has received and nobody asked for yet: pieces, of the first of which a part may be taken.
+local core = ...
+
+local concat, find, setmetatable, sub = table.concat, string.find, setmetatable, string.sub
+
+local SMALL_BYTES <const> = 4096 -- smaller pieces are put together, so that bytes that come one by one don't take a place each
+
+local inbox = {}
+local class = {__index = inbox}
+
+--- `size`: bytes that are there.
+function core.luasocket.inbox()
+  return setmetatable({pieces = {}, first = 1, last = 0, at = 1, size = 0}, class)
+end
+
+function inbox:add(data)
+  local pieces, last = self.pieces, self.last
+  if last > self.first and #data + #pieces[last] <= SMALL_BYTES then
+    pieces[last] = pieces[last] .. data
+  else
+    last = last + 1
+    pieces[last], self.last = data, last
+  end
+  self.size = self.size + #data
+end
+
+local function drop_first(self)
+  self.pieces[self.first] = nil
+  self.first, self.at = self.first + 1, 1
+end
+
+--- Takes `count` bytes, of which there are as many.
+function inbox:take(count)
+  local parts, pieces = {}, self.pieces
+  self.size = self.size - count
+  while count > 0 do
+    local piece, at = pieces[self.first], self.at
+    local left = #piece - at + 1
+    if left > count then
+      parts[#parts + 1] = sub(piece, at, at + count - 1)
+      self.at = at + count
+      break
+    end
+    parts[#parts + 1] = at == 1 and piece or sub(piece, at)
+    drop_first(self)
+    count = count - left
+  end
+  return concat(parts)
+end
+
+--- How many bytes a line has, its end included, nil when that has not come; looks at each byte once between two takes.
+function inbox:line_bytes(state)
+  local number, from = state.number or self.first, state.from or self.at
+  local before = state.before or 1 - self.at
+  while number <= self.last do
+    local piece = self.pieces[number]
+    local stop = find(piece, "\n", from, true)
+    if stop then return before + stop end
+    if number == self.last then
+      state.number, state.from, state.before = number, #piece + 1, before
+      return nil
+    end
+    before, number, from = before + #piece, number + 1, 1
+  end
+  state.number, state.from, state.before = number, 1, before
+end

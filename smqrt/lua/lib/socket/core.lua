@@ -1,0 +1,2 @@
+-- require "socket.core": the functions of LuaSocket, which are the global `socket` (spec: bas-api §12).
+return socket
