@@ -58,7 +58,8 @@ def cli() -> None:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-def new(folder: Path) -> None:
+@click.option("--python", is_flag=True, help="Write it in Python instead of Lua.")
+def new(folder: Path, python: bool) -> None:
     """Make a new application in FOLDER, which must not exist or be empty."""
     from importlib import resources  # here: it loads much, which no other command needs
 
@@ -66,7 +67,9 @@ def new(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise StartError(f"{folder} is not empty; name a new folder.")
-        with resources.as_file(resources.files("smqrt.cli") / "template") as template:
+        with resources.as_file(
+            resources.files("smqrt.cli") / ("template_python" if python else "template")
+        ) as template:
             for file in sorted(template.iterdir()):
                 (folder / file.name).write_bytes(file.read_bytes())
     except OSError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LAST = -127  # applications come first, also one of the name "help"
 _PARTS = {
-    "Begin": "quick-start application hub-api clients wsgi command-line protocol",
+    "Begin": "quick-start application python-api hub-api clients wsgi command-line protocol",
     "Serve": "serving mako-conf security logins limits data-path",
     "Lua": "lua-api cosockets sockets http-client tls",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",

@@ -13,8 +13,9 @@ import pytest
 from tests.conftest import Served
 
 
-def new(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "smqrt", "new", str(folder)], capture_output=True, text=True)
+def new(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smqrt", "new", *options, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.servers
@@ -28,18 +29,21 @@ def test_it_makes_every_file_and_touches_no_folder_in_use(tmp_path: Path) -> Non
         "index.lsp",
         "smq.lsp",
     ]
+    assert new(tmp_path / "py", "--python").returncode == 0
+    assert sorted(file.name for file in (tmp_path / "py").iterdir()) == [".preload.py", "README.md", "index.html"]
     again = new(tmp_path / "app")
     assert again.returncode == 1
     assert again.stderr == f"Error: {tmp_path / 'app'} is not empty; name a new folder.\n"
 
 
+@pytest.mark.parametrize("options", [[], ["--python"]], ids=["Lua", "Python"])
 def test_a_click_in_one_window_counts_in_both(
-    serve: Callable[..., Served], new_page: Callable[..., Any], tmp_path: Path
+    options: list[str], serve: Callable[..., Served], new_page: Callable[..., Any], tmp_path: Path
 ) -> None:
-    new(tmp_path / "app")
+    new(tmp_path / "app", *options)
     served = serve(tmp_path / "app")
     one, two = new_page(served.url), new_page(served.url, phone=True)
     one.click("button")
     for page in (one, two):
         page.wait_for_function("document.querySelector('output').textContent === '1'")
-    assert new_page(served.url).inner_text("output") == "1"
+    new_page(served.url).wait_for_function("document.querySelector('output').textContent === '1'")

@@ -1,0 +1,30 @@
+"""Runs once, when the application starts. `answer` then gets every request for it, before the files of this folder."""
+
+from smqrt import hub
+from smqrt.app import dir
+
+clicks = 0
+
+smq = hub.create()
+
+
+def on_click(data, ptid, tid, subtid):
+    global clicks
+    clicks += 1
+    smq.publish({"clicks": clicks}, "clicks")
+
+
+smq.subscribe("click", on_click)
+
+
+def answer(request, relpath):
+    if relpath == "smq" and hub.isSMQ(request):
+        smq.connect(request)  # browsers (WebSocket) and devices (raw SMQ) leave HTTP behind here
+    elif relpath == "clicks":
+        request.response.json({"clicks": clicks})
+    else:
+        return False  # not mine: the files of this folder, else 404
+    return True
+
+
+dir.setfunc(answer)
