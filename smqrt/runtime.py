@@ -337,6 +337,7 @@ class Server:
         for application in list(self.applications):
             application.unload()
         self._loader.run_exit_functions()
+        self.services.processes.shutdown()
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()
         self.services.mqtt.wait_ended(MQTT_END_S)

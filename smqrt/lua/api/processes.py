@@ -1,0 +1,159 @@
+"""Child processes on a pseudo terminal for Lua: `ba.forkpty` (spec: bas-api §7, §17). The other half is
+lib/ba/forkpty.lua.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from time import monotonic
+
+from gevent import sleep
+
+from smqrt.app_folder import AppScope, close_with_app, current_app
+from smqrt.lua.bridge import LuaResult, fail, from_utf8, methods, with_words
+from smqrt.lua.services import Services
+from smqrt.lua.table_codec import load
+from smqrt.lua.vm import Vm
+from smqrt.net.pty import HANG_UP_S, KILL_S, Command, Pty, PtyRead
+
+MAX_PER_APP = 32
+"""Children of one application; those begun outside of pages and `.preload` count as of one."""
+MAX_IN_ALL = 128
+_POLL_S = 0.02
+
+
+class ProcessBinding:
+    """The children by their numbers.
+
+    Args:
+        vm: runs the callbacks.
+    """
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._next = count(1).__next__
+        self._ptys: dict[int, Pty] = {}
+        self._owners: dict[int, AppScope | None] = {}
+        self._alive: set[int] = set()
+        self._callback_ref = 0
+        self._running: dict[int, int] = {}  # callbacks that run: what had arrived when they began
+
+    def attach(self, callback_ref: int) -> None:
+        """The Lua function that calls the callback of the child with a number."""
+        self._callback_ref = callback_ref
+
+    def fork(self, words: bytes, options: bytes, is_async: bool) -> LuaResult:
+        """Start a child: its number. words, options: tables as bytes."""
+        owner = current_app.get()
+        if not self._may_have_one_more(owner):
+            return fail("mem", f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all")
+        pty = Pty(_command(words, options, is_async))
+        number = self._next()
+        self._ptys[number], self._owners[number] = pty, owner
+        self._alive.add(number)
+        close_with_app(pty)
+        if is_async:
+            pty.on_output = lambda: self._advance(number)
+        return number
+
+    def _may_have_one_more(self, owner: AppScope | None) -> bool:
+        self._alive = {number for number in self._alive if number in self._ptys and self._ptys[number].status is None}
+        of_owners = Counter(self._owners[number] for number in self._alive)
+        return len(self._alive) < MAX_IN_ALL and of_owners[owner] < MAX_PER_APP
+
+    # ---- callbacks: called at the beginning, then whenever something arrived while none runs
+
+    def start(self, number: int) -> None:
+        """Begin to call the callback."""
+        self._running[number] = -1
+        self._vm.start(self._callback_ref, number)
+
+    def _advance(self, number: int) -> None:
+        if number in self._ptys and number not in self._running and self._ptys[number].unread:
+            self._running[number] = self._ptys[number].arrivals
+            self._vm.start(self._callback_ref, number)
+
+    def again(self, number: int) -> bool:
+        """A callback has returned: whether it is to be called once more, for what arrived meanwhile."""
+        pty, seen = self._ptys.get(number), self._running.pop(number, 0)
+        if pty is None or not pty.unread or pty.arrivals == max(seen, 0):
+            return False
+        self._running[number] = pty.arrivals
+        return True
+
+    # ---- methods
+
+    def read(self, number: int, size_bytes: int) -> PtyRead:
+        """What there is of standard output and of standard error, None at the end."""
+        return self._ptys[number].read(size_bytes)
+
+    def write(self, number: int, data: bytes) -> bool:
+        self._ptys[number].write(data)
+        return True
+
+    def winsize(self, number: int) -> tuple[int, int]:
+        return self._ptys[number].window_size()
+
+    def set_winsize(self, number: int, rows: int, columns: int) -> bool:
+        self._ptys[number].set_window_size(rows, columns)
+        return True
+
+    def pause(self, number: int, paused: bool) -> bool:
+        self._ptys[number].pause(paused)
+        return True
+
+    def close(self, number: int) -> bool:
+        self._ptys[number].close()
+        return True
+
+    def close_and_wait(self, number: int) -> int | None:
+        return self._ptys[number].close_and_wait()
+
+    def terminate(self, number: int) -> int | None:
+        return self._ptys[number].terminate()
+
+    def status(self, number: int) -> int | None:
+        return self._ptys[number].status
+
+    def drop(self, number: int) -> None:
+        """Lua's object is gone."""
+        pty = self._ptys.pop(number, None)
+        self._owners.pop(number, None)
+        self._running.pop(number, None)
+        if pty is not None:
+            pty.close()
+
+    def shutdown(self) -> None:
+        """Close all, and wait until they have ended; blocks for some seconds at most."""
+        ptys = list(self._ptys.values())
+        for pty in ptys:
+            pty.close()
+        until_s = monotonic() + HANG_UP_S + KILL_S
+        while any(pty.status is None for pty in ptys) and monotonic() < until_s:
+            sleep(_POLL_S)
+
+
+def _command(words: bytes, options: bytes, apart: bool) -> Command:
+    given = load(options)
+    environment = {
+        from_utf8(name): from_utf8(value) if isinstance(value, bytes) else None
+        for name, value in given.get(b"env", {}).items()
+    }
+    name = given.get(b"arg0")
+    stty = given.get(b"stty")
+    return Command(
+        [from_utf8(word) for word in load(words).values()],
+        None if name is None else from_utf8(name),
+        environment,
+        None if stty is None else from_utf8(stty).split(),
+        apart,
+    )
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `ba.forkpty`."""
+    binding = services.processes = ProcessBinding(vm)
+    direct = methods(binding, "attach start again winsize set_winsize pause close status drop", with_words)
+    blocking = methods(binding, "fork write close_and_wait terminate", with_words)
+    vm.namespace("ba.forkpty", direct, blocking, parking={"read": binding.read})
