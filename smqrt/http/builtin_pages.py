@@ -24,7 +24,7 @@ LAST = -127  # applications come first, also one of the name "help"
 _PARTS = {
     "Begin": "quick-start application python-api hub-api clients wsgi command-line protocol",
     "Serve": "serving mako-conf security logins limits data-path",
-    "Lua": "lua-api cosockets sockets http-client tls",
+    "Lua": "lua-api file-servers cosockets sockets http-client tls",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
     "Record and compute": (
         "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "

@@ -57,6 +57,8 @@ class WsgiDirectory(Directory):
         self.body_bytes = body_bytes
 
     def _own(self, request: Request, relpath: str) -> bool:
+        if super()._own(request, relpath):
+            return True
         answer(self.application, request, self.baseuri(), relpath, self.body_bytes)
         return True
 

@@ -23,7 +23,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
-from smqrt.lua.api import dirs, exchange, files, logins, mako, manage, pages, request, response, sessions
+from smqrt.lua.api import dirs, exchange, files, fileservers, logins, mako, manage, pages, request, response, sessions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -232,6 +232,7 @@ class Applications:
         self.files = files.install(vm, services)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
+        fileservers.install(vm, self.dirs, self.files)
         self.run_exit_functions = mako.install(vm, services)
         mako.install_loadconf(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})

@@ -36,6 +36,10 @@ class DirsBinding:
         self._handles[directory] = handle
         return handle
 
+    def directory(self, handle: int) -> Directory:
+        """Return the directory of a handle."""
+        return self._dirs[handle]
+
     def new_dir(self, name: bytes, priority: int) -> int:
         return self.register(Directory(from_utf8(name), priority))
 
@@ -76,9 +80,10 @@ class DirsBinding:
 
     def set_function(self, handle: int, is_set: bool) -> None:
         directory = self._dirs[handle]
-        directory.func = partial(self._call, handle, (directory, "")) if is_set else None
+        directory.func = partial(self.call, handle, (directory, "")) if is_set else None
 
-    def _call(self, handle: int, base: Base, request: Request, relpath: str) -> bool:
+    def call(self, handle: int, base: Base, request: Request, relpath: str) -> bool:
+        """Ask the Lua function of a directory; tell whether it has answered. `base`: where relative paths start."""
         return self._exchanges.call(request, handle, utf8(relpath), base)
 
     def set_pages(self, handle: int, is_set: bool) -> None:

@@ -15,9 +15,15 @@ local function collected(self) py.collect(self.handle) end
 
 dir_class.__gc, reader_class.__gc = collected, collected
 
-local function is_dir(value)
-  local class = getmetatable(value)
-  return class == dir_class or class == reader_class
+local classes = {[dir_class] = true, [reader_class] = true}
+
+local function is_dir(value) return classes[getmetatable(value)] == true end
+
+-- A further class of directories, with methods of its own.
+local function derive(name, methods)
+  local class = core.class(name, setmetatable(methods, {__index = dir}))
+  class.__gc, classes[class] = collected, true
+  return class
 end
 
 -- A directory argument may also be a table whose `dir` is the real one (a web file manager is such a table).
@@ -147,6 +153,7 @@ end
 function reader:getapp() return self.app end
 
 core.dir = {
-  handles = handles, methods = dir, check = check_dir, name_and_priority = name_and_priority, check_priority = check_priority,
+  handles = handles, methods = dir, check = check_dir, derive = derive, wrap = wrap,
+  name_and_priority = name_and_priority, check_priority = check_priority,
   adopt = function(handle) return wrap(handle, reader_class) end,
 }

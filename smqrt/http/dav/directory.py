@@ -1,0 +1,274 @@
+"""Directories that are file servers: WebDAV, and WebDAV with the web file manager (spec: bas-api §4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gevent.lock import BoundedSemaphore
+
+from smqrt.errors import ArgumentError
+from smqrt.http.dav.names import canonical, href
+from smqrt.http.dav.share import Share
+from smqrt.http.files import StaticFiles, content_type
+from smqrt.http.message import Request
+from smqrt.http.resources import Io, IoError, Stat
+from smqrt.http.sessions import HttpSession
+from smqrt.http.status import HttpError
+from smqrt.http.tree import Directory
+from smqrt.http.wsgi import answer
+
+if TYPE_CHECKING:
+    from wsgidav.lock_man.lock_manager import LockManager
+
+    from smqrt.http.dav.locks import Locks
+
+log = logging.getLogger("smqrt")
+
+MAX_UPLOADS, MAX_LOCKS = 5, 20  # spec: bas-api §4
+SESSION_ID = 24
+"""Characters of a session's id, and so of the first segment of a session URL."""
+_READING = frozenset(("GET", "HEAD"))
+_METHODS = "OPTIONS, GET, HEAD, PUT, DELETE, PROPFIND, PROPPATCH, MKCOL, COPY, MOVE, LOCK, UNLOCK"
+_ENGINES = frozenset(_METHODS.split(", ")) - _READING - {"OPTIONS"}
+_FILE_FIELDS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-cache"}
+_SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_ACTIVE_FIELDS = _FILE_FIELDS | {"Content-Security-Policy": _SANDBOX}
+_ACTIVE = ("text/html", "image/svg+xml", "application/xhtml+xml", "text/xml", "application/xml")
+
+
+class DavDirectory(Directory):
+    """A directory that serves an io by WebDAV.
+
+    Args:
+        name, priority: see `Directory`.
+        io: the files.
+        lockdir: the folder in `io` that keeps the locks; it is made, and no client sees it. Without one LOCK is
+            refused, so that clients that lock before they write can only read.
+        max_uploads: how many PUT requests may run at the same time; more are answered with 503.
+        max_locks: how many locks there may be; more are answered with 503.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        priority: int = 0,
+        *,
+        io: Io,
+        lockdir: str | None = None,
+        max_uploads: int = MAX_UPLOADS,
+        max_locks: int = MAX_LOCKS,
+    ) -> None:
+        super().__init__(name, priority)
+        if max_uploads < 1 or max_locks < 1:
+            raise ArgumentError("maxuploads and maxlocks must be at least 1")
+        self.io = io
+        self._max_uploads, self._uploads = max_uploads, 0
+        self._locking = _Locking(io, lockdir, max_locks) if lockdir else None
+        self._views: dict[bool, _View] = {}
+        from smqrt.http.dav import engine  # noqa: F401 -- 10 MB of modules, for those who serve files only
+
+    @property
+    def locks(self) -> Locks | None:
+        """The locks; None without a folder for them."""
+        return self._locking.locks if self._locking else None
+
+    def _own(self, request: Request, relpath: str) -> bool:
+        base, rest = self._without_session(request, relpath)
+        if super()._own(request, rest):
+            return True
+        return self._serve(Asked(request, base, canonical(rest), rest.endswith("/") or not rest))
+
+    def _serve(self, asked: Asked) -> bool:
+        request = asked.request
+        if request.method in _READING or not request.initial:
+            return self._read(asked)
+        if request.method == "OPTIONS":
+            _answer_options(request)
+        elif request.method in _ENGINES:
+            self._change(asked)
+        else:
+            request.response.error(405, headers={"Allow": _METHODS})
+        return True
+
+    def _without_session(self, request: Request, relpath: str) -> tuple[str, str]:
+        """Split the id of a session URL off; give the path of the share and the rest."""
+        base = self.baseuri()
+        first, slash, rest = relpath.partition("/")
+        session = _session(request, first) if len(first) == SESSION_ID and slash else None
+        if session is None:
+            return base, relpath
+        self._entered(session)
+        return f"{base}{first}/", rest
+
+    def _entered(self, session: HttpSession) -> None:
+        """A request came by the URL of a session."""
+
+    def _view(self, request: Request) -> _View:
+        owner = self._is_owner(request)
+        if owner not in self._views:
+            share = Share(self.io, self._locking.folder if self._locking else None, owner)
+            self._views[owner] = _View(share, StaticFiles(share.io))
+        return self._views[owner]
+
+    def _is_owner(self, request: Request) -> bool:
+        return False
+
+    # Reading
+
+    def _read(self, asked: Asked) -> bool:
+        view = self._view(asked.request)
+        if not view.share.shows(asked.name):
+            return False
+        if not asked.is_folder:
+            entry = view.files.find(asked.name)
+            if entry is not None:
+                kind = content_type(asked.name).partition(";")[0]
+                view.files.serve(asked.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
+                return True
+        try:
+            stat = view.share.look(asked.name)
+        except IoError as error:
+            raise HttpError(500, error.word) from None
+        return stat is not None and stat.isdir and self._read_folder(asked, view.share, stat)
+
+    def _read_folder(self, asked: Asked, share: Share, stat: Stat) -> bool:
+        """A folder is not for GET here: the search goes on."""
+        return False
+
+    # Everything else
+
+    def _change(self, asked: Asked) -> None:
+        request = asked.request
+        if request.method == "LOCK" and self._locking is None:
+            raise HttpError(403, "this file server has no folder for locks; the argument is `lockdir`")
+        if request.method != "PUT":
+            self._run(asked)
+            return
+        if self._uploads >= self._max_uploads:
+            raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
+        self._uploads += 1
+        try:
+            self._run(asked)
+        finally:
+            self._uploads -= 1
+
+    def _run(self, asked: Asked) -> None:
+        from wsgidav.dav_error import DAVError
+
+        from smqrt.http.dav.engine import Engine
+
+        request, share = asked.request, self._view(asked.request).share
+        engine = Engine(self._manager())
+        bases = (asked.base,) if asked.base == self.baseuri() else (asked.base, self.baseuri())
+
+        def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
+            environ["smqrt.path"] = "/" + asked.name + ("/" if asked.is_folder and asked.name else "")
+            return engine(share, bases, _user(request), environ, start)
+
+        try:
+            answer(application, request, asked.base, asked.name, None)
+        except DAVError as error:
+            _refuse(request, error)
+        except IoError as error:
+            raise HttpError(500, error.word) from None
+        finally:
+            if self._locking:
+                self._locking.save()
+
+    def _manager(self) -> LockManager | None:
+        if self._locking is None:
+            return None
+        try:
+            return self._locking.manager()
+        except IoError as error:
+            raise HttpError(500, f"the folder of the locks: {error.word}") from None
+
+
+class Asked:
+    """What a request is about."""
+
+    __slots__ = ("base", "is_folder", "name", "request")
+
+    def __init__(self, request: Request, base: str, name: str, is_folder: bool) -> None:
+        self.request, self.base, self.name, self.is_folder = request, base, name, is_folder
+
+    @property
+    def url(self) -> str:
+        """The path as a URL's, a folder's with a slash."""
+        return href(f"{self.base}{self.name}/" if self.name else self.base)
+
+
+class _View:
+    """The files as one kind of client sees them."""
+
+    def __init__(self, share: Share, files: StaticFiles) -> None:
+        self.share, self.files = share, files
+
+
+class _Locking:
+    """The locks with the folder that keeps them; read at the first use, which may block."""
+
+    def __init__(self, io: Io, folder: str, max_locks: int) -> None:
+        from wsgidav.lock_man.lock_manager import LockManager
+
+        from smqrt.http.dav.locks import Locks
+
+        self.folder = canonical(folder)
+        self.locks = Locks(max_locks)
+        self._io, self._loaded, self._loading = io, False, BoundedSemaphore()
+        self._manager = LockManager(self.locks)
+
+    def manager(self) -> LockManager:
+        """WsgiDAV's manager of them. Raises IoError."""
+        with self._loading:
+            if not self._loaded:
+                self.locks.load(self._io, self.folder)
+                self._loaded = True
+        return self._manager
+
+    def save(self) -> None:
+        """Keep what has changed."""
+        try:
+            self.locks.save(self._io, self.folder)
+        except IoError as error:
+            log.warning("the locks of a file server cannot be kept in %s: %s", self.folder, error)
+
+
+def _answer_options(request: Request) -> None:
+    response = request.response
+    for field, value in (("DAV", "1,2"), ("MS-Author-Via", "DAV"), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
+        response.headers.set(field, value)
+    response.headers.set("Content-Length", "0")
+    response.end()
+
+
+def _session(request: Request, session_id: str) -> HttpSession | None:
+    """Take the session of this id for the request's; None when there is none."""
+    return None
+
+
+def _user(request: Request) -> str:
+    """The name of the client who has logged in, empty for nobody."""
+    return ""
+
+
+def _refuse(request: Request, error: Any) -> None:
+    """Answer what the engine refuses with."""
+    if error.value == 500:
+        log.error("WebDAV %s %s failed", request.method, request.path, exc_info=error.src_exception)
+    response = request.response
+    if response.committed:
+        response.close = response.ended = True
+        return
+    headers = dict(error.add_headers or ())
+    if error.value == 405:
+        headers["Allow"] = _METHODS
+    if error.err_condition is None:
+        response.error(error.value, error.context_info or "", headers)
+        return
+    response.reset()
+    response.status = error.value
+    response.headers.set("Content-Type", "application/xml; charset=utf-8")
+    response.end(error.err_condition.as_string().encode())

@@ -1,0 +1,382 @@
+"""WsgiDAV as the engine of file servers: its methods and its rules of locks over a `Share`.
+
+Listings, downloads and the reading of headers are ours: WsgiDAV builds listings whole, and its Destination header loses
+what follows a "?" or ";" in a name. Inside it, paths are `escaped`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+from typing import Any, TypeVar
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from wsgidav.dav_error import DAVError
+from wsgidav.dav_provider import DAVCollection, DAVNonCollection, DAVProvider
+from wsgidav.lock_man.lock_manager import LockManager
+from wsgidav.request_server import RequestServer
+
+from smqrt.http.dav import bodies, listing
+from smqrt.http.dav.names import destination, escaped, href, unescaped
+from smqrt.http.dav.share import Share, Upload
+from smqrt.http.files import etag
+from smqrt.http.resources import IoError, Stat
+from smqrt.http.status import HttpError
+from smqrt.http.wsgi import Environ
+
+logging.getLogger("wsgidav").setLevel(logging.CRITICAL + 1)  # it logs what clients do wrong, with tracebacks
+
+T = TypeVar("T")
+Start = Callable[..., Any]
+
+BLOCK_BYTES = 1 << 20
+"""So much of an upload is written in one step."""
+MAX_FIELD_CHARACTERS = 4096  # of If, Timeout and others: WsgiDAV's expressions for them are quadratic
+_STATUSES = {
+    "notfound": 404,
+    "noaccess": 403,
+    "exist": 405,
+    "notempty": 409,
+    "invalidname": 400,
+    "nospace": 507,
+    "toomuchdata": 403,
+    "noimplementation": 403,
+    "locked": 423,
+}
+_WITH_XML = frozenset(("PROPFIND", "PROPPATCH", "LOCK"))
+_FIELDS = tuple(
+    f"HTTP_{field}" for field in ("IF", "TIMEOUT", "DEPTH", "OVERWRITE", "LOCK_TOKEN", "IF_MATCH", "IF_NONE_MATCH")
+)
+_CONFIG: dict[str, Any] = {"block_size": BLOCK_BYTES, "hotfixes": {}, "mutable_live_props": []}
+_WIN32 = "{urn:schemas-microsoft-com:}"
+
+
+class Engine:
+    """The WebDAV methods of one file server.
+
+    Args:
+        locks: the lock manager; None refuses LOCK.
+    """
+
+    def __init__(self, locks: LockManager | None) -> None:
+        self._locks = locks
+
+    def __call__(
+        self, share: Share, bases: tuple[str, ...], user: str, environ: Environ, start: Start
+    ) -> Iterable[bytes]:
+        """Answer one request as a WSGI application does.
+
+        Args:
+            share: the files as the client may see them.
+            bases: the paths of the share, with "/" at their ends; the first is the one of this request.
+            user: the client's name, empty for nobody.
+
+        Raises:
+            HttpError, DAVError: what is to be answered.
+        """
+        provider = _Provider(share, bases, self._locks)
+        _prepare(environ, bases)
+        environ |= {
+            "wsgidav.config": _CONFIG,
+            "wsgidav.verbose": 0,
+            "wsgidav.provider": provider,
+            "wsgidav.app": provider,
+            "wsgidav.auth.user_name": user,
+            "PATH_INFO": escaped(environ["smqrt.path"]),
+        }
+        silent = _Silent(start, environ["REQUEST_METHOD"])
+        try:
+            for piece in _Methods(provider)(environ, silent.start):
+                if not silent.empty:
+                    yield piece
+            if silent.empty:
+                yield b""
+        finally:
+            upload: Upload | None = environ.get("smqrt.upload")
+            if upload is not None:
+                upload.abort()
+
+
+class _Provider(DAVProvider):  # type: ignore[misc]
+    """A `Share` for WsgiDAV, for one request."""
+
+    def __init__(self, share: Share, bases: tuple[str, ...], locks: LockManager | None) -> None:
+        super().__init__()
+        self.share, self.bases, self.verbose = share, bases, 0
+        self.set_share_path("")
+        self.set_mount_path(escaped(bases[0].removesuffix("/")))
+        self.set_lock_manager(locks)
+
+    def resolve_provider(self, path: str) -> tuple[str, _Provider]:
+        """As an application of WsgiDAV."""
+        return "", self
+
+    def get_resource_inst(self, path: str, environ: Environ) -> _Folder | _File | None:
+        """See the base class."""
+        name = unescaped(path).strip("/")
+        stat = _done(lambda: self.share.look(name))
+        if stat is None or (path.endswith("/") and name and not stat.isdir):
+            return None
+        return (_Folder if stat.isdir else _File)(name, environ, stat)
+
+    def locks_of(self, name: str, isdir: bool = False) -> list[dict[str, Any]]:
+        """The locks that guard a name, with the paths of what was locked."""
+        url = _ref_url(name, isdir)
+        found = self.lock_manager.get_indirect_url_lock_list(url) if self.lock_manager else []
+        return [
+            {**lock, "href": href(self.bases[0] + unescaped(unescaped(lock["root"])).lstrip("/"))} for lock in found
+        ]
+
+
+class _Resource:
+    """What files and folders have in common; goes before WsgiDAV's class."""
+
+    provider: _Provider
+    environ: Environ
+    is_collection: bool
+
+    def __init__(self, name: str, environ: Environ, stat: Stat | None) -> None:
+        super().__init__(escaped("/" + name), environ)  # type: ignore[call-arg]
+        self.share, self.own_name, self.stat = environ["wsgidav.provider"].share, name, stat
+
+    def get_href(self) -> str:
+        """The path for the client."""
+        return href(self.provider.bases[0] + self.own_name + ("/" if self.is_collection and self.own_name else ""))
+
+    def get_display_name(self) -> str:
+        """The last part of the name."""
+        return self.own_name.rpartition("/")[2]
+
+    def get_last_modified(self) -> float | None:
+        """In seconds since 1970."""
+        return self.stat.mtime if self.stat else None
+
+    def get_property_value(self, name: str) -> Any:
+        """Only asked by LOCK, for the lock it has made."""
+        if name != "{DAV:}lockdiscovery":
+            raise DAVError(404)
+        text = listing.lock_discovery(self.provider.locks_of(self.own_name, self.is_collection))
+        return ElementTree.fromstring(text.replace("<D:lockdiscovery>", '<D:lockdiscovery xmlns:D="DAV:">', 1))
+
+    def set_property_value(self, name: str, value: object, *, dry_run: bool = False) -> bool:
+        """Windows sets times and attributes of what it has uploaded, and takes a refusal for a failure."""
+        if name.startswith(_WIN32):
+            return True
+        raise DAVError(403, "this server keeps no properties of clients")
+
+    def handle_delete(self) -> bool:
+        """DELETE, locks of what is inside included."""
+        self._check_unlocked("infinity")
+        if self.is_collection:
+            _done(lambda: self.share.remove_tree(self.own_name))
+        else:
+            _done(lambda: self.share.remove(self.own_name, False))
+        self._release()
+        return True
+
+    def handle_move(self, path: str) -> bool:
+        """MOVE: a rename."""
+        target = self._make_room(path)
+        if self.is_collection and _done(lambda: self.share.holds_unseen(self.own_name)):
+            raise DAVError(403, "there are files in it that are not for clients")
+        _done(lambda: self.share.rename(self.own_name, target))
+        self._release()
+        return True
+
+    def handle_copy(self, path: str, *, depth_infinity: bool) -> bool:
+        """COPY, with what is inside or without."""
+        target = self._make_room(path)
+        if not self.is_collection:
+            _done(lambda: self.share.copy(self.own_name, target))
+            return True
+        inside = _done(lambda: list(self.share.walk(self.own_name))) if depth_infinity else []
+        _done(lambda: self.share.mkdir(target))
+        for name, stat in inside:
+            new = target + name[len(self.own_name) :]
+            _done(lambda new=new: self.share.mkdir(new) if stat.isdir else self.share.copy(name, new))  # type: ignore[misc] # noqa: B023
+        return True
+
+    def _make_room(self, path: str) -> str:
+        """The name of a destination; a folder that is there goes, and a file that a folder replaces."""
+        target = unescaped(path).strip("/")
+        if not target or self.own_name.startswith(target + "/"):
+            raise DAVError(403, "the destination holds the source")
+        there = _done(lambda: self.share.look(target))
+        self.environ["smqrt.created"] = there is None
+        if there is not None and there.isdir:
+            _done(lambda: self.share.remove_tree(target))
+        elif there is not None and self.is_collection:
+            _done(lambda: self.share.remove(target, False))
+        return target
+
+    def _check_unlocked(self, depth: str) -> None:
+        manager = self.provider.lock_manager
+        if manager is not None:
+            tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
+            url = _ref_url(self.own_name, self.is_collection)
+            manager.check_write_permission(url=url, depth=depth, token_list=tokens, principal=user)
+
+    def _release(self) -> None:
+        manager = self.provider.lock_manager
+        if manager is not None:
+            manager.remove_all_locks_from_url(_ref_url(self.own_name, self.is_collection), recursive=True)
+
+
+class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
+    def get_member_names(self) -> list[str]:
+        """Not asked: listings are `listing`'s."""
+        return []
+
+    def create_empty_resource(self, name: str) -> _File:
+        """A file for LOCK; PUT makes its own when all of it has come."""
+        path = _joined(self.own_name, unescaped(name))
+        if not self.share.shows(path):
+            raise DAVError(403, "that name is not for clients")
+        if self.environ["REQUEST_METHOD"] == "PUT":
+            return _File(path, self.environ, None)
+        _done(lambda: _touch(self.share, path))
+        return _File(path, self.environ, self.share.look(path))
+
+    def create_collection(self, name: str) -> None:
+        """MKCOL."""
+        _done(lambda: self.share.mkdir(_joined(self.own_name, unescaped(name))))
+
+
+class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
+    def get_content_length(self) -> int | None:
+        """In bytes."""
+        return self.stat.size if self.stat else None
+
+    def get_content(self) -> BytesIO:
+        """Not asked: downloads are those of static files."""
+        return BytesIO()
+
+    def get_etag(self) -> str | None:
+        """The entity tag without its quotes."""
+        return etag(self.stat).strip('"') if self.stat else None
+
+    def support_etag(self) -> bool:
+        """Whether there is one: always."""
+        return True
+
+    def begin_write(self, *, content_type: str | None = None) -> _Writer:
+        """PUT begins."""
+        upload = self.environ["smqrt.upload"] = _done(lambda: Upload(self.share, self.own_name))
+        return _Writer(upload)
+
+    def end_write(self, *, with_errors: bool) -> None:
+        """PUT has ended."""
+        if not with_errors:
+            self.stat = _done(lambda: self.share.look(self.own_name))
+
+
+class _Writer:
+    """What WsgiDAV writes an upload to."""
+
+    def __init__(self, upload: Upload) -> None:
+        self.write, self._upload = upload.write, upload
+
+    def close(self) -> None:
+        """All of it has come."""
+        self._upload.finish()
+
+
+class _Methods(RequestServer):  # type: ignore[misc]
+    """WsgiDAV's methods, with those of ours."""
+
+    _davProvider: _Provider
+
+    def do_PROPFIND(self, environ: Environ, start: Start) -> Iterator[bytes]:
+        """PROPFIND: answered while it is made."""
+        provider, depth = self._davProvider, environ.get("HTTP_DEPTH", "infinity")
+        if depth not in ("0", "1", "infinity"):
+            raise HttpError(400, "Depth is 0, 1 or infinity")
+        resource = provider.get_resource_inst(environ["PATH_INFO"], environ)
+        if resource is None or resource.stat is None:
+            raise HttpError(404)
+        properties = listing.Properties(environ["smqrt.xml"], provider.locks_of if provider.lock_manager else None)
+        found = [(resource.own_name, resource.stat)]
+        if resource.is_collection and depth != "0":
+            found += self._inside(resource, depth)
+        start("207 Multi-Status", [("Content-Type", "application/xml; charset=utf-8"), ("Cache-Control", "no-store")])
+        yield listing.HEAD
+        yield from listing.entries(properties, found, provider.bases[0])
+        yield listing.TAIL
+
+    def _inside(self, folder: _Folder | _File, depth: str) -> list[tuple[str, Stat]]:
+        try:
+            return _done(
+                lambda: folder.share.list(folder.own_name) if depth == "1" else list(folder.share.walk(folder.own_name))
+            )
+        except DAVError:
+            if depth == "1":
+                raise
+            raise DAVError(403, err_condition="{DAV:}propfind-finite-depth") from None
+
+    def _send_response(self, environ: Environ, start: Start, resource: Any, code: int, errors: list[Any]) -> Any:
+        """201 where something was made: WsgiDAV answers 204 to what a provider does by itself."""
+        if environ.get("smqrt.created") and not errors:
+            code = 201
+        return super()._send_response(environ, start, resource, code, errors)
+
+
+def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
+    """Check what WsgiDAV would take as it is, and give it the body and the destination as it needs them.
+
+    Raises:
+        HttpError: 400, 413, 502.
+    """
+    for field in _FIELDS:
+        if len(environ.get(field, "")) > MAX_FIELD_CHARACTERS:
+            raise HttpError(400, f"{field[5:].title()} has more than {MAX_FIELD_CHARACTERS} characters")
+    environ.setdefault("HTTP_HOST", "")
+    method = environ["REQUEST_METHOD"]
+    if method in ("COPY", "MOVE"):
+        hosts = (environ.get("HTTP_HOST", "").lower(), environ.get("HTTP_X_FORWARDED_HOST", "").lower())
+        name = destination(environ.get("HTTP_DESTINATION", ""), hosts, bases)
+        environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))
+    if method in _WITH_XML:
+        body = environ["smqrt.xml"] = environ["wsgi.input"].read(bodies.MAX_XML_BYTES + 1)
+        if len(body) > bodies.MAX_XML_BYTES:
+            raise HttpError(413, f"the XML has more than {bodies.MAX_XML_BYTES} bytes", close=True)
+        if body:
+            bodies.check(body)
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = BytesIO(body), str(len(body))
+
+
+class _Silent:
+    """`start_response` that leaves out the page with which WsgiDAV says that something was made."""
+
+    def __init__(self, start: Start, method: str) -> None:
+        self._start, self._keeps, self.empty = start, method == "LOCK", False
+
+    def start(self, status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        """As `start_response`."""
+        if status.startswith("201") and not self._keeps:
+            self.empty = True
+            headers = [(name, value) for name, value in headers if not name.startswith("Content-")]
+        return self._start(status, headers, *more)
+
+
+def _done(work: Callable[[], T]) -> T:
+    """Do file work; failures are answered."""
+    try:
+        return work()
+    except IoError as error:
+        raise DAVError(_STATUSES.get(error.word, 500), error.word) from None
+
+
+def _touch(share: Share, name: str) -> None:
+    with Upload(share, name) as upload:
+        upload.finish()
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _ref_url(name: str, isdir: bool) -> str:
+    """The key of a name's locks, as WsgiDAV makes it."""
+    return quote(escaped("/" + name) + ("/" if isdir and name else ""))

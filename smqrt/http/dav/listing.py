@@ -1,0 +1,162 @@
+"""What PROPFIND answers (RFC 4918 §9.1), entry by entry: a folder may have many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from defusedxml import ElementTree
+
+from smqrt.http.dav.names import href, xml_text
+from smqrt.http.files import content_type, etag
+from smqrt.http.headers import http_date
+from smqrt.http.resources import Stat
+from smqrt.http.status import HttpError
+
+MAX_NAMES = 64  # of properties that one request asks for
+_BATCH = 32  # entries that are sent together, 20 KB
+_DAV = "{DAV:}"
+
+HEAD = b'<?xml version="1.0" encoding="utf-8"?>\n<D:multistatus xmlns:D="DAV:">'
+TAIL = b"</D:multistatus>\n"
+_FOUND = "<D:propstat><D:prop>{}</D:prop><D:status>HTTP/1.1 200 OK</D:status></D:propstat>"
+_MISSING = "<D:propstat><D:prop>{}</D:prop><D:status>HTTP/1.1 404 Not Found</D:status></D:propstat>"
+_ENTRY = "<D:lockentry><D:lockscope><D:{}/></D:lockscope><D:locktype><D:write/></D:locktype></D:lockentry>"
+_SUPPORTED = "<D:supportedlock>" + _ENTRY.format("exclusive") + _ENTRY.format("shared") + "</D:supportedlock>"
+
+LocksOf = Callable[[str], list[dict[str, Any]]]
+"""The locks of a name in the share."""
+
+
+class Properties:
+    """The properties a client asks for.
+
+    Args:
+        body: the request's, checked already; empty asks for all.
+
+    Raises:
+        HttpError: 400, it is no propfind.
+    """
+
+    def __init__(self, body: bytes, locks_of: LocksOf | None) -> None:
+        self._locks_of = locks_of
+        self._names_only = False
+        self._wanted: list[str] = []
+        unknown = ""
+        for name in self._read(body):
+            if name.removeprefix(_DAV) in self._known() and name.startswith(_DAV):
+                self._wanted.append(name.removeprefix(_DAV))
+            else:
+                unknown += _empty(name)
+        self._missing = unknown
+
+    def entry(self, url: str, name: str, stat: Stat) -> str:
+        """The response element of one file or folder."""
+        found, missing = [], self._missing
+        for wanted in self._wanted:
+            text = f"<D:{wanted}/>" if self._names_only else self._value(wanted, name, stat)
+            if text is None:
+                missing += f"<D:{wanted}/>"
+            else:
+                found.append(text)
+        groups = (_FOUND.format("".join(found)) if found or not missing else "") + (
+            _MISSING.format(missing) if missing else ""
+        )
+        return f"<D:response><D:href>{xml_text(url)}</D:href>{groups}</D:response>"
+
+    def _known(self) -> list[str]:
+        return [*_LIVE, *(("lockdiscovery", "supportedlock") if self._locks_of else ())]
+
+    def _read(self, body: bytes) -> list[str]:
+        everything = [_DAV + name for name in self._known()]
+        if not body:
+            return everything
+        root = ElementTree.fromstring(body)
+        if root.tag != "{DAV:}propfind":
+            raise HttpError(400, "the body is no propfind element")
+        modes = {child.tag: child for child in root}
+        if "{DAV:}prop" in modes:
+            return self._named(modes["{DAV:}prop"])
+        self._names_only = "{DAV:}propname" in modes
+        if not self._names_only and "{DAV:}allprop" not in modes:
+            raise HttpError(400, "propfind needs allprop, propname or prop")
+        return everything
+
+    def _named(self, prop: Iterable[Any]) -> list[str]:
+        names = list(dict.fromkeys(child.tag for child in prop))
+        if len(names) > MAX_NAMES:
+            raise HttpError(400, f"more than {MAX_NAMES} properties at once")
+        if any(name.startswith("{}") for name in names):
+            raise HttpError(400, "a property without a name space")
+        return names
+
+    def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
+        if wanted == "supportedlock":
+            return _SUPPORTED
+        if wanted == "lockdiscovery":
+            return lock_discovery(self._locks_of(name) if self._locks_of else [])
+        text = _LIVE[wanted](name, stat)
+        return None if text is None else f"<D:{wanted}>{text}</D:{wanted}>"
+
+
+def lock_discovery(locks: list[dict[str, Any]]) -> str:
+    """The lockdiscovery element."""
+    return f"<D:lockdiscovery>{''.join(map(_active, locks))}</D:lockdiscovery>"
+
+
+def entries(properties: Properties, found: Iterable[tuple[str, Stat]], base: str) -> Iterator[bytes]:
+    """The response elements of files and folders, some at a time.
+
+    Args:
+        base: the path of the share, with "/" at its end.
+    """
+    batch: list[str] = []
+    for name, stat in found:
+        url = href(base + name + ("/" if stat.isdir and name else ""))
+        batch.append(properties.entry(url, name, stat))
+        if len(batch) == _BATCH:
+            yield "".join(batch).encode()
+            batch.clear()
+    yield "".join(batch).encode()
+
+
+def _active(lock: dict[str, Any]) -> str:
+    left_s = max(0, int(lock["expire"] - time.time()))
+    return (
+        f"<D:activelock><D:locktype><D:write/></D:locktype><D:lockscope><D:{lock['scope']}/></D:lockscope>"
+        f"<D:depth>{lock['depth']}</D:depth>{_owner(lock['owner'])}<D:timeout>Second-{left_s}</D:timeout>"
+        f"<D:locktoken><D:href>{xml_text(lock['token'])}</D:href></D:locktoken>"
+        f"<D:lockroot><D:href>{xml_text(lock['href'])}</D:href></D:lockroot></D:activelock>"
+    )
+
+
+def _owner(text: bytes) -> str:
+    """Who holds a lock, as he wrote it: a text, or an href element with one."""
+    try:
+        owner = ElementTree.fromstring(text)
+    except Exception:  # of several kinds; an empty one is none
+        return ""
+    inner = xml_text("".join(owner.itertext()).strip())
+    return f"<D:owner>{'<D:href>' + inner + '</D:href>' if len(owner) else inner}</D:owner>"
+
+
+def _empty(name: str) -> str:
+    space, _, own = name.rpartition("}")
+    return f"<x:{own} xmlns:x={quoteattr(space[1:])}/>"
+
+
+def _time(name: str, stat: Stat) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stat.mtime))
+
+
+_LIVE: dict[str, Callable[[str, Stat], str | None]] = {
+    "creationdate": _time,
+    "displayname": lambda name, stat: xml_text(name.rpartition("/")[2]),
+    "getcontentlength": lambda name, stat: None if stat.isdir else str(stat.size),
+    "getcontenttype": lambda name, stat: None if stat.isdir else xml_text(content_type(name)),
+    "getetag": lambda name, stat: None if stat.isdir else xml_text(etag(stat)),
+    "getlastmodified": lambda name, stat: http_date(stat.mtime),
+    "resourcetype": lambda name, stat: "<D:collection/>" if stat.isdir else "",
+}

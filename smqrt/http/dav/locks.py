@@ -1,0 +1,173 @@
+"""The locks of a file server: in memory, a bounded number, and kept in a folder over restarts (RFC 4918 §6, §7)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+from urllib.parse import unquote
+
+from defusedxml import ElementTree
+from wsgidav.dav_error import DAVError
+from wsgidav.lock_man.lock_storage import LockStorageDict
+
+from smqrt.http.dav.names import unescaped
+from smqrt.http.reach import reach
+from smqrt.http.resources import Io, IoError
+
+log = logging.getLogger("smqrt")
+
+MAX_LOCK_S = 3600
+"""The longest a lock lives without being refreshed, which Windows asks for: who has crashed blocks nobody for ever."""
+_FILE = "locks.json"
+_BUSY = 503
+
+
+class Locks(LockStorageDict):  # type: ignore[misc]
+    """What WsgiDAV keeps its locks in.
+
+    Args:
+        max_locks: how many there may be; beyond, LOCK is answered with 503.
+    """
+
+    def __init__(self, max_locks: int) -> None:
+        super().__init__()
+        self.open()
+        self._max_locks = max_locks
+        self._changed = False
+
+    def open(self) -> None:
+        """Called by the lock manager again: keep what is there."""
+        if self._dict is None:
+            super().open()
+
+    def __len__(self) -> int:
+        return len(self.all())
+
+    def all(self) -> list[dict[str, Any]]:
+        """The locks that have not expired."""
+        now_s = time.time()
+        return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
+
+    def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
+        """Of each: path, owner as written by the client, whether shared, whether for all inside, seconds left."""
+        now_s = time.time()
+        return [
+            (
+                _path(lock).encode("utf-8", "surrogateescape"),
+                owner_text(lock["owner"]).encode(),
+                lock["scope"] == "shared",
+                lock["depth"] == "infinity",
+                int(lock["expire"] - now_s),
+            )
+            for lock in self.all()
+        ]
+
+    def guards(self, name: str) -> bool:
+        """Whether a name is locked, by itself or with a folder around it."""
+        return any(
+            _path(lock) == name or (lock["depth"] == "infinity" and _inside(name, _path(lock))) for lock in self.all()
+        )
+
+    def release(self, name: str) -> bool:
+        """End the locks of a name; tell whether there were any."""
+        tokens = [lock["token"] for lock in self.all() if _path(lock) == name]
+        for token in tokens:
+            self.delete(token)
+        return bool(tokens)
+
+    def create(self, path: str, lock: dict[str, Any]) -> dict[str, Any]:
+        """See the base class. Raises DAVError 503 when there are too many."""
+        self._forget_expired()
+        if len(self) >= self._max_locks:
+            headers = [("Retry-After", "60")]
+            raise DAVError(_BUSY, f"there are {self._max_locks} locks already", add_headers=headers)
+        lock["timeout"] = _bounded(lock["timeout"])
+        made: dict[str, Any] = super().create(path, lock)
+        return made
+
+    def refresh(self, token: str, *, timeout: float) -> dict[str, Any]:
+        """See the base class."""
+        fresh: dict[str, Any] = super().refresh(token, timeout=_bounded(timeout))
+        return fresh
+
+    def load(self, io: Io, folder: str) -> None:
+        """Take up the locks that are kept in a folder, which is made if it is missing.
+
+        Raises:
+            IoError: the folder can't be made.
+        """
+        text = reach(io, folder, _read, io, folder)
+        try:
+            kept = [_from_json(each) for each in json.loads(text or b"[]")]
+        except (ValueError, TypeError, KeyError):
+            log.warning("the locks in %s are damaged: all are released", folder)
+            return
+        for lock in kept[: self._max_locks]:
+            self._dict[lock["token"]] = lock
+            self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
+
+    def save(self, io: Io, folder: str) -> None:
+        """Keep them in a folder, if they have changed. Raises IoError."""
+        if self._changed:
+            self._changed = False
+            text = json.dumps([_to_json(lock) for lock in self.all()]).encode()
+            reach(io, folder, _write, io, folder, text)
+
+    def _flush(self) -> None:
+        self._changed = True
+
+    def _forget_expired(self) -> None:
+        now_s = time.time()
+        for token in [key for key, lock in self._dict.items() if isinstance(lock, dict) and lock["expire"] <= now_s]:
+            self.delete(token)
+
+
+def owner_text(owner: bytes) -> str:
+    """Who holds a lock, as he wrote it, without elements."""
+    try:
+        return "".join(ElementTree.fromstring(owner).itertext()).strip()
+    except (ElementTree.ParseError, ValueError):
+        return ""
+
+
+def _path(lock: dict[str, Any]) -> str:
+    return unescaped(unquote(lock["root"])).strip("/")
+
+
+def _inside(name: str, folder: str) -> bool:
+    return not folder or name.startswith(folder + "/")
+
+
+def _bounded(timeout_s: float) -> float:
+    return min(timeout_s, MAX_LOCK_S) if timeout_s > 0 else MAX_LOCK_S
+
+
+def _to_json(lock: dict[str, Any]) -> dict[str, Any]:
+    return {**lock, "owner": lock["owner"].decode("utf-8", "replace")}
+
+
+def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
+    texts = {key: str(lock[key]) for key in ("token", "root", "type", "scope", "depth", "principal")}
+    times = {key: float(lock[key]) for key in ("timeout", "expire")}
+    return {**texts, **times, "owner": str(lock["owner"]).encode()}
+
+
+def _read(io: Io, folder: str) -> bytes:
+    try:
+        io.mkdir(folder)
+    except IoError as error:
+        if error.word != "exist":
+            raise
+    try:
+        return io.read(f"{folder}/{_FILE}")
+    except IoError:
+        return b""
+
+
+def _write(io: Io, folder: str, text: bytes) -> None:
+    name = f"{folder}/{_FILE}"
+    with io.open(name + ".new", "w") as file:
+        file.write(text)
+    io.rename(name + ".new", name)

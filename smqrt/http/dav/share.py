@@ -1,0 +1,222 @@
+"""The files of a file server as one client may see and change them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import IO, TypeVar
+
+from smqrt.http.private import NothingPrivate, hidden, is_page
+from smqrt.http.reach import reach
+from smqrt.http.resources import Io, IoError, Stat
+
+COPIED_BYTES = 8 << 20
+"""So much of a file is copied in one step."""
+MAX_ENTRIES = 10_000
+"""So many files and folders may an operation on a whole folder have."""
+_PIECE_BYTES = 1 << 20
+_UPLOAD = ".smqrt-upload-"
+
+T = TypeVar("T")
+
+
+class Share:
+    """An io as a client may see it: what is private or hidden is neither there nor can it be made.
+
+    Every operation blocks the greenlet and raises `IoError`.
+
+    Args:
+        io: the files.
+        kept: the folder of the locks, which nobody sees; None without one.
+        owner: the client has logged in here and sees everything else.
+    """
+
+    def __init__(self, io: Io, kept: str | None = None, owner: bool = False) -> None:
+        self.io = _unveiled(io) if owner else io
+        self._kept = kept
+        self._owner = owner
+
+    def shows(self, name: str) -> bool:
+        """Whether a file of that name may be seen and made, if nothing else forbids it."""
+        if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
+            return False
+        if f"/{name}".rpartition("/")[2].startswith(_UPLOAD):
+            return False
+        return self._owner or not (hidden(name) or is_page(name) or self.io.private.name(name))
+
+    def look(self, name: str) -> Stat | None:
+        """Look at a file or folder; None when there is nothing that may be seen."""
+        if not self.shows(name):
+            return None
+        try:
+            return reach(self.io, name, self.io.published, name)
+        except IoError as error:
+            if error.word == "ioerror":
+                raise
+            return None
+
+    def list(self, name: str) -> list[tuple[str, Stat]]:
+        """What is in a folder and may be seen: full names, ordered, with what was found."""
+        return reach(self.io, name, lambda: list(self._listed(name)))
+
+    def walk(self, name: str) -> Iterator[tuple[str, Stat]]:
+        """Everything below a folder, folders before what is in them.
+
+        Raises:
+            IoError: "toomuchdata", there are more than `MAX_ENTRIES`.
+        """
+        folders, count = [name], 0
+        while folders:
+            for path, stat in self.list(folders.pop()):
+                count += 1
+                if count > MAX_ENTRIES:
+                    raise IoError("toomuchdata", f"more than {MAX_ENTRIES} files and folders")
+                if stat.isdir:
+                    folders.append(path)
+                yield path, stat
+
+    def holds_unseen(self, name: str) -> bool:
+        """Whether there is something in a folder that may not be seen."""
+        if self._kept is not None and self._kept.startswith(name + "/"):
+            return True
+        if self._owner:
+            return False
+        for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
+            if len(self.list(path)) != self._count(path):
+                return True
+        return False
+
+    def mkdir(self, name: str) -> None:
+        """Make a folder."""
+        self._check(name)
+        reach(self.io, name, self.io.mkdir, name)
+
+    def remove(self, name: str, isdir: bool) -> None:
+        """Remove a file or an empty folder."""
+        self._check(name)
+        reach(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder with what is in it."""
+        found = list(self.walk(name))
+        for path, stat in reversed(found):
+            self.remove(path, stat.isdir)
+        self.remove(name, True)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file or folder; replaces a file."""
+        self._check(old)
+        self._check(new)
+        reach(self.io, old, self.io.rename, old, new)
+
+    def copy(self, old: str, new: str) -> None:
+        """Copy a file; replaces a file."""
+        with Upload(self, new) as upload:
+            source = reach(self.io, old, self.io.open_published, old)
+            try:
+                while _reach(self.io, new, lambda: _copy_some(source, upload.file)):
+                    pass
+            finally:
+                reach(self.io, old, source.close)
+            upload.finish()
+
+    def _count(self, name: str) -> int:
+        return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
+
+    def _check(self, name: str) -> None:
+        if not name or not self.shows(name):
+            raise IoError("noaccess", f"{name!r} is not for clients")
+
+    def _listed(self, name: str) -> Iterator[tuple[str, Stat]]:
+        prefix = name + "/" if name else ""
+        for entry in sorted(self.io.files(name), key=lambda entry: entry.name):
+            path = prefix + entry.name
+            if entry.name in (".", "..") or not self.shows(path):
+                continue
+            try:
+                yield path, self.io.published(path)
+            except IoError:
+                continue
+
+
+class Upload:
+    """A file that is being written; it takes its name when it is whole. A context: left early, nothing remains.
+
+    Args:
+        share: where.
+        name: the name; a file that has it is replaced.
+
+    Raises:
+        IoError: it can't be made.
+    """
+
+    def __init__(self, share: Share, name: str) -> None:
+        share._check(name)
+        self._share, self._name = share, name
+        folder = name.rpartition("/")[0]
+        own = f"{_UPLOAD}{secrets.token_hex(8)}"
+        # Only a disk renames so that nobody sees a half.
+        self._path = (f"{folder}/{own}" if folder else own) if share.io.kind == "disk" else name
+        self.file: IO[bytes] = reach(share.io, name, share.io.open, self._path, "w")
+        self._finished = False
+
+    def write(self, data: bytes) -> None:
+        """Add to it. Raises IoError."""
+        _reach(self._share.io, self._name, lambda: self.file.write(data))
+
+    def finish(self) -> None:
+        """Give it its name. Raises IoError."""
+        _reach(self._share.io, self._name, self._close_and_rename)
+        self._finished = True
+
+    def abort(self) -> None:
+        """Drop it, unless it is finished."""
+        if not self._finished:
+            self._finished = True
+            _reach(self._share.io, self._name, self._drop)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abort()
+
+    def _close_and_rename(self) -> None:
+        self.file.close()
+        if self._path != self._name:
+            self._share.io.rename(self._path, self._name)
+
+    def _drop(self) -> None:
+        try:
+            self.file.close()
+        except OSError:  # what was in the buffer had no room
+            pass
+        self._share.io.remove(self._path)
+
+
+def _reach(io: Io, name: str, work: Callable[[], T]) -> T:
+    """As `reach`, for work with open files, which has errors of the system."""
+    try:
+        return reach(io, name, work)
+    except OSError as error:
+        raise IoError.of(error, name) from None
+
+
+def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
+    """Copy the next of it; tell whether there may be more."""
+    for _ in range(COPIED_BYTES // _PIECE_BYTES):
+        data = source.read(_PIECE_BYTES)
+        if not data:
+            return False
+        target.write(data)
+    return True
+
+
+def _unveiled(io: Io) -> Io:
+    """The same files with nothing private among them."""
+    try:
+        same = io.sub("")
+    except IoError:
+        return io
+    same.private = NothingPrivate()
+    return same

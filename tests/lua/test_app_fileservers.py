@@ -1,0 +1,93 @@
+"""File servers in an application: ba.create.wfs, ba.create.dav (spec: bas-api §4, §17)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.lua.app_server import AppServer
+
+FOLDER = Path(__file__).parent.parent / "apps" / "fileservers"
+LOCK = (
+    b"<D:lockinfo xmlns:D='DAV:'><D:lockscope><D:exclusive/></D:lockscope><D:locktype><D:write/></D:locktype>"
+    b"<D:owner>me</D:owner></D:lockinfo>"
+)
+
+
+@pytest.fixture
+def running(server: AppServer) -> AppServer:
+    shutil.copytree(FOLDER, server.folder / "app")
+    application = server.applications.load("app", server.folder / "app")
+    assert application.error is None, application.error
+    return server
+
+
+def test_a_file_manager_as_applications_use_it(running: AppServer) -> None:
+    ask = running.ask
+    facts = json.loads(ask("/app/api/facts").body)
+    assert facts == {
+        "kind": "table",
+        "real": "userdata",
+        "name": "fs",
+        "baseuri": "/app/fs/",
+        "noio": "io expected, got no value",
+        "badlocks": "a number above 0 expected, got 0",
+        "badpriority": "priority must be an integer from -127 to 127",
+        "badtmo": "integer expected, got string",
+        "badconfigure": "table expected, got no value",
+        "lockmgr": True,
+        "twice": facts["twice"],
+    }
+    assert "alreadyinserted" in facts["twice"]
+
+    page = ask("/app/fs/").text
+    for part in ('data-name="a.txt"', 'href="./sub/"', 'href="help.html"', 'href="logout.lsp"'):
+        assert part in page
+    assert ".LOCK" not in page
+    assert ask("/app/fs/sub").headers["Location"].endswith("/app/fs/sub/")
+    assert 'href="../"' in ask("/app/fs/sub/").text
+    assert ask("/app/fs/a.txt").text == "alpha"
+    assert ask("/app/fs/none.txt").status == 404
+    assert ask("/app/fs/secret.txt").status == 410
+    assert json.loads(ask("/app/fs/sub/?cmd=zip").body) == {"cmd": "zip", "path": "sub/"}
+    assert 'data-name="b.txt"' in ask("/app/fs/sub/?cmd=other").text
+    assert ask("/app/again/").status == 200
+
+    options = ask("/app/fs/", "OPTIONS")
+    assert (options.headers["DAV"], options.headers["MS-Author-Via"]) == ("1,2", "DAV")
+    assert ask("/app/fs/new.txt", "PUT", b"new").status == 201
+    assert ask("/app/dav/new.txt").text == "new"
+    assert ask("/app/dav/").status == 404
+    listed = ask("/app/dav/", "PROPFIND", headers={"Depth": "1"})
+    assert listed.status == 207
+    assert "/app/dav/new.txt" in listed.text
+    assert ask("/app/dav/new.txt", "LOCK", LOCK).status == 403
+
+    assert ask("/app/fs/a.txt", "LOCK", LOCK).status == 200
+    assert ask("/app/fs/a.txt", "PUT", b"x").status == 423
+    locks = json.loads(ask("/app/api/locks").body)
+    assert (locks["count"], locks["locked"], locks["first"]["path"], locks["first"]["owner"]) == (
+        1,
+        True,
+        "a.txt",
+        "me",
+    )
+    assert json.loads(ask("/app/api/unlock").body) == [True, False]
+    assert ask("/app/fs/a.txt", "PUT", b"x").status == 204
+
+    assert ask("/app/api/service").text == "x"
+    assert json.loads(ask("/app/api/facts").body)["handled"] is True
+    assert json.loads(ask("/app/api/unlink").body) == [True, False, True]
+    assert ask("/app/fs/a.txt").text == "x"
+
+
+def test_require_adds_the_file_manager(server: AppServer) -> None:
+    answer = server.page("""<?lsp
+        local before = ba.create.wfs
+        local made = require "wfs"
+        print(before, type(ba.create.wfs), made == ba.create.wfs, type(ba.create.dav))
+    ?>""")
+    assert answer.text.strip() == "nil\tfunction\ttrue\tfunction"
