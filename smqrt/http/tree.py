@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,26 @@ class DispatchError(SmqrtError):
     def __init__(self, word: str, path: str) -> None:
         super().__init__(f"{word}: {path}")
         self.word = word
+
+
+@dataclass(slots=True)
+class Door:
+    """The way for a hidden name to a directory that has rules of its own for such names.
+
+    Attributes:
+        directory: that directory.
+        relpath: the rest of the path behind it.
+        guards: those before it, from the outside, with what they are told of the path.
+    """
+
+    directory: Directory
+    relpath: str
+    guards: list[tuple[Guard, str]]
+
+    def lets_in(self, request: Request) -> bool:
+        """Have the directory answer, if all guards agree; tell whether anybody answered."""
+        stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
+        return stopped or self.directory.service(request, self.relpath)
 
 
 class Branch:
@@ -78,6 +99,11 @@ class Branch:
         for child in tuple(children):
             if relpath.startswith(child.prefix):
                 yield from child.guards(relpath[len(child.prefix) :])
+
+    def _open_door(self, children: list[Directory], relpath: str) -> Door | None:
+        """Give the way to the first directory that has rules of its own for hidden names."""
+        ways = (child.door(relpath[len(child.prefix) :]) for child in children if relpath.startswith(child.prefix))
+        return next(filter(None, ways), None)
 
 
 class Directory(Branch):
@@ -134,6 +160,13 @@ class Directory(Branch):
         if self.guard is not None:
             yield self.guard, relpath
         yield from self._guards(self._children, relpath)
+
+    def door(self, relpath: str) -> Door | None:
+        """Give the way for the hidden name `relpath` to a directory below that has rules of its own for such names."""
+        door = self._open_door(self._children, relpath)
+        if door is not None and self.guard is not None:
+            door.guards.insert(0, (self.guard, relpath))
+        return door
 
     def link(self, parent: Branch, siblings: list[Directory]) -> None:
         """Used by `insert`: take a place among `siblings`."""
@@ -211,6 +244,13 @@ class ResourceReader(Directory):
         if not relpath.startswith(PUBLIC):
             yield from super().guards(relpath)
 
+    def door(self, relpath: str) -> Door | None:
+        """See `Directory.door`."""
+        door = self._open_door(self._prologues, relpath)  # the guard stands behind them
+        return door or (
+            self._open_door(self._children, relpath) if relpath.startswith(PUBLIC) else super().door(relpath)
+        )
+
     def _own(self, request: Request, relpath: str) -> bool:
         if self._prologues and request.is_fresh and self._ask(self._prologues, request, relpath):
             return True
@@ -260,8 +300,13 @@ class Root(Branch):
             self._not_found(request)
 
     def _hide(self, request: Request, path: str) -> None:
-        """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4)."""
-        if not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
+        """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4). File servers have rules
+        of their own."""
+        door = self._open_door(self._children, path)
+        if door is not None:
+            if not door.lets_in(request):
+                request.response.error(404)
+        elif not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
             request.response.error(404)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:

@@ -13,10 +13,11 @@ from smqrt.http.dav.names import canonical, href
 from smqrt.http.dav.share import Share
 from smqrt.http.files import StaticFiles, content_type
 from smqrt.http.message import Request
+from smqrt.http.private import hidden
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
-from smqrt.http.tree import Directory
+from smqrt.http.tree import Branch, Directory, Door
 from smqrt.http.wsgi import answer
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class DavDirectory(Directory):
         """The locks; None without a folder for them."""
         return self._locking.locks if self._locking else None
 
+    def door(self, relpath: str) -> Door | None:
+        """See `Directory.door`: the share decides which names it shows."""
+        return Door(self, relpath, [])
+
     def _own(self, request: Request, relpath: str) -> bool:
         base, rest = self._without_session(request, relpath)
         if super()._own(request, rest):
@@ -83,7 +88,11 @@ class DavDirectory(Directory):
     def _serve(self, asked: Asked) -> bool:
         request = asked.request
         if request.method in _READING or not request.initial:
-            return self._read(asked)
+            if self._read(asked):
+                return True
+            if request.initial and hidden(asked.name):
+                raise HttpError(404)  # what is asked next would show it
+            return False
         if request.method == "OPTIONS":
             _answer_options(request)
         elif request.method in _ENGINES:
@@ -113,6 +122,12 @@ class DavDirectory(Directory):
         return self._views[owner]
 
     def _is_owner(self, request: Request) -> bool:
+        """Whether the client has logged in at a guard of this directory or around it."""
+        around: Branch | None = self
+        while isinstance(around, Directory):
+            if around.guard is not None:
+                return request.user() is not None
+            around = around.parent
         return False
 
     # Reading
@@ -246,12 +261,17 @@ def _answer_options(request: Request) -> None:
 
 def _session(request: Request, session_id: str) -> HttpSession | None:
     """Take the session of this id for the request's; None when there is none."""
-    return None
+    sessions = request.logins.sessions
+    session = sessions.find(session_id)
+    if session is not None:
+        sessions.adopt(request, session)
+    return session
 
 
 def _user(request: Request) -> str:
     """The name of the client who has logged in, empty for nobody."""
-    return ""
+    login = request.user()
+    return login.name if login is not None else ""
 
 
 def _refuse(request: Request, error: Any) -> None:
