@@ -126,7 +126,7 @@ class Server:
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._compactions = Compactions(writer.opened, report)
-        self._mount_rtl()
+        self._rtl = self._mount_rtl()
         self.services = self._make_services(words)
         self.vm = Vm()
         self._collector = GarbageCollector()
@@ -173,13 +173,14 @@ class Server:
         assert settings.key
         return server_context(settings.cert, settings.key, settings.client_ca)
 
-    def _mount_rtl(self) -> None:
+    def _mount_rtl(self) -> ResourceReader:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
             rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
         # Before the files: readers ask often, and no file's name need be looked for.
         rtl.insertprolog(JournalService(writer.opened, self.settings.commit_mib << 20))
         self.root.insert(rtl)
         self.root.insert(Manual())
+        return rtl
 
     def _reachable_url(self) -> str:
         """The address at which processes of this machine reach the server."""
@@ -199,6 +200,7 @@ class Server:
             io.private = private
         return Services(
             root=self.root,
+            rtl=self._rtl,
             ios=ios,
             private=private,
             logins=self.http.logins,
@@ -337,6 +339,7 @@ class Server:
         for application in list(self.applications):
             application.unload()
         self._loader.run_exit_functions()
+        self._loader.close()
         self.services.processes.shutdown()
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()

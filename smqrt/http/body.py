@@ -199,6 +199,8 @@ class Body:
         self._memory = memory
         self._held_bytes = 0
         self._patience_s = limits.body_grace_s
+        self._tapped: bytearray | None = None
+        self._tap_bytes = 0
         self.length = length
         self.complete = length == 0
 
@@ -261,6 +263,15 @@ class Body:
         self._memory.give_back(self._held_bytes)
         self._held_bytes = 0
 
+    def tap(self, most_bytes: int) -> None:
+        """Keep a copy of the first `most_bytes` that are read, for `tapped`."""
+        self._tapped, self._tap_bytes = bytearray(), most_bytes
+
+    @property
+    def tapped(self) -> bytes:
+        """What `tap` has kept."""
+        return bytes(self._tapped or b"")
+
     def _wait(self) -> None:
         if self._owes_continue:
             self._owes_continue = False
@@ -273,9 +284,11 @@ class Body:
 
     def _take(self) -> bytes:
         self._owes_continue = False  # the client did not wait
-        if self._decoder is not None:
-            return self._take_chunked(self._decoder)
-        return self._take_counted(self._left or 0)
+        decoder = self._decoder
+        data = self._take_counted(self._left or 0) if decoder is None else self._take_chunked(decoder)
+        if self._tapped is not None and len(self._tapped) < self._tap_bytes:
+            self._tapped += data[: self._tap_bytes - len(self._tapped)]
+        return data
 
     def _take_chunked(self, decoder: ChunkedDecoder) -> bytes:
         data, rest = self._source.data[:_DECODED_BYTES], self._source.data[_DECODED_BYTES:]

@@ -315,6 +315,14 @@ class Request(Head, Posted):
         """
         self._reader().hold(count)
 
+    def tap(self, most_bytes: int) -> None:
+        """Keep a copy of the first `most_bytes` of the body that somebody reads, for `tapped`."""
+        self._reader().tap(most_bytes)
+
+    def tapped(self) -> bytes:
+        """Give what `tap` has kept."""
+        return b"" if self._body is None else self._body.tapped
+
     def forget(self) -> None:
         """Called when the request is over: a body that was read as a whole counts no more, and the layers above are
         told by their `env`, now and not when garbage is collected.

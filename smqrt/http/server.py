@@ -52,6 +52,16 @@ class Dispatcher(Protocol):
         """Answer `request`; runs in a worker and may block."""
 
 
+class Observer(Protocol):
+    """What is told of requests; must not block."""
+
+    def began(self, request: Request) -> None:
+        """Before `request` is answered."""
+
+    def ended(self, request: Request, is_detached: bool) -> None:
+        """The answer is complete, or the connection was taken away."""
+
+
 class HttpServer:
     """Speaks HTTP on the connections it is given.
 
@@ -60,6 +70,9 @@ class HttpServer:
         limits: what a client may take.
         access: what is asked of every request.
         logins: who is logged in.
+
+    Attributes:
+        observers: are told of every request; usually there are none.
     """
 
     def __init__(
@@ -75,6 +88,7 @@ class HttpServer:
         self.limits = limits or HttpLimits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
+        self.observers: tuple[Observer, ...] = ()
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
@@ -278,6 +292,8 @@ class HttpConnection:
 
     def _exchange(self, request: Request) -> None:
         try:
+            for observer in self.server.observers:
+                observer.began(request)
             self._answer(request)
         except ClientGoneError:
             self.close()
@@ -288,6 +304,8 @@ class HttpConnection:
             self.close()
             raise
         finally:
+            if self.server.observers:
+                self._observed(request)
             request.forget()
         if self._busy is not request:
             return  # detached
@@ -301,6 +319,13 @@ class HttpConnection:
         if self._parked:
             self._parked = False
             get_hub().loop.run_callback(self._go_on)
+
+    def _observed(self, request: Request) -> None:
+        for observer in self.server.observers:
+            try:
+                observer.ended(request, self._busy is not request)
+            except Exception:
+                log.exception("telling of %s %s failed", request.method, request.path)
 
     def _answer(self, request: Request) -> None:
         response = request.response

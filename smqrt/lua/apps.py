@@ -23,7 +23,20 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
-from smqrt.lua.api import dirs, exchange, files, fileservers, logins, mako, manage, pages, request, response, sessions
+from smqrt.lua.api import (
+    dirs,
+    exchange,
+    files,
+    fileservers,
+    logins,
+    mako,
+    manage,
+    pages,
+    request,
+    response,
+    sessions,
+    tracelogger,
+)
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -233,7 +246,8 @@ class Applications:
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         fileservers.install(vm, self.dirs, self.files)
-        self.run_exit_functions = mako.install(vm, services)
+        self._traces = tracelogger.install(vm, services, self.dirs)
+        self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         vm.namespace("ba.apps", {"entry": self._entry})
         manage.install(vm, self, self.files)
@@ -246,6 +260,10 @@ class Applications:
                 self.vm.run(self.entries["configure"])
             except LuaError as error:
                 log.error("%s: %s", self.services.conf, error)
+
+    def close(self) -> None:
+        """End what the server itself made beside the applications."""
+        self._traces.close()
 
     def load(self, name: str, path: Path, priority: int = 0, inner: str = "", entry: int | None = None) -> Application:
         """Load an application; may block. Look at its `error` for the outcome.

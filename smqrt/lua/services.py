@@ -13,7 +13,7 @@ from smqrt.http.logins import Logins
 from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
-from smqrt.http.tree import Root
+from smqrt.http.tree import ResourceReader, Root
 from smqrt.net.contexts import ClientTls, ServerTls
 
 JSON_VALUES = 1 << 18
@@ -25,6 +25,7 @@ class Services:
     there is None.
 
     root: the root of the virtual directories (`smqrt.http.tree.Root`).
+    rtl: the directory `/rtl/`.
     ios: the named io objects (`disk`, `home`, `vm`, ...).
     private: tells which files of applications no client is shown.
     logins: sessions and logins of browsers (`smqrt.http.logins.Logins`).
@@ -45,6 +46,7 @@ class Services:
     """
 
     root: Root = field(default_factory=Root)
+    rtl: ResourceReader | None = None
     ios: dict[str, Io] = field(default_factory=dict)
     private: Private = field(default_factory=Private)
     logins: Logins = field(default_factory=Logins)

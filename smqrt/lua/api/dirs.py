@@ -8,6 +8,7 @@ from functools import partial
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
+from smqrt.http.tracelogger import TraceLogger
 from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api.exchange import Base, Exchange, Exchanges
 from smqrt.lua.api.files import FilesBinding
@@ -56,6 +57,8 @@ class DirsBinding:
         if directory is not None:
             directory.unlink()
             self._handles.pop(directory, None)
+            if isinstance(directory, TraceLogger):
+                directory.close()
 
     def insert_root(self, handle: int, path: bytes | None) -> None:
         parent: Branch = self._root

@@ -12,6 +12,7 @@ from pathlib import Path
 from gevent import get_hub
 
 import smqrt
+from smqrt.lua.api.dirs import DirsBinding
 from smqrt.lua.api.system import BUILD_DATE
 from smqrt.lua.bridge import Function, LuaValues, utf8
 from smqrt.lua.services import Services
@@ -52,7 +53,7 @@ def _source(path: Path) -> LuaValues:
     return text.removeprefix(b"\xef\xbb\xbf"), utf8(f"@{path.name}")
 
 
-def install(vm: Vm, services: Services) -> Callable[[], None]:
+def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:
     """Give Lua the `mako` table; return what runs the functions of `mako.onexit`, in the order of their registration.
     That may block; errors are logged."""
     refs: list[int] = []
@@ -67,6 +68,7 @@ def install(vm: Vm, services: Services) -> Callable[[], None]:
         "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
         "version": lambda: smqrt.__version__.encode(),
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
+        "rtl": lambda: dirs.register(services.rtl) if dirs and services.rtl else None,
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": refs.append,

@@ -2,7 +2,7 @@
 -- applications (spec: runtime 1.2).
 local core = ...
 
-local error, pairs, tostring, type = error, pairs, tostring, core.type
+local error, ipairs, pairs, require, tostring, type, xpcall = error, ipairs, pairs, require, tostring, core.type, xpcall
 
 local configured = {}
 core.configured = configured
@@ -60,10 +60,20 @@ local function set_up_file_server(conf)
   mako.fs = fs
 end
 
+local function set_up_trace_logger(conf)
+  local op = conf.tracelogger
+  if not op then return end
+  local tracelogger = ba.create.tracelogger()
+  if type(op) == "table" then tracelogger:configure(op) end
+  if users then tracelogger:setauth(users.authenticator) end
+  mako.rtldir:insert(tracelogger, true)
+  mako.tldir = tracelogger
+end
+
 -- Each part by itself: one that fails is told, and does not keep the others away.
 function configured.server()
   local conf = core.loadconf.get()
-  for _, set_up in ipairs{set_up_users, set_up_file_server} do
+  for _, set_up in ipairs{set_up_users, set_up_file_server, set_up_trace_logger} do
     local done, message = xpcall(set_up, core.describe, conf)
     if not done then core.log_error("mako.conf: " .. message) end
   end

@@ -14,6 +14,11 @@ mako = {
   execpath = py.execpath(),
   version = py.version(),
 }
+local rtl = py.rtl()
+if rtl then
+  core.rtl = core.dir.adopt(rtl) -- as long as the server lives: without its object the directory would leave the tree
+  mako.rtldir = core.rtl
+end
 for at = 1, #env, 2 do mako.env[env[at]] = env[at + 1] end
 
 setmetatable(mako, {__index = function(_, name) -- known only when the server listens
