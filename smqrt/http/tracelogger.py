@@ -178,6 +178,8 @@ class TraceLogger(Directory):
     # Viewers
 
     def _own(self, request: Request, relpath: str) -> bool:
+        if super()._own(request, relpath):
+            return True
         if relpath:
             return False
         request.env[_QUIET], response = True, request.response

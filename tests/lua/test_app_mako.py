@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from requests.auth import HTTPDigestAuth
 
 from tests.conftest import Served
 
@@ -64,3 +65,23 @@ def test_flags_win_and_the_file_is_shown_to_nobody(folder: Path, serve: Callable
     served = serve("--host", "127.0.0.1", ".", cwd=folder)
     assert requests.get(served.url).text == "home"
     assert requests.get(served.url + "/mako.conf").status_code == 404
+
+
+def test_users_protect_what_the_file_says(folder: Path, serve: Callable[..., Served]) -> None:
+    served = serve("-c", "users.conf", cwd=folder)
+    ann, wrong = HTTPDigestAuth("ann", "secret"), HTTPDigestAuth("ann", "guess")
+    assert requests.get(served.url + "/users.lsp").text == ("2\tsecret\tuserdata\t/rtl/tracelogger.service/\t/rtl/\n")
+    refused = requests.get(served.url + "/desk/")
+    assert (refused.status_code, 'realm="Doors"' in refused.headers["WWW-Authenticate"]) == (401, True)
+    assert requests.get(served.url + "/desk/", auth=wrong).status_code == 401
+    assert requests.get(served.url + "/desk/", auth=ann).text == "none"
+    trace, by_script = served.url + "/rtl/tracelogger.service/", {"X-Requested-With": "XMLHttpRequest"}
+    assert requests.get(trace, headers=by_script).status_code == 401
+    assert requests.get(trace, headers=by_script, auth=ann).status_code == 204
+
+
+def test_what_needs_users_is_not_served_without(folder: Path, serve: Callable[..., Served]) -> None:
+    (folder / "mako.conf").write_text("apps = {{name = '', path = 'desk', auth = true}} fileserver = {path = '/tmp'}")
+    served = serve(cwd=folder)
+    assert requests.get(served.url).status_code == 404
+    served.wait_for(r"app desk at /: failed: apps\[1\].auth needs users in mako.conf")

@@ -61,7 +61,7 @@ class Logins:
     """
 
     def __init__(self, sessions: RequestSessions | None = None) -> None:
-        self.sessions = sessions or RequestSessions()
+        self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
         self.sessions.ended.append(self._forget)
         self.nonces, self.seeds = Nonces(time), Seeds(time)
         self.throttle = Throttle(monotonic, NAME_RULE, ADDRESS_RULE)
