@@ -15,8 +15,10 @@ from smqrt import app_folder
 from smqrt.app.sending import send_file
 from smqrt.app.threads import in_thread
 from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
 from smqrt.http.message import Request, Response
 from smqrt.http.resources import IoError
+from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.http.wsgi import WsgiDirectory
@@ -31,6 +33,14 @@ if TYPE_CHECKING:
     io: Io
 
 __all__ = [
+    "Account",
+    "Acl",
+    "AuthInfo",
+    "Authenticator",
+    "FunctionAuthorizer",
+    "HttpSession",
+    "Login",
+    "UserTable",
     "ArgumentError",
     "Directory",
     "HttpError",

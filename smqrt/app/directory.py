@@ -11,11 +11,29 @@ from smqrt.app.failure import describe
 from smqrt.app.modules import PRELOAD
 from smqrt.errors import ArgumentError
 from smqrt.http.files import StaticFile
+from smqrt.http.logins import Authenticator, Authorizer, Guard
 from smqrt.http.message import Request
 from smqrt.http.resources import Io
 from smqrt.http.status import ClientGoneError, HttpError
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
+
+
+class _OwnGuard(Guard):
+    """A guard whose users, login pages and authorizers are an application's own code.
+
+    Args:
+        guard: the guard.
+        as_own: runs a function as that code.
+    """
+
+    def __init__(self, guard: Guard, as_own: Callable[..., bool]) -> None:
+        super().__init__(guard.authenticator, guard.authorizer, guard.directory)
+        self._as_own = as_own
+
+    def stops(self, request: Request, relpath: str) -> bool:
+        """See `Guard.stops`."""
+        return self._as_own(request, super().stops, request, relpath)
 
 
 class ApplicationDirectory(ResourceReader):
@@ -40,6 +58,12 @@ class ApplicationDirectory(ResourceReader):
         super().__init__(name, priority, io=io)
         self.label = label
         self._owner, self._find_session = owner, find_session
+
+    def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
+        """See `Directory.setauth`. What the application has written for it runs as its own code."""
+        super().setauth(authenticator, authorizer)
+        if self.guard is not None:
+            self.guard = _OwnGuard(self.guard, self._as_own)
 
     def mount(
         self,

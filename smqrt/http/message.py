@@ -17,6 +17,7 @@ from smqrt.http.head import Head, parse
 from smqrt.http.headers import Headers, date_line, set_cookie_field
 from smqrt.http.logins.registry import Login, Logins
 from smqrt.http.payload import URLENCODED, Form, Posted, kind_of
+from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError, error_page, reason
 from smqrt.message import json_bytes
 from smqrt.net.origins import Origins
@@ -175,6 +176,11 @@ class Request(Head, Posted):
             self._whole = self.rest(limit_bytes)
         return self._whole
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the body was read as a whole, and is kept."""
+        return self._whole is not None
+
     def rest(self, limit_bytes: int | None = None) -> bytes:
         """Give what is left of the body, as a whole; nothing when it was read. Args and raises as `body`."""
         return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
@@ -206,6 +212,26 @@ class Request(Head, Posted):
     def logins(self) -> Logins:
         """The logins of the server."""
         return self._connection.server.logins
+
+    def session(self, create: bool = False) -> HttpSession | None:
+        """Give the session of the client, in which an application keeps what it likes (spec: bas-api §2.1).
+
+        Args:
+            create: make one when there is none, and set its cookie; the response must not have begun.
+
+        Returns:
+            None when there is none.
+
+        Raises:
+            RuntimeError: the response has begun.
+        """
+        sessions = self.logins.sessions
+        session = sessions.of(self)
+        if session is not None or not create:
+            return session
+        if self.response.committed:
+            raise RuntimeError("the response has begun: session(create=True) must come before it")
+        return sessions.begin(self)
 
     def user(self) -> Login | None:
         """Give who is logged in; None when nobody is, also when the session's cookie comes from another address (spec:

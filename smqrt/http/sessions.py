@@ -18,7 +18,7 @@ MAX_PER_ADDRESS = 1000  # nor may one visitor drive out the sessions of all othe
 
 @dataclass(slots=True, eq=False)
 class HttpSession:
-    """A session.
+    """A session: `session["name"]` is what an application keeps in it, as with a dict.
 
     Attributes:
         id: 24 characters that nobody guesses; the cookie's value.
@@ -28,7 +28,7 @@ class HttpSession:
         max_inactive_s: it ends when it was not used for so long.
         uses: how many requests have found it.
         locks: how many hold it; it does not expire meanwhile.
-        attributes: free for applications.
+        attributes: what applications in Python keep in it.
         login: who is logged in, see `smqrt.http.logins`.
     """
 
@@ -42,6 +42,30 @@ class HttpSession:
     locks: int = 0
     attributes: dict[str, Any] = field(default_factory=dict)
     login: Any = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.attributes[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.attributes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.attributes
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Give what is kept under this name."""
+        return self.attributes.get(name, default)
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        """Give what is kept under this name, and forget it."""
+        return self.attributes.pop(name, default)
+
+    def setdefault(self, name: str, value: Any) -> Any:
+        """Give what is kept under this name, after keeping `value` when that was nothing."""
+        return self.attributes.setdefault(name, value)
 
     def expired(self, now_s: float) -> bool:
         """Whether it was unused for too long."""

@@ -125,6 +125,8 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
     if request.content_length:
         environ["CONTENT_LENGTH"] = str(request.content_length)
+    if (login := request.user()) is not None:
+        environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
     for name, value in request.headers:
         if name.lower() not in _NEVER_PASSED_ON:  # `Head` has refused names with an underscore
             key = "HTTP_" + name.upper().replace("-", "_")
@@ -208,7 +210,12 @@ class _Arriving(io.RawIOBase):
     def readall(self) -> bytes:
         """The whole rest, counted as held. Raises as `Request.body`."""
         rest, self._rest = bytes(self._rest), memoryview(b"")
-        return rest + self._guarded(self._request.rest)
+        return rest + self._guarded(self._all)
+
+    def _all(self) -> bytes:
+        if self._request.is_read:  # when a login form was looked for in it
+            return b"".join(self._pieces)
+        return self._request.rest()
 
     def _next(self) -> bytes:
         piece = next(self._pieces, b"")

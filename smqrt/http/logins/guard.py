@@ -23,7 +23,7 @@ class Guard:
 
     def __init__(self, authenticator: Authenticator, authorizer: Authorizer | None, directory: object) -> None:
         self.authenticator, self.authorizer = authenticator, authorizer
-        self._directory = directory
+        self.directory = directory
 
     def stops(self, request: Request, relpath: str) -> bool:
         """Whether the request goes no further, because it has been answered: with a login page, 401, 403. May block.
@@ -34,7 +34,7 @@ class Guard:
         Raises:
             HttpError: the body can't be read.
         """
-        login = self.authenticator.authenticate(request, relpath, self._directory)
+        login = self.authenticator.authenticate(request, relpath, self.directory)
         if login is None:
             return True
         if not login.needs_credentials and not request.response.committed:
