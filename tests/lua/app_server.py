@@ -84,10 +84,12 @@ class AppServer:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         upgrades: bool = False,
+        source: str = "127.0.0.1",
     ) -> Answer:
-        """Send a request on a connection of its own; `upgrades`: a 101 has no body to wait for."""
+        """Send a request on a connection of its own; `upgrades`: a 101 has no body to wait for; `source`: the client's
+        address."""
         client = HTTPConnection("127.0.0.1", self.port)
-        client.sock = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        client.sock = socket.create_connection(("127.0.0.1", self.port), timeout=5, source_address=(source, 0))
         try:
             client.request(method, target, body, headers or {})
             response = client.getresponse()

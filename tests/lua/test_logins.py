@@ -8,6 +8,7 @@ from hashlib import md5, sha1
 from pathlib import Path
 from urllib.parse import urlencode
 
+import gevent
 import pytest
 
 from tests.digest import authorization, challenges
@@ -137,3 +138,241 @@ def test_public_and_hidden_names(app: AppServer):
     )
     assert app.ask("/.preload").status == 404
     assert app.ask("//form//file.txt").text == "form nil nil 0 false"
+
+
+def test_forward_goes_around_and_redirect_does_not(app: AppServer):
+    """A1: a login page is a hidden file that the form's own function forwards to."""
+    assert app.ask("/form/file.txt", headers={"X-Forward": "1"}).text == "login page /form/file.txt"
+    closed = """
+      local function page(_ENV, info) response:write "login" end
+      local inner = ba.create.resrdr("inner", io)
+      inner:setauth(ba.create.authenticator(ba.create.jsonuser(), {type = "form", response = page}))
+      dir:insert(inner, true)
+    """
+    go = "<?lsp response[request:data'how'](response, request:data'to') ?>"
+    app.app({".preload": closed, "go.lsp": go, "file.txt": "open"}, "go")
+    assert app.ask("/go/inner/file.txt").text == "login"
+    for target in ("inner/file.txt", "/go/inner/file.txt"):
+        assert app.ask(f"/go/go.lsp?how=forward&to={target}").text == "open"
+        assert app.ask(f"/go/go.lsp?how=include&to={target}").text == "open"
+        assert app.ask(f"/go/go.lsp?how=redirect&to={target}").text == "login"
+
+
+def test_a_directory_that_has_nothing_itself(server: AppServer):
+    """A2: it lets the search go on, at the front of an application and beside it; and it comes and goes at run time."""
+    code = """
+      local users = ba.create.jsonuser()
+      users:set{ann = {pwd = "secret"}}
+      local basic = ba.create.authenticator(users, {type = "basic"})
+      local prologue, sibling = ba.create.dir"closed", ba.create.dir(10)
+      prologue:setauth(basic)
+      dir:insertprolog(prologue, true)
+      sibling:setauth(basic)
+      local function act(_ENV, relpath)
+        local done = ({
+          insert = function() sibling:insert() end,
+          unlink = function() return sibling:unlink() end,
+          open = function() sibling:setauth() end,
+          close = function() ({dir = sibling}).dir.setauth({dir = sibling}, basic) end,
+        })[relpath]
+        if not done then return false end
+        done()
+      end
+      local acts = ba.create.dir("act", 20)
+      acts:setfunc(act)
+      acts:insert()
+    """
+    files = {".preload": code, "file.txt": "open", "closed/file.txt": "closed"}
+    assert server.app(files).error is None
+
+    def answers() -> list[int]:
+        ann = basic("ann", "secret")
+        return [
+            server.ask(path, headers=headers).status
+            for path in ("/file.txt", "/closed/file.txt")
+            for headers in ({}, ann)
+        ]
+
+    assert answers() == [200, 200, 401, 200]
+    for act, expected in (
+        ("insert", [401, 200, 401, 200]),
+        ("open", [200, 200, 401, 200]),
+        ("close", [401, 200, 401, 200]),
+        ("unlink", [200, 200, 401, 200]),
+        ("insert", [401, 200, 401, 200]),
+    ):
+        assert server.ask(f"/act/{act}").status == 200
+        assert answers() == expected, act
+
+
+def test_an_authorizer(app: AppServer):
+    """A5: the most specific pattern decides alone."""
+
+    def statuses(target: str, method: str = "GET") -> list[int]:
+        users = ("ann", "secret"), ("bob", "pass")
+        return [app.ask(f"/acl/{target}", method, headers=basic(*user)).status for user in users]
+
+    assert statuses("file.txt") == [200, 200]
+    assert statuses("folder/nothing.txt") == [404, 403]
+    assert statuses("folder/file.txt") == [403, 403], "it allows POST only, though patterns around it allow GET"
+    assert statuses("folder/file.txt", "POST") == [405, 403]
+    assert statuses("folder//nothing.txt") == [404, 403], "a name has one spelling"
+    assert app.ask("/acl/file.txt").status == 401
+
+
+def test_an_authorizer_that_is_a_function(app: AppServer):
+    assert app.ask("/decided/file.txt", headers=basic("ann", "secret")).status == 403
+    assert app.ask("/decided/folder/file.txt", headers=basic("ann", "secret")).status == 200
+    assert words_of(app, "table.concat(app.decided, ' ')") == "ann GET folder/file.txt ann secret basic"
+
+
+def test_a_page_that_asks_by_itself(app: AppServer):
+    """`authenticate` gives the user, or nil when the client has the login page; `authorize` takes both kinds of path."""
+    assert app.ask("/manual.lsp").text == "form nil nil 0 false"
+    right = sign_in(app, "/manual.lsp", username="ann", password="secret")
+    assert (right.status, right.text) == (302, "")
+    assert app.ask("/manual.lsp", headers=cookie(right)).text == "ann\tsecret\tform\ntrue\ttrue\tfalse\n"
+    assert app.ask("/manual.lsp", headers={"X-Forward": "1"}).text == "login page /manual.lsp"
+
+
+def test_the_session_of_a_login(app: AppServer):
+    """It gets another id (nobody who planted one knows it), keeps what it had, and ends with the login."""
+    planted = cookie(app.ask("/login.lsp?do=session"))
+    right = app.ask("/form/", "POST", b"ba_username=ann&ba_password=secret", FORM_TYPE | planted)
+    assert right.headers.get_all("Set-Cookie") is not None
+    assert cookie(right) != planted
+    assert app.ask("/login.lsp", headers=planted).text == "nil\nann\n1\n"
+    assert app.ask("/login.lsp", headers=cookie(right)).text == "ann\tsecret\tform\napples\t1200\nann\n1\n"
+    assert app.ask("/login.lsp?do=logout", headers=cookie(right)).text == "true\nnil\n\n0\n"
+    assert app.ask("/login.lsp?do=logout", headers=cookie(right)).text == "false\nnil\n\n0\n"
+    assert app.ask("/form/file.txt", headers=cookie(right)).text == "form nil nil 0 false"
+
+
+def test_another_user_gets_nothing_of_the_last_one(app: AppServer):
+    first = app.ask("/form/", "POST", b"ba_username=ann&ba_password=secret", FORM_TYPE)
+    app.ask("/login.lsp?do=session", headers=cookie(first))
+    second = app.ask("/form/", "POST", b"ba_username=bob&ba_password=pass", FORM_TYPE | cookie(first))
+    assert app.ask("/login.lsp", headers=cookie(second)).text.startswith("bob\tpass\tform\nnil\t1200\nbob\n")
+    assert app.ask("/form/file.txt", headers=cookie(first)).text == "form nil nil 0 false"
+
+
+def test_a_cookie_from_another_address_is_no_login(app: AppServer):
+    here = cookie(sign_in(app, "/form/", username="ann", password="secret"))
+    assert app.ask("/form/file.txt", headers=here, source="127.0.0.2").text == "form nil nil 0 false"
+    assert app.ask("/login.lsp", headers=here, source="127.0.0.2").text.startswith("nil\n")
+    assert app.ask("/form/file.txt", headers=here).text == "open", "whose it is stays in"
+
+
+def test_how_many_sessions_a_user_may_have(app: AppServer):
+    """ann has two and a third is refused; bob has one, and the newest stays."""
+    first, second = (cookie(sign_in(app, "/form/", username="ann", password="secret")) for _ in range(2))
+    refused = sign_in(app, "/form/", username="ann", password="secret")
+    assert (refused.status, refused.text) == (200, "form ann secret 0 false")
+    assert app.ask("/login.lsp?do=logout", headers=first).text.startswith("true")
+    assert sign_in(app, "/form/", username="ann", password="secret").status == 302
+    assert app.ask("/login.lsp?do=everywhere", headers=second).text == "true\nnil\n\n0\n"
+    older, newer = (cookie(sign_in(app, "/form/", username="bob", password="pass")) for _ in range(2))
+    assert app.ask("/form/file.txt", headers=older).text.startswith("form")
+    assert app.ask("/form/file.txt", headers=newer).text == "open"
+
+
+def test_a_login_by_program(app: AppServer):
+    """A3: it passes every authenticator; a name may have one session, unless the page says otherwise."""
+    login = app.ask("/login.lsp?do=login&name=eve")
+    assert login.text == "true\neve\tnil\t?\nnil\t1200\neve\n1\n"
+    assert app.ask("/nobody/file.txt", headers=cookie(login)).text == "open"
+    assert app.ask("/digest/file.txt", headers=cookie(login)).text == "open"
+    assert app.ask("/acl/file.txt", headers=cookie(login)).status == 403, "the authorizer is still asked"
+    assert app.ask("/login.lsp?do=login&name=eve", headers=cookie(login)).text.startswith("eve\n")
+    assert app.ask("/login.lsp?do=full&name=eve").text.startswith("false\nnil\n")
+    assert app.ask("/login.lsp?do=login&name=eve").text.startswith("true\neve")
+    assert app.ask("/nobody/file.txt", headers=cookie(login)).text.startswith("form"), "recycled"
+    nameless = app.ask("/login.lsp?do=login")
+    assert nameless.text.startswith("true\nanonymous\tnil\t?\n")
+    assert app.ask("/form/file.txt", headers=cookie(nameless)).text == "open"
+    app.ask("/login.lsp?do=login")
+    assert app.ask("/form/file.txt", headers=cookie(nameless)).text == "open", "of nameless ones there may be many"
+
+
+def test_a_user_database_that_is_slow(app: AppServer):
+    """A4: who waits for it waits alone; it alone can tell whether the password is right."""
+    login = gevent.spawn(sign_in, app, "/radius/", username="slow", password="radius")
+    gevent.sleep(0.05)
+    assert app.ask("/file.txt").text == "open"
+    assert not login.ready()
+    assert login.get(timeout=5).status == 302
+    assert app.ask("/login.lsp?name=slow", headers=cookie(login.value)).text == "slow\tradius\tform\nnil\t60\nslow\n1\n"
+    assert sign_in(app, "/radius/", username="slow", password="wrong").status == 200
+    assert words_of(app, "app.asked.slow.password .. app.asked.slow.uri") == "wrong/radius/"
+
+
+def test_what_a_user_database_may_answer(app: AppServer):
+    challenge = digest_of(app, "/auth/x")["MD5"]
+    for count, (user, status) in enumerate((("ha1", 200), ("ann", 401), ("slow", 401), ("nobody", 401)), 1):
+        headers = {"Authorization": authorization(challenge, user, "pass", "/auth/file.txt", count=count)}
+        assert app.ask("/auth/file.txt", headers=headers).status == status, user
+    assert words_of(app, "tostring(app.asked.ann.password)") == "nil", "of a hash nobody knows it"
+    broken = sign_in(app, "/radius/", username="broken", password="x")
+    assert (broken.status, "the database is away" in broken.text) == (500, True)
+    moved = sign_in(app, "/radius/", username="moved", password="x")
+    assert (moved.status, moved.headers["Location"]) == (302, f"http://127.0.0.1:{app.port}/elsewhere")
+
+
+def test_the_type_that_suits_the_client(app: AppServer):
+    def offered(path: str, **headers: str) -> str:
+        answer = app.ask(f"/auth/{path}", headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return (answer.headers["WWW-Authenticate"] or "form").partition(" ")[0]
+
+    assert [offered(path) for path in ("", "a/", "a.htm", "a.html", "a.lsp")] == ["form"] * 5
+    assert [offered(path) for path in ("a", "a.txt", "a.js")] == ["Digest"] * 3
+    assert offered("", PrefAuth="basic") == "Basic"
+    assert offered("", PrefAuth="digest") == "Digest"
+    assert offered("", X_Requested_With="XMLHttpRequest") == "Digest"
+    assert offered("", Authorization="Basic !!!") == "Basic"
+    assert app.ask("/auth/file.txt", headers=basic("ann", "secret")).text == "open"
+    assert sign_in(app, "/auth/file.txt", username="ann", password="secret").status == 302, "wherever it is sent to"
+    assert app.ask("/dav/").headers["WWW-Authenticate"].startswith("Digest")
+    assert app.ask("/dav/file.txt", headers=basic("ann", "secret")).text == "open"
+
+
+def test_wrong_arguments(app: AppServer):
+    """Each a Lua error, or nil and a word, as documented."""
+    for code, message in WRONG.items():
+        answer = app.vm.eval(f"return select(2, pcall(function() {code} end))", "=x")
+        assert message in str(answer[0]), code
+    assert app.vm.eval("return ba.create.jsonuser():set'{'")[0] is None
+    assert app.vm.eval("return ba.create.jsonuser():set{ann = 5}") == (
+        None,
+        b"user 'ann': a table with a field 'pwd' is needed",
+    )
+    assert app.vm.eval("return ba.create.jsonuser():getpwd'ann'") == (None,)
+    assert app.vm.eval("local u = ba.create.jsonuser() u:set{ann={pwd='x', inactive=9}} return u:getpwd'ann'") == (
+        b"x",
+        3,
+        False,
+        9,
+    )
+    assert app.vm.eval("local u = ba.create.jsonuser() return type(u), u:authorizer():casesensitive()") == (
+        b"userdata",
+        False,
+    )
+
+
+WRONG = {
+    "ba.create.authuser()": "bad argument #1 to 'authuser' (function expected",
+    "ba.create.authorizer{}": "bad argument #1 to 'authorizer' (function expected",
+    "ba.create.authenticator()": "bad argument #1 to 'authenticator' (authuser or jsonuser expected, got no value)",
+    "ba.create.authenticator(ba.create.jsonuser(), {type='x'})": "unknown type 'x'",
+    "ba.create.authenticator(ba.create.jsonuser(), {type='form'})": "needs op.response",
+    "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: a quote",
+    "ba.create.jsonuser():set(5)": "bad argument #1 to 'set' (table expected, got number)",
+    "ba.create.jsonuser():authorizer():set{a={roles={}}}": "rule 'a': 'urls' must be a list",
+    "ba.create.dir():setauth{}": "bad argument #1 to 'setauth' (authenticator expected, got table)",
+    "ba.create.dir():setauth(nil, {})": "bad argument #2 to 'setauth'",
+    "ba.create.jsonuser():authorizer():authorize()": "bad argument #1 to 'authorize' (request expected",
+}
+
+
+def words_of(app: AppServer, expression: str) -> str:
+    """What an expression of Lua is worth in the application."""
+    return app.ask("/value.lsp?" + urlencode({"of": expression})).text

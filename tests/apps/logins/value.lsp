@@ -1,0 +1,1 @@
+<?lsp response:write(tostring(load("local app = ... return " .. request:data "of")(app))) ?>
