@@ -1,6 +1,11 @@
 /* sha1(data): the SHA-1 digest of a string (as UTF-8) or an array of bytes, as 40 hexadecimal digits in lower case.
  *
  * Browsers offer crypto.subtle on https and localhost only; a login page on a plain http address needs this. FIPS 180-4.
+ *
+ * A form with a button `ba_loginbut` and the hidden fields `ba_seed` and `ba_seedkey` sends its password hashed: the
+ * SHA-1 of `ba_password` and the seed in decimal. With a field `ba_realm`, and /rtl/spark-md5.min.js loaded, the HA1 of
+ * user, realm and password takes the password's place, for user databases that store that. The field itself is not
+ * changed, only what is sent.
  */
 "use strict";
 
@@ -48,4 +53,32 @@ window.sha1 = (() => {
         for (let start = 0; start < view.byteLength; start += 64) state = compress(state, schedule(view, start));
         return state.map(word => (word >>> 0).toString(16).padStart(8, "0")).join("");
     };
+})();
+
+(() => {
+    const PASSWORD = "ba_password";
+
+    function hashed(value) { // `value` gives what a field of the form holds
+        const realm = value("ba_realm"), password = value(PASSWORD);
+        const isHa1 = realm && window.SparkMD5;
+        return sha1((isHa1 ? SparkMD5.hash(`${value("ba_username")}:${realm}:${password}`) : password) + value("ba_seed"));
+    }
+
+    function hook(button) {
+        const form = button.form || button.closest("form");
+        if (!form) return;
+        const value = name => (form.elements[name] || document.getElementById(name) || {}).value || "";
+        form.addEventListener("formdata", event => {
+            if (value("ba_seed") && value(PASSWORD)) event.formData.set(PASSWORD, hashed(value));
+        });
+        if (button.type !== "submit") button.addEventListener("click", event => event.defaultPrevented || form.requestSubmit());
+    }
+
+    function hookAll() {
+        const button = document.getElementById("ba_loginbut") || document.getElementsByName("ba_loginbut")[0];
+        if (button) hook(button);
+    }
+
+    if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", hookAll);
+    else hookAll();
 })();

@@ -227,7 +227,7 @@ def test_an_authorizer_that_is_a_function(app: AppServer):
 
 
 def test_a_page_that_asks_by_itself(app: AppServer):
-    """`authenticate` gives the user, or nil when the client has the login page; `authorize` takes both kinds of path."""
+    """`authenticate` gives the user, or nil when the client has got the login page."""
     assert app.ask("/manual.lsp").text == "form nil nil 0 false"
     right = sign_in(app, "/manual.lsp", username="ann", password="secret")
     assert (right.status, right.text) == (302, "")

@@ -12,7 +12,7 @@ from smqrt.http.logins.pages import login_page
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login, Logins
 from smqrt.http.logins.throttle import Throttle
 from smqrt.http.logins.tickets import State
-from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, users_of
+from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, UserTable, users_of
 from smqrt.http.status import error_page
 
 if TYPE_CHECKING:
@@ -270,7 +270,8 @@ class Authenticator:
         response.headers.set("Cache-Control", "no-store")
         if self.page is None:
             response.headers.set("Content-Type", _HTML)
-            response.end(login_page(info) if info.type == FORM else error_page(status, detail))
+            hashes = isinstance(self._users, UserTable)
+            response.end(login_page(info, hashes) if info.type == FORM else error_page(status, detail))
             return
         if "content-type" not in response.headers:
             response.headers.set("Content-Type", _HTML)

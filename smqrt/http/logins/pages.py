@@ -25,34 +25,42 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/rtl/page.css">
 <link rel="stylesheet" href="/rtl/login.css">
-<script src="/rtl/sha1.js" defer></script>
-<script src="/rtl/spark-md5.min.js" defer></script>
-</head>
+{scripts}</head>
 <body>
 <main>
 <form method="post" class="card">
-<h1>Sign in</h1>
-<p class="soft">{realm}</p>
+<div><h1>Sign in</h1><p class="soft">{realm}</p></div>
 <div><label for="ba_username">Name</label>
 <input id="ba_username" name="ba_username" required autocomplete="username" autocapitalize="none" autofocus></div>
 <div><label for="ba_password">Password</label>
 <input id="ba_password" name="ba_password" type="password" required autocomplete="current-password"></div>
 <p role="alert">{refusal}</p>
-<input type="hidden" name="ba_realm" value="{realm}">
-<input type="hidden" name="ba_seed" value="{seed}">
-<input type="hidden" name="ba_seedkey" value="{seedkey}">
-<button id="ba_loginbut">Sign in</button>
+{fields}<button id="ba_loginbut">Sign in</button>
 </form>
 </main>
 </body>
 </html>
 """
+_SCRIPTS = """<script src="/rtl/sha1.js" defer></script>
+<script src="/rtl/spark-md5.min.js" defer></script>
+"""
+_FIELDS = """<input type="hidden" name="ba_realm" value="{realm}">
+<input type="hidden" name="ba_seed" value="{seed}">
+<input type="hidden" name="ba_seedkey" value="{seedkey}">
+"""
 
 
-def login_page(info: PageInfo) -> bytes:
-    """Build the page; it hashes the password."""
-    refusal = ""
-    if info.username is not None:
-        refusal = "Too many attempts. Try again in a while." if info.denied else "The name or the password is wrong."
-    page = _PAGE.format(realm=escape(info.realm), refusal=refusal, seed=info.seed, seedkey=info.seedkey)
+def login_page(info: PageInfo, hashes: bool) -> bytes:
+    """Build the page.
+
+    Args:
+        info: what it tells.
+        hashes: whether it hashes the password; a user database that has to see the password can't look at a hash.
+    """
+    refusal = "The name or the password is wrong." if info.username is not None else ""
+    if info.denied:
+        refusal = "Too many attempts. Try again in a while."
+    realm = escape(info.realm)
+    fields = _FIELDS.format(realm=realm, seed=info.seed, seedkey=info.seedkey) if hashes else ""
+    page = _PAGE.format(realm=realm, refusal=refusal, scripts=_SCRIPTS if hashes else "", fields=fields)
     return page.encode("utf-8", "backslashreplace")
