@@ -15,6 +15,7 @@ local STRING_PIECE_BYTES <const> = 16384 -- of a string with escapes, replaced a
 -- an object of so many members, that takes 10 to 20 ms.
 local MAX_VALUES <const> = py.max_values()
 local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
+core.json_values = MAX_VALUES
 local LARGE_BYTES <const> = 1 << 20 -- to bring it to Lua was the work of a turn
 
 -- Thrown by the parser.
