@@ -16,6 +16,7 @@ from gevent.lock import BoundedSemaphore
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
 from smqrt.http.private import MAGIC_BYTES, is_page
+from smqrt.http.reach import reach, reach_near
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.net.scheduling import Turn
 
@@ -105,7 +106,7 @@ class StaticFiles:
     def find(self, name: str) -> StaticFile | None:
         """Look for a file that may be shown under this name."""
         entry = self._known.get(name)
-        if entry is None or self._io.version(name) != entry.stat.version:
+        if entry is None or reach_near(self._io, name, self._io.version, name) != entry.stat.version:
             entry = self._look(name)
         return None if entry is None or entry.stat.isdir else entry
 
@@ -157,8 +158,9 @@ class StaticFiles:
     def _look(self, name: str) -> StaticFile | None:
         self._drop(name)
         try:
-            entry = StaticFile(name, self._io.published(name), is_page(name))
-            if not entry.stat.isdir and self._io.private.content(name, self._io.read_published(name, MAGIC_BYTES)[1]):
+            stat, begin = reach_near(self._io, name, _looked_at, self._io, name)
+            entry = StaticFile(name, stat, is_page(name))
+            if not entry.stat.isdir and self._io.private.content(name, begin):
                 return None
         except IoError:
             return None
@@ -189,7 +191,8 @@ class StaticFiles:
 
     def _read(self, entry: StaticFile) -> bytes | None:
         try:
-            stat, body = self._io.read_published(entry.name, MAX_KEPT_FILE + 1)
+            read = self._io.read_published
+            stat, body = reach_near(self._io, entry.name, read, entry.name, MAX_KEPT_FILE + 1)
         except IoError:
             return None
         return body if stat.version == entry.stat.version and len(body) == stat.size else None
@@ -205,8 +208,8 @@ class StaticFiles:
         if entry.body is not None:
             request.response.write(entry.body)
             return
-        with self._io.open_published(entry.name) as file:
-            for piece in _pieces(file, Span(0, entry.stat.size)):
+        with reach(self._io, entry.name, self._io.open_published, entry.name) as file:
+            for piece in _pieces(self._io, entry.name, file, Span(0, entry.stat.size)):
                 request.response.write(piece)
 
 
@@ -283,16 +286,17 @@ class _Answer:
         with self._open() as file:
             for head, span in parts:
                 self.response.write(head)
-                for piece in _pieces(file, span):
+                for piece in _pieces(self.io, self.name, file, span):
                     self.response.write(piece)
         self.response.end(tail)
 
     def _open(self) -> IO[bytes]:
         if self.stat.size <= MAX_KEPT_FILE:
+            return reach_near(self.io, self.name, self.io.open_published, self.name)
+        if self.io.in_loop:
             return self.io.open_published(self.name)
         with _unpacking:
-            file: IO[bytes] = get_hub().threadpool.apply(self.io.open_published, (self.name,))
-            return file
+            return reach(self.io, self.name, self.io.open_published, self.name)
 
 
 def etag(stat: Stat) -> str:
@@ -349,11 +353,17 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
-def _pieces(file: IO[bytes], span: Span) -> Iterator[bytes]:
+def _looked_at(io: Io, name: str) -> tuple[Stat, bytes]:
+    """What is under a name that may be shown, and how it begins."""
+    stat = io.published(name)
+    return stat, b"" if stat.isdir else io.read_published(name, MAGIC_BYTES)[1]
+
+
+def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
     file.seek(span.first)
     left, turn = len(span), Turn()
     while left:
-        piece = file.read(min(left, _PIECE))
+        piece = reach_near(io, name, file.read, min(left, _PIECE))
         if not piece:
             return  # the file shrank: the connection ends, since the announced length is not reached
         left -= len(piece)

@@ -29,6 +29,7 @@ from smqrt.lua.api import (
     files,
     fileservers,
     logins,
+    luaio,
     mako,
     manage,
     pages,
@@ -243,6 +244,7 @@ class Applications:
         response.install(vm, services, self.exchanges)
         self.sessions = sessions.install(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
+        luaio.install(vm, self.files)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         fileservers.install(vm, self.dirs, self.files)

@@ -100,7 +100,7 @@ def test_a_forgotten_file_is_closed(server: AppServer):
     server.app({})
     server.vm.eval("local f = ba.openio'home':open('x', 'w') f:write'kept'")
     server.vm.eval("collectgarbage() collectgarbage()")
-    assert (server.folder / "x").read_text() == "kept"
+    wait_until(lambda: (server.folder / "x").read_text() == "kept")
 
 
 def test_an_io_is_one_object_while_somebody_has_it(server: AppServer):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Hashable
 
 from smqrt.http.message import Request
+from smqrt.http.reach import reach_near
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.tree import ResourceReader
 from smqrt.lua.api.exchange import Exchanges
@@ -142,7 +143,7 @@ class Pages:
         self._compiled.pop(name, None)
         pathname = utf8(name)
         try:
-            stat, text = io.read_published(name, MAX_PAGE_BYTES)
+            stat, text = reach_near(io, name, io.read_published, name, MAX_PAGE_BYTES)
             self._compiler.compile(self._reader, pathname, text)
         except (IoError, LspError) as error:
             raise LuaError(f"{name}: {error}") from None

@@ -14,18 +14,22 @@ local io_class, file_class = core.class("io", io), core.class("file", file)
 -- One object per handle, so that the same io is the same object everywhere.
 local known = setmetatable({}, {__mode = "v"})
 
-local function wrap(handle)
-  if handle == nil then return nil end
-  local object = known[handle]
-  if not object then
-    object = setmetatable({handle = handle}, io_class)
-    known[handle] = object
-  end
+local function remember(object)
+  known[object.handle] = object
   return object
 end
 
+local function wrap(handle)
+  if handle == nil then return nil end
+  local object = known[handle]
+  return object or core.io.of_lua(handle) or remember(setmetatable({handle = handle}, io_class))
+end
+
+local classes = {[io_class] = true} -- of all io objects
+
 local function check_io(value, at, name)
-  return core.arg.instance(value, io_class, at, name).handle
+  if not classes[getmetatable(value)] then core.bad_argument(at, name, "io", value) end
+  return value.handle
 end
 
 -- What takes time is done by a thread while the activity is parked; where that is not possible it is done at once.
@@ -43,11 +47,12 @@ local function source(self, name)
   return text or "", "@" .. py.label(self.handle, name)
 end
 
-core.io = {wrap = wrap, check = check_io, source = source}
-
-function io_class:__gc()
+local function collected(self)
   if not known[self.handle] then py.drop_io(self.handle) end -- else a younger object has the handle
 end
+
+io_class.__gc = collected
+core.io = {wrap = wrap, check = check_io, source = source, classes = classes, remember = remember, collected = collected}
 
 -- syntax: ba.openio(name) -> io | nil       ba.io() -> table of all       ba.mkio(io, path) -> io | nil, error
 function ba.openio(name) return wrap(py.named_io(core.arg.string(name, 1, "openio"))) end
@@ -59,7 +64,10 @@ function ba.io()
 end
 
 function ba.mkio(base, path)
-  local handle, message = perform("sub", check_io(base, 1, "mkio"), core.arg.string(path, 2, "mkio"))
+  local of, handle, message = check_io(base, 1, "mkio")
+  core.arg.string(path, 2, "mkio")
+  if base.callbacks then return core.io.sub_of_lua(base, path) end
+  handle, message = perform("sub", of, path)
   if not handle then return nil, message end
   return wrap(handle)
 end
@@ -143,9 +151,11 @@ end
 
 function io:close() return true end
 
+core.io.loadfile, core.io.dofile = io.loadfile, io.dofile
+
 -- syntax: ba.loadfile(name [, io] [, env]) -> function | nil, error
 function ba.loadfile(name, from, environment)
-  if from ~= nil and getmetatable(from) ~= io_class then from, environment = nil, from end
+  if from ~= nil and not classes[getmetatable(from)] then from, environment = nil, from end
   return (from or ba.openio"home"):loadfile(name, environment)
 end
 
@@ -162,6 +172,7 @@ local function size_of(amount)
   if amount == "a" or amount == "*a" then return -1 end
   return core.arg.size(amount, 1, "read")
 end
+core.io.size_of = size_of
 
 -- syntax: file:read([bytes | "a"]) -> string | nil at the end | nil, error
 function file:read(amount)

@@ -1,0 +1,324 @@
+-- Ios that applications implement (spec: bas-api 4, 6). The callbacks are called without self and may block. Lua calls them directly, Python
+-- by way of `serve`.
+local core, py = ...
+
+local concat, find, gmatch, pack = table.concat, string.find, string.gmatch, string.pack
+local error, ipairs, math, select, setmetatable, type, xpcall = error, ipairs, math, select, setmetatable, type, xpcall
+
+local CALLBACKS <const> = {"open", "files", "stat", "mkdir", "rmdir", "remove", "rename"}
+local ENTRY <const> = ">s4Bi8I8" -- name, isdir, mtime, size
+local MAX_ENTRIES <const> = 100000
+local PIECE <const> = 8192
+local MAX_READ <const> = 64 << 20 -- as of every file
+
+local WORDS = {}
+for word in gmatch("invalidname notfound exist enoent noaccess notempty ioerror nospace mem locked noimplementation ziperror wrongpassword", "%a+") do
+  WORDS[word] = true
+end
+
+local io, file = {}, {}
+local io_class, file_class = core.class("io", io), core.class("file", file)
+
+-- What a callback answered: its value, or nil and an error word. An error in it is logged.
+local function answer(done, value, fault)
+  if done then
+    if value ~= nil and value ~= false then return value end
+    if value == nil and fault == nil then return nil end
+    return nil, WORDS[fault] and fault or "ioerror"
+  end
+  if value == nil then error(nil, 0) end -- a page that was ended in it goes on ending
+  core.log_error("ba.create.luaio: " .. value)
+  return nil, "ioerror"
+end
+
+local function traced(message)
+  return message ~= nil and core.traceback(message) or nil
+end
+
+local function call(callback, ...)
+  if callback == nil then return nil, "noimplementation" end
+  return answer(xpcall(callback, traced, ...))
+end
+
+-- The same where nil without a word is a failure as well.
+local function demand(callback, ...)
+  local value, fault = call(callback, ...)
+  if value == nil then return nil, fault or "ioerror" end
+  return value
+end
+
+-- The path from the root of the callbacks, or nil and "invalidname".
+local function full(self, name)
+  if find(name, "[%z\\]") then return nil, "invalidname" end
+  local parts = {}
+  for part in gmatch(name, "[^/]+") do
+    if part == ".." and #parts == 0 then return nil, "invalidname" end
+    if part == ".." then
+      parts[#parts] = nil
+    elseif part ~= "." then
+      parts[#parts + 1] = part
+    end
+  end
+  if self.prefix ~= "" then parts[0] = self.prefix end
+  return concat(parts, "/", self.prefix ~= "" and 0 or 1)
+end
+
+local function integer(value)
+  return type(value) == "number" and value == value and math.tointeger(value // 1) or 0
+end
+
+local function facts(stat)
+  return stat.isdir == true, integer(stat.mtime), integer(stat.size)
+end
+
+local function misbehaved(what)
+  core.log_error("ba.create.luaio: " .. what)
+  return nil, "ioerror"
+end
+
+-- -> isdir, mtime, size | nil, error
+local function look(callbacks, path)
+  local stat, fault = call(callbacks.stat, path)
+  if stat == nil and path == "" then return true, 0, 0 end -- there is always a root
+  if stat == nil then return nil, fault or "ioerror" end
+  if type(stat) ~= "table" then return misbehaved("stat must return a table, not a " .. type(stat)) end
+  return facts(stat)
+end
+
+local function open(callbacks, path, mode)
+  local object, fault = demand(callbacks.open, path, mode)
+  if not object then return nil, fault end
+  if type(object) ~= "table" and type(object) ~= "userdata" then
+    return misbehaved("open must return a table with functions, not a " .. type(object))
+  end
+  return object
+end
+
+-- -> a function that gives name, isdir, mtime, size of the next entry and nil at the end | nil, error
+local function entries(callbacks, path)
+  local list, fault = demand(callbacks.files, path)
+  if not list then return nil, fault end
+  if type(list) ~= "table" and type(list) ~= "userdata" then
+    return misbehaved("files must return a table with functions, not a " .. type(list))
+  end
+  return function(with_stat)
+    if not call(list.read) then return nil end
+    local name = demand(list.name)
+    if type(name) ~= "string" then return nil end
+    local stat = with_stat and call(list.stat)
+    if type(stat) ~= "table" then return name, false, 0, 0 end
+    return name, facts(stat)
+  end
+end
+
+-- One operation of an open file: nil without an error word is success, for what has nothing to say.
+local function tell(object, operation, ...)
+  local value, fault = call(object[operation], ...)
+  if value == nil and fault then return nil, fault end
+  return true
+end
+
+local function read(object, size)
+  local data, fault = call(object.read, size)
+  if data == nil then return nil, fault end
+  if type(data) ~= "string" then return misbehaved("read must return a string, not a " .. type(data)) end
+  if data == "" and size > 0 then return nil end
+  return data
+end
+
+function io:stat(name)
+  local path, fault = full(self, core.arg.string(name, 1, "stat"))
+  if not path then return nil, fault end
+  local isdir, mtime, size = look(self.callbacks, path)
+  if isdir == nil then return nil, mtime end
+  local base = path:match"[^/]*$"
+  return {name = base, mtime = mtime, size = size, isdir = isdir, type = isdir and "directory" or "regular"}
+end
+
+function io:files(path, stat)
+  local folder, fault = full(self, core.arg.string(path, 1, "files"))
+  local following
+  if folder then following, fault = entries(self.callbacks, folder) end
+  if not following then core.raise(fault) end
+  return function()
+    local name, isdir, mtime, size = following(stat)
+    if not name then return nil end
+    if stat then return name, isdir, mtime, size end
+    return name
+  end
+end
+
+for _, operation in ipairs{"mkdir", "rmdir", "remove"} do
+  io[operation] = function(self, name)
+    local path, fault = full(self, core.arg.string(name, 1, operation))
+    if not path then return nil, fault end
+    local done, failure = demand(self.callbacks[operation], path)
+    if not done then return nil, failure end
+    return true
+  end
+end
+
+function io:rename(from, to)
+  local old, fault = full(self, core.arg.string(from, 1, "rename"))
+  local new, failure = full(self, core.arg.string(to, 2, "rename"))
+  if not (old and new) then return nil, fault or failure end
+  old, fault = demand(self.callbacks.rename, old, new)
+  if not old then return nil, fault end
+  return true
+end
+
+function io:open(name, mode)
+  mode = mode == nil and "r" or core.arg.string(mode, 2, "open")
+  local path, fault = full(self, core.arg.string(name, 1, "open"))
+  if not path then return nil, fault end
+  local object, failure = open(self.callbacks, path, mode)
+  if not object then return nil, failure end
+  return setmetatable({object = object, owner = self}, file_class)
+end
+
+function io:realpath(name)
+  core.arg.string(name, 1, "realpath")
+  return nil, "noimplementation"
+end
+
+function io:resourcetype() return "lua", "linux" end
+
+function io:close() return true end
+
+io.loadfile, io.dofile = core.io.loadfile, core.io.dofile
+
+local function object_of(self, name)
+  if not self.object then core.raise("attempt to use a closed file in '" .. name .. "'") end
+  return self.object
+end
+
+local function read_all(object)
+  local pieces, count = {}, 0
+  while true do
+    local piece, fault = read(object, PIECE)
+    if fault then return nil, fault end
+    if not piece then break end
+    pieces[#pieces + 1], count = piece, count + #piece
+    if count > MAX_READ then return nil, "mem" end
+    if core.isyieldable() then core.pause() end
+  end
+  return count > 0 and concat(pieces) or nil
+end
+
+function file:read(amount)
+  local object, size = object_of(self, "read"), core.io.size_of(amount)
+  if size < 0 then return read_all(object) end
+  if size > MAX_READ then size = MAX_READ end
+  return read(object, size)
+end
+
+function file:write(...)
+  local object = object_of(self, "write")
+  for at = 1, select("#", ...) do
+    local ok, fault = tell(object, "write", core.arg.string(select(at, ...), at, "write"))
+    if not ok then return nil, fault end
+  end
+  return true
+end
+
+function file:seek(offset)
+  local object = object_of(self, "seek")
+  offset = offset == nil and 0 or core.arg.integer(offset, 1, "seek")
+  if offset < 0 then core.raise("seek: the offset counts from the start, it can't be negative") end
+  return tell(object, "seek", offset)
+end
+
+function file:flush() return tell(object_of(self, "flush"), "flush") end
+
+function file:getio() return self.owner end
+
+function file:close()
+  local object = self.object
+  if not object then return false end
+  self.object = nil
+  return tell(object, "close")
+end
+
+file_class.__close = file.close
+
+-- Below: for Python, which has the paths in full.
+
+local objects, last = {}, 0 -- number -> what `open` answered
+
+local serve = {}
+
+function serve.stat(callbacks, path)
+  local isdir, mtime, size = look(callbacks, path)
+  if isdir == nil then return nil, mtime end
+  return mtime, size, isdir
+end
+
+-- -> every entry, one behind the other
+function serve.files(callbacks, path)
+  local following, fault = entries(callbacks, path)
+  if not following then return nil, fault end
+  local list = {}
+  for name, isdir, mtime, size in following, true do
+    if name ~= "." and name ~= ".." then list[#list + 1] = pack(ENTRY, name, isdir and 1 or 0, mtime, size) end
+    if #list > MAX_ENTRIES then return nil, "mem" end
+  end
+  return concat(list)
+end
+
+function serve.change(callbacks, operation, ...)
+  local done, fault = demand(callbacks[operation], ...)
+  if not done then return nil, fault end
+  return true
+end
+
+function serve.open(callbacks, path, mode)
+  local object, fault = open(callbacks, path, mode)
+  if not object then return nil, fault end
+  last = last + 1
+  objects[last] = object
+  return last
+end
+
+function serve.read(_, number, size) return read(objects[number], size) end
+
+function serve.tell(_, number, operation, ...) return tell(objects[number], operation, ...) end
+
+function serve.close(_, number)
+  local object = objects[number]
+  objects[number] = nil
+  return tell(object, "close")
+end
+
+py.attach(core.ref(function(ref, operation, ...) return serve[operation](core.deref(ref), ...) end))
+
+local function wrap(handle, callbacks, prefix)
+  return core.io.remember(setmetatable({handle = handle, callbacks = callbacks, prefix = prefix}, io_class))
+end
+
+io_class.__gc = core.io.collected
+
+-- The object of an io that Python still has, nil when it is none of these.
+function core.io.of_lua(handle)
+  local ref, prefix = py.facts(handle)
+  return ref and wrap(handle, core.deref(ref), prefix)
+end
+
+function core.io.sub_of_lua(self, path)
+  local inner, fault = full(self, path)
+  if not inner then return nil, fault end
+  local isdir, failure = look(self.callbacks, inner)
+  if isdir == nil then return nil, failure end
+  if not isdir then return nil, "noimplementation" end
+  return wrap(py.sub(self.handle, inner), self.callbacks, inner)
+end
+
+core.io.classes[io_class] = true
+
+-- syntax: ba.create.luaio{open, files, stat, mkdir, rmdir, remove, rename} -> io
+function ba.create.luaio(callbacks)
+  core.arg.table(callbacks, 1, "luaio")
+  for _, name in ipairs(CALLBACKS) do
+    core.arg.optional(core.arg["function"], callbacks[name], nil, 1, "luaio." .. name)
+  end
+  return wrap(py.new(core.ref(callbacks)), callbacks, "")
+end

@@ -1,0 +1,101 @@
+"""An application whose io is made of Lua functions (spec: bas-api §6, §17)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gevent
+import pytest
+
+from smqrt.http.resources import IoError
+from smqrt.net import workers
+from tests.lua.app_server import AppServer
+
+APP = Path(__file__).parent.parent / "apps" / "luaio"
+
+
+@pytest.fixture
+def app(server: AppServer) -> AppServer:
+    server.applications.load("", APP)
+    return server
+
+
+def test_every_call_from_lua(app: AppServer):
+    lines = app.ask("/io.lsp").text.removesuffix("\n").split("\n")
+    expected = [
+        "userdata\tlua\tlinux",
+        "13\ttrue\tdirectory\ttrue\tindex.html",
+        "nil\tnotfound",
+        "nil\tinvalidname",
+        "nil\tnotfound",
+        "nil\tioerror",
+        "nil\tioerror",
+        "userdata\ttrue\t<h1>\tHome</h1>\tnil\ttrue\th1>Home</h1>\tnil",
+        "true\tfalse\tfalse\tio.lsp:12: attempt to use a closed file in 'read'",
+        "true\ttrue\ttrue\ta12.5",
+        "nil\tnospace",
+        "true\tnil\texist",
+        "true\tnil\tnotfound",
+        "true\tnil\tenoent",
+        "nil\tnoimplementation",
+        "big:false:1000:0 d:true:1000:0 hello.lsp:false:1000:77 index.html:false:1000:13 large.bin:false:1000:400000 "
+        "lib:true:1000:0",
+        "false\tio.lsp:24: notfound",
+        "42\tnil",
+        "nil\tnotfound",
+        "userdata\tlua\t30\tnil\tinvalidname",
+        "nil\tnotfound",
+        "local",
+        "nil\tnoimplementation",
+        "false\tio.lsp:32: bad argument #1 to 'read' (a size expected, got -1)",
+        "true",
+        "false\tio.lsp:34: bad argument #1 to 'luaio' (table expected, got no value)",
+        "false\tio.lsp:34: bad argument #1 to 'luaio.open' (function expected, got number)",
+        "nil\tnoimplementation",
+        "nil\tnoimplementation",
+        "true",
+        "nil\tnoimplementation",
+    ]
+    assert lines[: len(expected)] == expected
+    assert lines[len(expected) :] == ["nil"]  # the callback sleeps, and a comparator can't wait: that is logged
+
+
+def test_files_and_pages_are_served_from_it(app: AppServer):
+    for _ in range(2):
+        assert app.ask("/site/").text == "<h1>Home</h1>"
+        assert app.ask("/site/hello.lsp").text == "hello\thello.lsp\tlua\tlinux\n"
+    large = app.ask("/site/large.bin")
+    assert (large.status, large.body) == (200, b"0123456789" * 40000)
+    part = app.ask("/site/large.bin", headers={"Range": "bytes=399995-"})
+    assert (part.status, part.body) == (206, b"56789")
+    assert app.ask("/site/none.html").status == 404
+    assert app.ask("/site/index.html", "HEAD").headers["Content-Length"] == "13"
+
+
+def test_python_uses_it_from_a_greenlet_and_from_a_thread(app: AppServer):
+    reader = next(child for child in app.root.children[0].children if child.name == "site")
+    io = reader.io
+
+    def use() -> list[object]:
+        with io.open("t", "w") as file:
+            file.write(b"from Python")
+        io.mkdir("p")
+        io.rename("t", "p/t")
+        below = io.sub("p")
+        with below.open("t") as file:
+            file.seek(-6, 2)
+            data = file.read()
+        told = [data, [entry.name for entry in io.files("p")], below.stat("t").size, file.closed]
+        io.remove("p/t")
+        for wrong in (lambda: io.stat("p/t"), lambda: io.open("crash"), lambda: io.rmdir("p"), lambda: io.stat("../x")):
+            with pytest.raises(IoError) as caught:
+                wrong()
+            told.append(caught.value.word)
+        return told
+
+    expected = [b"Python", ["t"], 11, True, "notfound", "ioerror", "noimplementation", "invalidname"]
+    assert gevent.spawn(use).get(timeout=5) == expected
+    assert workers.in_thread(lambda: [io.stat("index.html").size, io.open("index.html").read()]) == [
+        13,
+        b"<h1>Home</h1>",
+    ]
