@@ -38,5 +38,9 @@ def first_sentence(page: str) -> str:
     first = first.lstrip("\n")
     if first.startswith(("|", "```", "    ", "<", "*", "-")):
         return ""
-    plain = _MARKS.sub("", _LINK.sub(r"\1", " ".join(first.split())))
-    return _SENTENCE_END.split(plain, maxsplit=1)[0]
+    return _SENTENCE_END.split(plain(" ".join(first.split())), maxsplit=1)[0]
+
+
+def plain(text: str) -> str:
+    """Returns a line of a page without its marks; of links their text."""
+    return _MARKS.sub("", _LINK.sub(r"\1", text))

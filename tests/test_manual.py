@@ -302,6 +302,8 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
 
 PROBE = """<?lsp
 local env = setmetatable({dir = app.dir, io = app.io}, {__index = _ENV})
+env.sock, env.file, env.session = ba.socket.udpcon(), app.io:open "index.lsp", request:session(true)
+env.timer, env.thread = ba.timer(print), ba.thread.create()
 for name, kind in request:datapairs() do
    local there
    if kind == "module" then there = pcall(require, name)
@@ -323,7 +325,8 @@ def test_the_lua_api_is_as_the_page_says(tmp_path: Path, serve: Any) -> None:
     kinds: list[tuple[str, str]] = []
     for names, there in re.findall(r"^\| (.*?) \| (yes|not yet) \|", page_text("lua-api"), re.MULTILINE):
         for module, value in re.findall(
-            r'`require "([\w.]+)"`|`((?:ba|mako|request|response|dir|io)[.:][\w.]+)', names
+            r'`require "([\w.]+)"`|`((?:ba|mako|request|response|dir|io|sock|file|session|timer|thread)[.:][\w.]+)',
+            names,
         ):
             kinds.append((module or value, "module" if module else "value"))
             said[module or value] = there == "yes"

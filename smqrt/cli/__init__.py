@@ -19,6 +19,7 @@ _COMMANDS = {
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
     "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
     "new": ("smqrt.cli", "new", "Make a new application to start from."),
+    "check": ("smqrt.cli.check", "check", "Find what an application calls that is absent here."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
     "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),

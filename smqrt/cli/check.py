@@ -1,0 +1,60 @@
+"""`smqrt check`: what an application for the Barracuda App Server calls that is absent here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from smqrt.lua import api_table
+from smqrt.lua.check import ABSENT, SKIPPED, SYNTAX, UNKNOWN, Finding, Report
+from smqrt.lua.check import check as read_application
+from smqrt.printable import json_line, printable
+
+
+@click.command()
+@click.argument("path", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
+def check(path: Path, as_json: bool) -> None:
+    """List what the application in FOLDER, or a ZIP file, calls that is absent here.
+
+    Reads its Lua and its pages; nothing is run. The list has file and line; "unknown" is what neither this server nor
+    the documentation of the Barracuda App Server has. Exit code 1 when something is absent or has a syntax error.
+    """
+    report = read_application(path, api_table.read())
+    for finding in report.findings:
+        if as_json:
+            click.echo(json_line({name: value for name, value in asdict(finding).items() if value != ""}))
+        else:
+            click.echo(printable(f"{path / finding.path}{_line(finding)}: {sentence(finding)}"))
+    if not as_json:
+        click.echo(summary(report))
+    sys.exit(1 if report.count(ABSENT) or report.count(SYNTAX) or report.count(SKIPPED) else 0)
+
+
+def _line(finding: Finding) -> str:
+    return f":{finding.line}" if finding.line else ""
+
+
+def sentence(finding: Finding) -> str:
+    """Returns what is said about a finding."""
+    if finding.kind == SYNTAX:
+        return f"syntax error: {finding.note}"
+    if finding.kind == SKIPPED:
+        return f"not read: {finding.note}"
+    text = f"{finding.name} is {finding.kind}"
+    if finding.is_tested:
+        text += ", but the file tests for it"
+    return f"{text} ({finding.note})" if finding.note else text
+
+
+def summary(report: Report) -> str:
+    """Returns the last line."""
+    files = "1 file" if report.files == 1 else f"{report.files} files"
+    counts = [f"{report.count(kind)} {word}" for kind, word in _WORDS.items() if report.count(kind)]
+    return f"{files} read: {', '.join(counts) or 'everything it calls is there'}"
+
+
+_WORDS = {ABSENT: "absent", UNKNOWN: "unknown", SYNTAX: "with syntax errors", SKIPPED: "not read"}

@@ -1,0 +1,166 @@
+"""`smqrt check`: what it finds in an application, and that strange files don't hold it up."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from smqrt.cli.check import check
+from smqrt.lua import api_table
+from smqrt.lua.lua_tokens import tokens
+
+TABLE = """
+| call | there | notes |
+|---|---|---|
+| `ba.there`, `ba.create.dir`, `ba.json.encode`, `ba.bytearray` | yes | |
+| `ba.openio`, `io:open()`, `ba.socket.connect`, `sock:read()`, `file:read()` | yes | |
+| `ba.gone`, `ba.create.wfs`, `ba.tpm` | not yet | see [the page](page.md) |
+| `request:data()`, `response:write()`, `dir:insert()` | yes | |
+| `dir:setauth()`, `response:setdigest()` | not yet | |
+| `mako.udb` | with users | |
+| `os.exit` | no | |
+| `require "httpc"` | yes | |
+| `require "lpeg"` | not yet | |
+"""
+
+PRELOAD = """
+local httpc, own, third = require "httpc", require("own.part"), require'nowhere'
+local ok, lpeg = pcall(require, "lpeg")
+if ba.tpm then ba.tpm.jsonuser "x" end
+local create = ba.create -- ba.gone()
+local d, e = create.dir "x", create.wfs "y"
+d = ba.create.dir "x"
+d:setauth(nil) d:insert() d:nothing() app.dir:setauth()
+print("ba.gone()", [[ba.gone()]], 'ba.gone()')
+--[==[ ba.gone()
+]==] ba.gone()
+function ba.mine() end ba.mine() ba.other = 1 print(ba.other)
+ba.there() ba.json.encode{} ba.json.nothing() ba.bytearray.anything() mako.udb() _G.ba.gone "x"
+local sock = ba.socket.connect("host", 1) sock:read() sock:nothing()
+local f = io:open "x" f:read()
+f:nothing()
+os.exit() string.format "x" x.ba.gone() y:sub(1) dir:sub(1)
+local alias = ba.gone
+"""
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = api_table.read
+    monkeypatch.setattr(api_table, "read", lambda: read(TABLE))
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(check, [str(word) for word in words])
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+FILES = {
+    ".preload": PRELOAD,
+    ".lua/own/part.lua": "return {}",
+    "page.lsp": "<p>ba.gone()</p>\n<?lsp cmd:data() request:write()\nresponse:setdigest() ?>\n<?lsp= ba.gone() ?>",
+    "bad.lsp": "one\n<?lsp if ?>",
+    "open.lsp": "one\ntwo <?lsp print(1)",
+    "bad.xlua": "\n\nx = = 1",
+    "notes.txt": "ba.gone()",
+}
+
+
+def test_every_kind_of_finding(tmp_path: Path) -> None:
+    result = run(write(tmp_path, **FILES))
+    assert result.exit_code == 1, result.output
+    lines = [line.removeprefix(f"{tmp_path}/") for line in result.output.splitlines()]
+    assert lines == [
+        '.preload:2: require "nowhere" is unknown',
+        '.preload:3: require "lpeg" is absent, but the file tests for it',
+        ".preload:4: ba.tpm.jsonuser is absent, but the file tests for it (see the page)",
+        ".preload:6: ba.create.wfs is absent (see the page)",
+        ".preload:8: dir:setauth is absent",
+        ".preload:8: dir:nothing is unknown",
+        ".preload:11: ba.gone is absent (see the page)",
+        ".preload:13: ba.gone is absent (see the page)",
+        ".preload:13: ba.json.nothing is unknown",
+        ".preload:14: sock:nothing is unknown",
+        ".preload:16: file:nothing is unknown",
+        ".preload:17: os.exit is absent",
+        ".preload:18: ba.gone is absent (see the page)",
+        "bad.lsp:2: syntax error: unexpected symbol near <eof>",
+        "bad.xlua:3: syntax error: unexpected symbol near '='",
+        "open.lsp:2: syntax error: start tag without end tag at line# 2",
+        "page.lsp:3: response:setdigest is absent",
+        "page.lsp:4: ba.gone is absent (see the page)",
+        "6 files read: 10 absent, 5 unknown, 3 with syntax errors",
+    ]
+
+
+def test_json_and_zip_files(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr(".preload", "ba.gone()\n")
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+        archive.write(tmp_path / "app.zip", "inner.zip")
+    wanted = {"path": ".preload", "line": 1, "kind": "absent", "name": "ba.gone", "note": "see the page"}
+    result = run("--json", tmp_path / "app.zip")
+    assert (json.loads(result.output), result.exit_code) == (wanted | {"is_tested": False}, 1)
+    assert "app.zip/.preload:1: ba.gone is absent" in run(tmp_path).output
+    assert run(tmp_path / "outer.zip").output == "0 files read: everything it calls is there\n"
+
+
+def test_an_application_that_lacks_nothing(tmp_path: Path) -> None:
+    result = run(write(tmp_path, **{".preload": "ba.there()", "odd": "ba.gone()", "a.lsp": "<?lsp ba.unheard() ?>"}))
+    assert result.exit_code == 0, "what nobody knows is told, no more"
+    assert result.output.endswith("2 files read: 1 unknown\n")
+    (tmp_path / "a.lsp").unlink()
+    assert run(tmp_path).output == "1 file read: everything it calls is there\n"
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", write(tmp_path, x="no archive") / "x"):
+        result = run(path)
+        assert result.exit_code == 1
+        assert "neither a folder nor a ZIP file" in str(result.exception)
+
+
+def test_hostile_files(tmp_path: Path) -> None:
+    texts = [
+        "x" * 3_000_000,
+        "((" * 100_000,
+        "'\n" * 100_000,
+        "[=[" * 100_000,
+        "a.b:" * 100_000,
+        "\x1b[2J\0\xff",
+        "--[[" * 99_999,
+    ]
+    files = {f"{number}.lua": text for number, text in enumerate(texts)}
+    (write(tmp_path, **files) / "loop").symlink_to(tmp_path)
+    began_s = time.perf_counter()
+    result = run(tmp_path)
+    assert time.perf_counter() - began_s < 20
+    assert "0.lua: not read: toomuchdata: a file may have 2 MiB" in result.output
+    assert "\x1b" not in result.output
+    assert result.output.endswith("6 files read: 6 with syntax errors, 1 not read\n"), "each of them once"
+
+
+def test_tokens_know_their_lines() -> None:
+    source = 'a = "x\\\ny" -- c\n--[[ d\n]] b [==[\n]]]==] 0x1F z'
+    found = [(token.kind, token.line) for token in tokens(source)]
+    assert found == [
+        ("name", 1),
+        ("mark", 1),
+        ("string", 1),
+        ("name", 4),
+        ("string", 4),
+        ("number", 5),
+        ("name", 5),
+    ]
