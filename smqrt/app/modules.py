@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import linecache
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,8 @@ class Modules:
         _live.pop(self.package, None)
         for name in [name for name in list(sys.modules) if name.partition(".")[0] == self.package]:
             del sys.modules[name]
+        for file in [file for file in list(linecache.cache) if file.startswith(self._label)]:
+            del linecache.cache[file]  # or tracebacks would show the lines of today's code tomorrow
         self.main.__dict__.clear()
 
     def label_of(self, name: str) -> str:

@@ -563,10 +563,12 @@ class Response:
         Args:
             pieces: of the body.
         """
+        turn = Turn()
         try:
-            for piece in pieces:
+            for piece in () if self._is_head else pieces:  # they may have no end
                 self.write(piece)
                 self.flush()
+                turn.breathe()
             self.end()
         finally:
             close = getattr(pieces, "close", None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import requests
 from playwright.sync_api import expect
 
 from tests.conftest import REPOSITORY, Served
@@ -52,6 +53,17 @@ def test_an_error_comes_back_as_one(served_demos: Served, new_page: Callable[...
     expect(entry).to_have_class("card failed")
     unknown = page.evaluate("call('nothing').catch(error => error.message)")
     assert unknown == "there is no function nothing"
+
+
+def test_a_call_by_http(served_demos: Served) -> None:
+    def post(text: str) -> tuple[int, object]:
+        answer = requests.post(f"{served_demos.url}/python/call", data=text)
+        return answer.status_code, answer.json() if answer.headers["Content-Type"] == "application/json" else None
+
+    assert post('{"name": "add", "arguments": [2, 40]}') == (200, {"value": 42})
+    assert post('{"name": "nothing"}') == (400, {"error": "there is no function nothing"})
+    assert post("[1]") == (400, None)
+    assert post("{") == (400, None)
 
 
 def test_arguments_that_are_no_json_are_not_sent(

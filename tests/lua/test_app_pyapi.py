@@ -145,6 +145,7 @@ def test_answers(app: AppServer) -> None:
     stream = app.ask("/pyapi/stream")
     assert (stream.text, stream.headers["Transfer-Encoding"]) == ("first,second,third", "chunked")
     assert value(app.ask("/pyapi/closed")) == 1
+    assert app.ask("/pyapi/endless", "HEAD").status == 200
     assert app.ask("/pyapi/below/x").text == "below x of /pyapi/below/"
     teapot = app.ask("/pyapi/teapot")
     assert (teapot.status, teapot.headers["X-Pot"]) == (418, "tea")

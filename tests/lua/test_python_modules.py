@@ -82,6 +82,8 @@ def test_errors_name_the_module(server: AppServer) -> None:
         assert application.error is not None
         return application.error
 
+    assert "here = 1 / 0" in error("x = 1\nhere = 1 / 0\n")
+    assert "there = 1 / 0" in error("x = 1\nthere = 1 / 0\n"), "the line as it is now"
     assert error("x = 1\n1 / 0\n").startswith("bad/store.py:2: ZeroDivisionError: division by zero\n")
     assert error("x = 1\nif x\n").startswith("bad/store.py:2: SyntaxError: expected ':'\n")
     assert error("import nowhere.at_all\n").startswith("bad/store.py:1: ModuleNotFoundError: No module named 'nowhere'")

@@ -96,6 +96,8 @@ def answer(request, relpath):
     elif relpath == "stream":
         response.headers.set("Content-Type", "text/csv")
         response.stream(generated())
+    elif relpath == "endless":
+        response.stream(iter(lambda: b"piece", b""))
     elif relpath == "closed":
         response.json(closed)
     elif relpath == "unknown":
