@@ -1,62 +1,100 @@
-"""Threads of our own: bounds, fairness between groups, and their end."""
+"""Hubs and threads: one thread has them all, and the others have one way in."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import subprocess
+import sys
+from typing import Any
 
 import gevent
 import pytest
+from gevent.threadpool import ThreadPool
 
-from smqrt.net import threads as module
-from smqrt.net import workers
-from smqrt.net.threads import Threads
-from tests.waiting import wait_until
-
-
-def held(go: threading.Event, begun: list[str], name: str) -> Callable[[], str]:
-    def job() -> str:
-        begun.append(name)
-        assert go.wait(20)
-        return name
-
-    return job
+from smqrt import hub
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.net import datapath, workers
+from tests.device import Site, bounded, publish
+from tests.waiting import let_others_run
 
 
-def test_values_and_errors() -> None:
-    threads = Threads(2, 2)
-    assert workers.wait(threads.submit("a", divmod, 7, 2)) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        workers.wait(threads.submit("a", divmod, 7, 0))
-    answers = [threads.submit("a", str, number) for number in range(1000)]
-    assert [workers.wait(answer) for answer in answers] == list(map(str, range(1000)))
-    assert threads.count == 2
-    assert not threads._groups
+@pytest.fixture
+def thread() -> ThreadPool:
+    return ThreadPool(1)
 
 
-def test_a_group_with_slow_jobs_leaves_threads_for_others() -> None:
-    threads, go, begun = Threads(5, 3), threading.Event(), []
-    slow = [threads.submit("slow", held(go, begun, f"slow {number}")) for number in range(6)]
-    wait_until(lambda: len(begun) == 3)
-    assert workers.wait(threads.submit("other", str, 5)) == "5"
-    assert sorted(begun) == ["slow 0", "slow 1", "slow 2"]
-    go.set()
-    assert [workers.wait(answer) for answer in slow] == [f"slow {number}" for number in range(6)]
-    assert not threads._timer.active or wait_until(lambda: not threads._timer.active)
+def test_a_hub_in_a_second_thread_is_refused(thread: ThreadPool, site: Site) -> None:
+    with pytest.raises(ArgumentError, match="another thread of this process has hubs: .* use publish_threadsafe"):
+        thread.apply(hub.create)
+    site.device(b"uid-a1").expect_nothing()
 
 
-def test_two_slow_jobs_do_not_hold_the_quick_ones_of_their_group() -> None:
-    threads, go, begun = Threads(5, 4), threading.Event(), []
-    slow = [threads.submit("a", held(go, begun, "slow")) for _ in range(2)]
-    assert [workers.wait(threads.submit("a", str, number)) for number in range(50)] == list(map(str, range(50)))
-    assert not any(answer.done for answer in slow)
-    go.set()
-    gevent.joinall([gevent.spawn(workers.wait, answer) for answer in slow], raise_error=True)
+FIRST_ENDED = """
+import threading
+from smqrt import hub
+made = []
+first = threading.Thread(target=lambda: made.append(hub.create()))
+first.start()
+first.join()
+hub.create().publish("x", "topic")
+print("ok")
+"""
 
 
-def test_idle_threads_end_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.01)
-    threads = Threads(2, 2)
-    workers.wait(threads.submit("a", str, 1))
-    wait_until(lambda: threads.count == 0)
-    assert workers.wait(threads.submit("a", str, 1)) == "1"
+def test_a_thread_that_has_ended_has_no_hubs_any_more() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_ENDED], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_a_thread_publishes_in_order(site: Site, thread: ThreadPool) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    payloads: list[Any] = [b"bytes", "text", {"json": 1}, *map(str, range(1000))]
+
+    def work() -> list[bool]:
+        return [site.smq.publish_threadsafe(data, "news") for data in payloads]
+
+    assert thread.apply(work) == [True] * len(payloads)
+    with bounded():
+        device.expect(*(publish(tid, 1, data) for data in (b"bytes", b"text", b'{"json":1}')))
+        device.expect(*(publish(tid, 1, b"%d" % number) for number in range(1000)))
+
+
+def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    reader = gevent.spawn(device.receive)
+    let_others_run()
+    thread.spawn(site.smq.publish_threadsafe, "x", tid)
+    with bounded(5):
+        assert reader.get() == publish(tid, 1, b"x")
+
+
+def test_what_waits_is_bounded_and_the_thread_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "MAX_INLET_CALLS", 3)
+    before = datapath.inlet.refusals.count
+    assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
+    let_others_run()
+    assert site.smq.publish_threadsafe("x", "news")
+    let_others_run()
+    monkeypatch.setattr(workers, "MAX_INLET_BYTES", 10)
+    assert not site.smq.publish_threadsafe("x" * 11, "news")
+    assert datapath.inlet.refusals.count == before + 3
+    assert "threads hand in more than the loop takes" in caplog.text
+
+
+def test_wrong_arguments_are_told_to_the_thread(site: Site) -> None:
+    for data, topic in ((1.5j, "news"), ("x" * 65521, "news"), ("x", 1.5)):
+        with pytest.raises(ArgumentError):
+            site.smq.publish_threadsafe(data, topic)  # type: ignore[arg-type]
+
+
+def test_close_publishes_what_was_taken_and_nothing_after_it(site: Site) -> None:
+    device = site.device(b"uid-a1")
+    tid = device.subscribe(b"news")
+    site.smq.publish_threadsafe("in time", "news")
+    site.smq.close()
+    with pytest.raises(ClosedError):
+        site.smq.publish_threadsafe("late", "news")
+    device.expect_end(publish(tid, 1, b"in time"))
