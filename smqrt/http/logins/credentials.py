@@ -112,7 +112,8 @@ class FormHash:
     def proves(self, account: Account, realm: str) -> bool:
         """See `Credentials.proves`. A page may hash the HA1 also where the database has the password."""
         by_password = self._is_of(account.password or "") and account.password is not None
-        ha1 = account.ha1 or ha1_of(self.name, realm, account.password or "")
+        computed = ha1_of(self.name, realm, account.password or "")
+        ha1 = account.ha1 or computed
         return self._is_of(ha1) and account.secret is not None or by_password
 
     def _is_of(self, secret: str) -> bool:
