@@ -16,13 +16,16 @@ from pathlib import Path
 from statistics import median
 
 import brokers
+import digest_load
 from rich.console import Console
 from rich.table import Table
 
 CONNECTIONS = 64
 P99_BAR_MS = 50
 BARS = {("static", "pywsgi"): 6, ("static", "nginx"): 1 / 3, ("page", "pywsgi"): 3}
-TITLES = {"static": "4 KB static file", "page": "Lua page of 50 rows"}
+TITLES = {"static": "4 KB static file", "page": "Lua page of 50 rows", "digest": "the static file behind Digest"}
+DIGEST_BAR = 1 / 3  # of what the same file does without a login
+MOST_PER_S = 30_000  # requests with credentials that are made for a second of measuring
 
 Report = dict[str, float]
 Results = dict[str, dict[str, list[Report]]]  # row → server → one report per round
@@ -56,6 +59,8 @@ def measure(rounds: int, seconds: int) -> Results:
         app = folder / "app"
         shutil.copytree(brokers.APP, app)
         (app / "static.html").write_bytes(b"smqrt\n" * 682 + b"....")
+        with (app / ".preload").open("a") as preload:
+            preload.write(digest_load.PRELOAD)
         ours = brokers.start("smqrt", app)
         others: list[subprocess.Popen[str]] = []
         try:
@@ -68,6 +73,9 @@ def measure(rounds: int, seconds: int) -> Results:
                 for row, path in (("static", "/static.html"), ("page", "/table.lsp")):
                     for server_name, port in ports.items():
                         results[row][server_name].append(wrk(f"http://127.0.0.1:{port}{path}", seconds))
+                url = f"http://127.0.0.1:{ours.port}/closed/static.html"
+                script = digest_load.write(folder, url, MOST_PER_S * seconds)
+                results["digest"]["smqrt"].append(wrk(url, seconds, "-s", str(script)))
         finally:
             ours.stop()
             for process in others:
@@ -114,9 +122,9 @@ def started(command: list[str], port: int) -> tuple[subprocess.Popen[str], int]:
     return process, port
 
 
-def wrk(url: str, seconds: int) -> Report:
+def wrk(url: str, seconds: int, *more: str) -> Report:
     """Returns requests per second, the 99th percentile in ms, and errors of any kind."""
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", url]
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", *more, url]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate = re.search(r"Requests/sec:\s+([\d.]+)", output)
     p99 = re.search(r"99%\s+([\d.]+)(us|ms|s)", output)
@@ -135,14 +143,23 @@ def as_table(results: Results) -> Table:
         table.add_column(column, justify="right")
     for row, by_server in results.items():
         ours = middle(by_server["smqrt"], "per_s")
-        cells = [cell(row, name, ours, middle(by_server[name], "per_s")) for name in ("pywsgi", "nginx")]
+        cells = [
+            cell(row, name, ours, middle(by_server[name], "per_s")) for name in ("pywsgi", "nginx") if name in by_server
+        ]
         errors = ", ".join(
             f"{name} {total:.0f}" for name, reports in by_server.items() if (total := sum(r["errors"] for r in reports))
         )
+        if row == "digest":
+            cells = [share(ours / middle(results["static"]["smqrt"], "per_s")), ""]
         table.add_row(
             TITLES[row], f"{ours:,.0f}", *cells, f"{middle(by_server['smqrt'], 'p99_ms'):.2f}", errors or "none"
         )
     return table
+
+
+def share(ratio: float) -> str:
+    colour = "green" if ratio >= DIGEST_BAR else "red"
+    return f"[{colour}]{ratio:.2f}[/]/{DIGEST_BAR:.2g} of the open one"
 
 
 def middle(reports: list[Report], key: str) -> float:
