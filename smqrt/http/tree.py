@@ -155,6 +155,10 @@ class Directory(Branch):
         """
         self.guard = None if authenticator is None else Guard(authenticator, authorizer, self)
 
+    def refuse(self, request: Request) -> None:
+        """Answer a request that the authorizer has refused."""
+        request.response.error(403)
+
     def guards(self, relpath: str) -> Iterator[tuple[Guard, str]]:
         """Give the guards that a request for the hidden name `relpath` meets."""
         if self.guard is not None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from http.client import HTTPConnection, HTTPResponse
+from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
+from zipfile import ZipFile
 
+import gevent
 import pytest
 from gevent import socket
 
 from smqrt.http.dav.directory import DavDirectory
-from smqrt.http.disk import DiskIo
+from smqrt.http.dav.manager import WfsDirectory
+from smqrt.http.disk import DiskIo, ZipIo
+from smqrt.http.logins import Acl, Authenticator, UserTable
+from smqrt.http.message import Request
+from smqrt.http.sessions import COOKIE
 from tests.http.http_bench import Bench
+from tests.waiting import wait_until
 
 D = "{DAV:}"
 LOCK = (
@@ -128,8 +139,6 @@ def test_copy_and_move(dav: Client) -> None:
     "name", ["a;b.txt", "a?b.txt", "a#b.txt", "a%41.txt", "ä €.txt", "a&b<c>.txt", "a'\"b.txt", " x "]
 )
 def test_odd_names(dav: Client, name: str) -> None:
-    from urllib.parse import quote
-
     url = "/fs/" + quote(name)
     assert dav("MOVE", "/fs/a.txt", Destination=url).status == 201
     assert (dav.folder / name).read_text() == "alpha"
@@ -140,3 +149,357 @@ def test_odd_names(dav: Client, name: str) -> None:
     assert dav("PUT", url, b"x").status == 423
     assert dav("UNLOCK", url, Lock_Token=token).status == 204
     assert dav("MOVE", listed.hrefs[1], Destination="/fs/back").status == 201
+
+
+# ---- locks
+
+
+def test_locks(dav: Client) -> None:
+    token = dav.locked("/fs/a.txt", Timeout="Second-100")
+    for method, headers in (("PUT", {}), ("DELETE", {}), ("MOVE", {"Destination": "/fs/x"}), ("PROPPATCH", {})):
+        body = b"<D:propertyupdate xmlns:D='DAV:'/>" if method == "PROPPATCH" else None
+        assert dav(method, "/fs/a.txt", body, **headers).status == 423, method
+    for other in ("/fs/./a.txt", "/fs//a.txt", "/fs/sub/../a.txt", "/fs/%61.txt"):
+        assert dav("PUT", other, b"x").status == 423, other
+    assert dav("COPY", "/fs/sub/b.txt", Destination="/fs/a.txt").status == 423
+    assert dav("PUT", "/fs/a.txt", b"mine", If=f"({token})").status == 204
+    assert dav("LOCK", "/fs/a.txt", LOCK % b"shared").status == 423
+    listed = dav("PROPFIND", "/fs/a.txt", Depth="0").body.decode()
+    for part in (
+        "<D:exclusive/></D:lockscope><D:depth>infinity<",
+        "<D:owner>me</D:owner>",
+        ">/fs/a.txt</D:href></D:lockroot>",
+    ):
+        assert part in listed
+    assert 80 < int(listed.partition("Second-")[2].partition("<")[0]) <= 100
+    refreshed = dav("LOCK", "/fs/a.txt", If=f"({token})", Timeout="Infinite, Second-4100000000")
+    assert refreshed.status == 200
+    assert 3500 < int(refreshed.body.decode().partition("Second-")[2].partition("<")[0]) <= 3600
+    assert dav("UNLOCK", "/fs/sub", Lock_Token=token).status == 409
+    assert dav("UNLOCK", "/fs/a.txt", Lock_Token=token).status == 204
+    assert dav("PUT", "/fs/a.txt", b"free").status == 204
+
+
+def test_a_lock_of_a_folder_guards_what_is_inside(dav: Client) -> None:
+    token = dav.locked("/fs/sub/")
+    assert dav("PUT", "/fs/sub/deep/c.txt", b"x").status == 423
+    assert dav("MKCOL", "/fs/sub/new").status == 423
+    assert dav("DELETE", "/fs/sub").status == 423
+    assert dav("PUT", "/fs/sub/deep/c.txt", b"x", If=f"({token})").status == 204
+    assert dav("DELETE", "/fs/sub", If=f"({token})").status == 204
+    dav("MKCOL", "/fs/sub")
+    assert dav("PUT", "/fs/sub/b.txt", b"x").status == 201, "the lock went with the folder"
+
+
+def test_a_lock_makes_a_file(dav: Client) -> None:
+    assert dav("LOCK", "/fs/none/x.txt", LOCK % b"exclusive").status == 409
+    assert dav("LOCK", "/fs/lua.txt", LOCK % b"exclusive").status == 201
+    assert (dav.folder / "lua.txt").read_bytes() == b""
+    assert dav("LOCK", "/fs/a.lua", LOCK % b"exclusive").status == 403
+
+
+def test_locks_are_few_and_survive_a_restart(bench: Bench, folder: Path) -> None:
+    first = DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK", max_locks=2)
+    bench.root.insert(first)
+    dav = Client(bench, folder)
+    token = dav.locked("/fs/a.txt")
+    dav.locked("/fs/sub/b.txt", b"shared")
+    refused = dav("LOCK", "/fs/sub/deep/c.txt", LOCK % b"exclusive")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "60")
+    first.unlink()
+    bench.root.insert(DavDirectory("fs", io=DiskIo(folder), lockdir="/.LOCK/"))
+    assert dav("PUT", "/fs/a.txt", b"x").status == 423
+    assert dav("PUT", "/fs/a.txt", b"x", If=f"({token})").status == 204
+    assert dav("UNLOCK", "/fs/a.txt", Lock_Token=token).status == 204
+    assert ".LOCK" not in dav("PROPFIND", "/fs/").body.decode()
+    assert dav("GET", "/fs/.LOCK/locks.json").status == 404
+    assert dav("PUT", "/fs/.LOCK/locks.json", b"[]").status in (403, 409)
+
+
+def test_damaged_locks_are_none(bench: Bench, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / ".LOCK").mkdir()
+    (folder / ".LOCK/locks.json").write_text('[{"token": 1}]')
+    bench.root.insert(DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK"))
+    assert Client(bench, folder)("PUT", "/fs/a.txt", b"x").status == 204
+    assert "damaged" in caplog.text
+
+
+def test_without_a_folder_for_locks(bench: Bench, folder: Path) -> None:
+    bench.root.insert(DavDirectory("fs", io=DiskIo(folder)))
+    dav = Client(bench, folder)
+    assert dav("LOCK", "/fs/a.txt", LOCK % b"exclusive").status == 403
+    assert dav("PUT", "/fs/a.txt", b"x").status == 204
+    assert "lockdiscovery" not in dav("PROPFIND", "/fs/a.txt").body.decode()
+
+
+# ---- uploads
+
+
+def test_an_upload_that_breaks_off_leaves_the_old_file(dav: Client) -> None:
+    wire = dav.bench.connect()
+    wire.send(b"PUT /fs/a.txt HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    wait_until(lambda: any(path.name.startswith(".smqrt-upload") for path in dav.folder.iterdir()))
+    assert "upload" not in dav("PROPFIND", "/fs/").body.decode()
+    assert dav("GET", "/fs/a.txt").body == b"alpha"
+    wire.close()
+    wait_until(lambda: not any(path.name.startswith(".smqrt-upload") for path in dav.folder.iterdir()))
+    assert dav("GET", "/fs/a.txt").body == b"alpha"
+    assert dav("PUT", "/fs/a.txt", b"x").status == 204
+
+
+def test_uploads_at_the_same_time(bench: Bench, folder: Path) -> None:
+    bench.root.insert(DavDirectory("fs", io=DiskIo(folder), max_uploads=1))
+    dav, wire = Client(bench, folder), bench.connect()
+    wire.send(b"PUT /fs/slow.txt HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nha")
+    wait_until(lambda: any(path.name.startswith(".smqrt-upload") for path in folder.iterdir()))
+    refused = dav("PUT", "/fs/other.txt", b"x")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "2")
+    assert wire.send(b"lf").answer().status == 201
+    assert dav("PUT", "/fs/other.txt", b"x").status == 201
+
+
+def test_a_chunked_upload(dav: Client) -> None:
+    answer = dav("PUT", "/fs/c.txt", iter([b"one", b"two"]))
+    assert answer.status == 201
+    assert dav("GET", "/fs/c.txt").body == b"onetwo"
+
+
+def test_conditions(dav: Client) -> None:
+    tag = dav("GET", "/fs/a.txt").headers["ETag"]
+    assert dav("PUT", "/fs/a.txt", b"x", If_None_Match="*").status == 412
+    assert dav("PUT", "/fs/a.txt", b"x", If_Match='"other"').status == 412
+    made = dav("PUT", "/fs/a.txt", b"longer", If_Match=tag)
+    assert made.status == 204
+    assert made.headers["ETag"] == dav("GET", "/fs/a.txt").headers["ETag"] != tag
+    assert dav("PUT", "/fs/a.txt", b"x", Content_Range="bytes 0-1/2").status == 400
+
+
+# ---- strangers
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"<!DOCTYPE a [<!ENTITY b 'cccc'>]><D:propfind xmlns:D='DAV:'>&b;</D:propfind>", 400),
+        (b"<a>" * 100 + b"</a>" * 100, 400),
+        (b"<a>" + b"<b/>" * 600 + b"</a>", 400),
+        (b"<a>" + b"x" * 5000 + b"</a>", 400),
+        (b"<a>" + b" " * 70000 + b"</a>", 413),
+        (b"<D:propfind xmlns:D='DAV:'><D:prop><x:a xmlns:x=''/></D:prop></D:propfind>", 400),
+        (b"<D:propfind xmlns:D='DAV:'/>", 400),
+        (b"<D:prop xmlns:D='DAV:'/>", 400),
+        (b"no xml", 400),
+        (
+            b"<D:propfind xmlns:D='DAV:'><D:prop>"
+            + b"".join(b"<D:a%d/>" % n for n in range(70))
+            + b"</D:prop></D:propfind>",
+            400,
+        ),
+    ],
+)
+def test_bad_xml(dav: Client, body: bytes, status: int) -> None:
+    assert dav("PROPFIND", "/fs/", body, Depth="0").status == status
+
+
+@pytest.mark.parametrize(
+    ("destination", "status"),
+    [
+        ("http://other.example/fs/x", 502),
+        ("/elsewhere/x", 502),
+        ("/fs/../../x", 404),
+        ("/fs/%2e%2e/%2e%2e/x", 404),
+        ("/fs/a%2Fb", 400),
+        ("/fs/%00", 400),
+        ("/fs/%zz", 400),
+        ("fs/x", 400),
+        ("/fs/x?query", 400),
+        ("/fs/", 403),
+        ("/fs/.hidden", 403),
+        ("/fs/code.lua", 403),
+        ("/fs/page.lsp", 403),
+        ("/fs/.LOCK/x", 403),
+    ],
+)
+def test_bad_destinations(dav: Client, destination: str, status: int) -> None:
+    for method in ("MOVE", "COPY"):
+        answer = dav(method, "/fs/a.txt", Destination=destination)
+        assert answer.status in (status, 409), (method, answer.body)
+    assert (dav.folder / "a.txt").read_text() == "alpha"
+
+
+def test_header_fields_that_cost_time(dav: Client) -> None:
+    for field in ("If", "Timeout"):
+        assert dav("PUT", "/fs/a.txt", b"x", **{field: "<" * 5000}).status == 400
+
+
+def test_methods_nobody_knows(dav: Client) -> None:
+    for method in ("POST", "REPORT", "PATCH"):
+        answer = dav(method, "/fs/a.txt", b"x")
+        assert answer.status in (400, 405), method
+    assert dav("POST", "/fs/").headers["Allow"].startswith("OPTIONS")
+
+
+def test_what_is_private_is_not_there(dav: Client) -> None:
+    secrets = ["page.lsp", "code.lua", "key.pem", ".env", "sub/.git/config", "data.db"]
+    for name in secrets:
+        (dav.folder / name).parent.mkdir(exist_ok=True)
+        (dav.folder / name).write_text("secret")
+    (dav.folder / "out").symlink_to("/etc")
+    (dav.folder / "passwd").symlink_to("/etc/passwd")
+    listed = dav("PROPFIND", "/fs/").body.decode()
+    for name in (*secrets, "out", "passwd"):
+        assert name.rpartition("/")[2] not in listed
+        for method in ("GET", "PROPFIND", "DELETE", "LOCK"):
+            answer = dav(method, f"/fs/{name}", LOCK % b"shared" if method == "LOCK" else None)
+            assert answer.status in (302, 403, 404, 409), (method, name)
+            assert b"secret" not in answer.body
+        assert dav("COPY", f"/fs/{name}", Destination="/fs/copied.txt").status == 404
+    for name in secrets:
+        assert dav("PUT", f"/fs/{name}", b"x").status in (403, 409), name
+        assert (dav.folder / name).read_text() == "secret"
+    assert dav("PUT", "/fs/out/x", b"x").status == 409
+    assert dav("MOVE", "/fs/sub", Destination="/fs/moved").status == 403
+    assert dav("DELETE", "/fs/sub").status == 409
+    assert (dav.folder / "sub/.git/config").exists()
+
+
+def test_files_run_no_scripts(dav: Client) -> None:
+    (dav.folder / "x.html").write_text("<script>")
+    assert dav("GET", "/fs/x.html").headers["Content-Security-Policy"].startswith("sandbox")
+    assert dav("GET", "/fs/a.txt").headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_page_of_another_host_changes_nothing(dav: Client) -> None:
+    for method in ("PUT", "DELETE", "MKCOL", "PROPFIND"):
+        assert dav(method, "/fs/a.txt", Origin="https://evil.example").status == 403
+
+
+def test_many_entries_hold_nobody(dav: Client) -> None:
+    for number in range(10_000):
+        (dav.folder / f"{number:05}").touch()
+    ticks: list[float] = []
+
+    def tick() -> None:
+        while True:
+            ticks.append(monotonic())
+            gevent.sleep(0.001)
+
+    ticking = gevent.spawn(tick)
+    answer = dav("PROPFIND", "/fs/", Depth="1")
+    ticking.kill()
+    assert answer.body.count(b"<D:response>") == 10_003
+    assert max(later - sooner for sooner, later in pairwise(ticks)) < 0.1
+    deep = dav("PROPFIND", "/fs/")
+    assert (deep.status, b"propfind-finite-depth" in deep.body) == (403, True)
+    assert dav("COPY", "/fs/", Destination="/fs/sub/all").status == 403
+
+
+# ---- logins
+
+
+def test_the_owner_sees_all(bench: Bench, folder: Path) -> None:
+    directory = DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK")
+    users = UserTable({"ann": {"pwd": "secret", "roles": ["admin"]}, "bob": "hunter2"})
+    acl = Acl(users, {"all": {"urls": ["/*"], "roles": ["admin"]}})
+    directory.setauth(Authenticator(users, "basic"), acl)
+    bench.root.insert(directory)
+    dav = Client(bench, folder)
+    ann = {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
+    bob = {"Authorization": "Basic " + b64encode(b"bob:hunter2").decode()}
+    assert dav("PROPFIND", "/fs/.preload").status == 401
+    assert dav("PUT", "/fs/.preload", b"x").status == 401
+    plain = dav("PROPFIND", "/fs/", **bob)
+    assert (plain.status, plain.headers["Content-Type"], plain.body) == (
+        403,
+        "text/plain; charset=utf-8",
+        b"403 Forbidden\n",
+    )
+    assert b"<h1>403" in dav("GET", "/fs/a.txt", Accept="text/html,*/*", **bob).body
+    for name in (".preload", "page.lsp", "x.lua"):
+        assert dav("PUT", f"/fs/{name}", b"-- code", **ann).status == 201
+        assert dav("GET", f"/fs/{name}", **ann).body == b"-- code"
+        assert name in dav("PROPFIND", "/fs/", Depth="1", **ann).body.decode()
+    assert ".LOCK" not in dav("PROPFIND", "/fs/", **ann).body.decode()
+    assert dav("GET", "/fs/.LOCK/locks.json", **ann).status == 404
+    dav.locked("/fs/a.txt", **ann)
+    directory.setauth(None)
+    assert dav("GET", "/fs/.preload").status == 404
+    assert dav("GET", "/fs/.preload", **ann).status == 404
+
+
+def test_session_urls(bench: Bench, folder: Path) -> None:
+    directory = WfsDirectory("fs", io=DiskIo(folder), lockdir=".LOCK")
+    directory.session_s = 77
+    users = UserTable({"ann": "secret"})
+    directory.setauth(Authenticator(users, "form", page=lambda request, info: request.response.error(401)))
+    bench.root.insert(directory)
+
+    def enter(request: Request, relpath: str) -> None:
+        request.login("ann")
+        session = request.logins.sessions.of(request)
+        assert session is not None
+        request.response.write(session.id.encode())
+
+    bench.handle(enter, "enter")
+    dav = Client(bench, folder)
+    assert dav("PROPFIND", "/fs/").status == 401
+    session_id = dav("GET", "/enter/").body.decode()
+    assert len(session_id) == 24
+    base = f"/fs/{session_id}/"
+    assert dav("PROPFIND", base, Depth="1").hrefs == [base, f"{base}a.txt", f"{base}sub/"]
+    assert dav("PUT", base + "sub/new.txt", b"new").status == 201
+    assert dav("MOVE", base + "sub/new.txt", Destination=base + "moved.txt").status == 201
+    assert dav("GET", base + "moved.txt").body == b"new"
+    page = dav("GET", base + "sub/").body.decode()
+    assert f'href="{base}"' in page
+    assert dav("PUT", base + ".preload", b"x").status == 201
+    assert bench.server.logins.sessions.find(session_id).max_inactive_s == 77  # type: ignore[union-attr]
+    assert dav("PROPFIND", "/fs/" + "x" * 24 + "/").status == 401
+    (folder / ("y" * 24)).mkdir()
+    cookie = {"Cookie": f"{COOKIE}={session_id}"}
+    assert dav("PROPFIND", "/fs/" + "y" * 24 + "/", Depth="0", **cookie).status == 207
+
+
+# ---- the page
+
+
+def test_the_page_of_the_file_manager(bench: Bench, folder: Path) -> None:
+    name = "<img src=x onerror=alert(1)>\"'&.txt"
+    (folder / name).write_text("x")
+    (folder / "a;b?c.txt").write_text("x" * 1500)
+    bench.root.insert(WfsDirectory("fs", io=DiskIo(folder)))
+    dav = Client(bench, folder)
+    answer = dav("GET", "/fs/")
+    page = answer.body.decode()
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;.txt" in page
+    assert 'href="./a%3Bb%3Fc.txt"' in page
+    assert "1.5 kB" in page
+    assert dav("HEAD", "/fs/").status == 200
+    assert dav("GET", "/fs/sub").headers["Location"] == "/fs/sub/"
+    assert dav("GET", "/fs/none/").status == 404
+    assert 'aria-current="page"><h1>deep' in dav("GET", "/fs/sub/deep/").body.decode()
+
+
+def test_a_zip_file_can_only_be_read(bench: Bench, tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("sub/a.txt", "packed")
+    bench.root.insert(WfsDirectory("fs", io=ZipIo(tmp_path / "x.zip")))
+    dav = Client(bench, tmp_path)
+    assert dav("PROPFIND", "/fs/").hrefs == ["/fs/", "/fs/sub/", "/fs/sub/a.txt"]
+    assert dav("GET", "/fs/sub/a.txt").body == b"packed"
+    assert b'data-name="a.txt"' in dav("GET", "/fs/sub/").body
+    for method, path in (("PUT", "/fs/b.txt"), ("DELETE", "/fs/sub"), ("MKCOL", "/fs/x")):
+        assert dav(method, path, b"" if method == "PUT" else None).status == 403, method
+
+
+def test_windows_sets_times(dav: Client) -> None:
+    body = (
+        b"<D:propertyupdate xmlns:D='DAV:' xmlns:Z='urn:schemas-microsoft-com:'><D:set><D:prop>"
+        b"<Z:Win32LastModifiedTime>Mon</Z:Win32LastModifiedTime></D:prop></D:set></D:propertyupdate>"
+    )
+    answer = dav("PROPPATCH", "/fs/a.txt", body)
+    assert (answer.status, b"200 OK" in answer.body) == (207, True)
+    own = body.replace(b"urn:schemas-microsoft-com:", b"urn:own")
+    assert b"403 Forbidden" in dav("PROPPATCH", "/fs/a.txt", own).body

@@ -19,7 +19,7 @@ def check(data: bytes) -> None:
         HttpError: 400.
     """
     counter = _Counter()
-    parser = ParserCreate()
+    parser = ParserCreate(namespace_separator=" ")  # it looks at prefixes then, as the next parser does
     parser.StartElementHandler = counter.start
     parser.EndElementHandler = counter.end
     parser.CharacterDataHandler = counter.text

@@ -16,7 +16,7 @@ from smqrt.http.message import Request
 from smqrt.http.private import hidden
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
-from smqrt.http.status import HttpError
+from smqrt.http.status import HttpError, reason
 from smqrt.http.tree import Branch, Directory, Door
 from smqrt.http.wsgi import answer
 
@@ -74,6 +74,10 @@ class DavDirectory(Directory):
     def locks(self) -> Locks | None:
         """The locks; None without a folder for them."""
         return self._locking.locks if self._locking else None
+
+    def refuse(self, request: Request) -> None:
+        """See `Directory.refuse`: a page for browsers, plain text for programs (spec: bas-api §17)."""
+        _error(request, 403)
 
     def door(self, relpath: str) -> Door | None:
         """See `Directory.door`: the share decides which names it shows."""
@@ -274,6 +278,20 @@ def _user(request: Request) -> str:
     return login.name if login is not None else ""
 
 
+def _error(request: Request, status: int, detail: str = "", headers: dict[str, str] | None = None) -> None:
+    """Answer with an error: a page for browsers, plain text for programs."""
+    if "text/html" in (request.get("accept") or ""):
+        request.response.error(status, detail, headers)
+        return
+    response = request.response
+    response.reset()
+    response.status = status
+    for name, value in (headers or {}).items():
+        response.headers.set(name, value)
+    response.headers.set("Content-Type", "text/plain; charset=utf-8")
+    response.end(f"{status} {reason(status)}{': ' if detail else ''}{detail}\n".encode("utf-8", "replace"))
+
+
 def _refuse(request: Request, error: Any) -> None:
     """Answer what the engine refuses with."""
     if error.value == 500:
@@ -286,7 +304,7 @@ def _refuse(request: Request, error: Any) -> None:
     if error.value == 405:
         headers["Allow"] = _METHODS
     if error.err_condition is None:
-        response.error(error.value, error.context_info or "", headers)
+        _error(request, error.value, error.context_info or "", headers)
         return
     response.reset()
     response.status = error.value

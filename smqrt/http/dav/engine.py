@@ -333,9 +333,13 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
             raise HttpError(400, f"{field[5:].title()} has more than {MAX_FIELD_CHARACTERS} characters")
     environ.setdefault("HTTP_HOST", "")
     method = environ["REQUEST_METHOD"]
+    if method in ("COPY", "MOVE", "DELETE") and environ["smqrt.path"] == "/":
+        raise HttpError(403, f"{method} of the file server itself")
     if method in ("COPY", "MOVE"):
         hosts = (environ.get("HTTP_HOST", "").lower(), environ.get("HTTP_X_FORWARDED_HOST", "").lower())
         name = destination(environ.get("HTTP_DESTINATION", ""), hosts, bases)
+        if not name:
+            raise HttpError(403, "the destination is the file server itself")
         environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))
     if method in _WITH_XML:
         body = environ["smqrt.xml"] = environ["wsgi.input"].read(bodies.MAX_XML_BYTES + 1)

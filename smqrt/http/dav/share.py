@@ -106,7 +106,7 @@ class Share:
     def rename(self, old: str, new: str) -> None:
         """Rename a file or folder; replaces a file."""
         self._check(old)
-        self._check(new)
+        self.check_new(new)
         reach(self.io, old, self.io.rename, old, new)
 
     def copy(self, old: str, new: str) -> None:
@@ -123,9 +123,22 @@ class Share:
     def _count(self, name: str) -> int:
         return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
 
+    def check_new(self, name: str) -> None:
+        """Refuse a name that can't be made or replaced, also since something is there that may not be seen: a link."""
+        self._check(name)
+        if self.look(name) is None and reach(self.io, name, self._exists, name):
+            raise IoError("noaccess", f"{name!r} is not for clients")
+
     def _check(self, name: str) -> None:
         if not name or not self.shows(name):
             raise IoError("noaccess", f"{name!r} is not for clients")
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.io.stat(name)
+        except IoError as error:
+            return error.word != "notfound"
+        return True
 
     def _listed(self, name: str) -> Iterator[tuple[str, Stat]]:
         prefix = name + "/" if name else ""
@@ -151,7 +164,7 @@ class Upload:
     """
 
     def __init__(self, share: Share, name: str) -> None:
-        share._check(name)
+        share.check_new(name)
         self._share, self._name = share, name
         folder = name.rpartition("/")[0]
         own = f"{_UPLOAD}{secrets.token_hex(8)}"

@@ -10,6 +10,7 @@ from smqrt.http.logins.users import Answered
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
+    from smqrt.http.tree import Directory
 
 
 class Guard:
@@ -21,7 +22,7 @@ class Guard:
         directory: the directory, for the login page.
     """
 
-    def __init__(self, authenticator: Authenticator, authorizer: Authorizer | None, directory: object) -> None:
+    def __init__(self, authenticator: Authenticator, authorizer: Authorizer | None, directory: Directory) -> None:
         self.authenticator, self.authorizer = authenticator, authorizer
         self.directory = directory
 
@@ -44,5 +45,5 @@ class Guard:
                 return False
         except Answered:
             return True
-        request.response.error(403)
+        self._directory.refuse(request)
         return True
