@@ -45,5 +45,5 @@ class Guard:
                 return False
         except Answered:
             return True
-        self._directory.refuse(request)
+        self.directory.refuse(request)
         return True
