@@ -205,6 +205,7 @@ class Server:
             private=private,
             logins=self.http.logins,
             json_values=self.settings.json_values,
+            key_file=Path(self.settings.key_file).absolute() if self.settings.key_file else None,
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),

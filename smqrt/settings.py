@@ -33,6 +33,11 @@ class Settings:
     client_ca: str | None = option(
         None, optional(text()), "Authorities (PEM) that client certificates are checked against."
     )
+    key_file: str | None = option(
+        None,
+        optional(text()),
+        "File with the keys of `ba.tpm`, not among what is served. `~/.config/smqrt/keys.json` by default.",
+    )
     hosts: str = option(
         "",
         text(),

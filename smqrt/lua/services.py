@@ -38,6 +38,7 @@ class Services:
     smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.SmqClientBinding`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
+    key_file: the file of `ba.tpm`; None for the user's (`smqrt.crypto.keyfile.default_path`).
     processes: the child processes of Lua (`smqrt.lua.api.processes.ProcessBinding`).
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
     http_port, https_port: the ports listened on, 0 when there is none.
@@ -59,6 +60,7 @@ class Services:
     smq_clients: Any = None
     http_clients: dict[int, HttpConversation] = field(default_factory=dict)
     http_server: HttpServer | None = None
+    key_file: Path | None = None
     processes: Any = None
     exchanges: Any = None
     http_port: int = 0

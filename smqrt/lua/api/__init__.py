@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from smqrt.lua.api import codec, crypto, httpc, luasocket, luasql, mqtt, mqttbroker, processes, sockets, system, tls
+from smqrt.lua.api import (
+    codec,
+    crypto,
+    httpc,
+    luasocket,
+    luasql,
+    mqtt,
+    mqttbroker,
+    processes,
+    sockets,
+    system,
+    tls,
+    tpm,
+)
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-PARTS = (system, codec, tls, sockets, crypto, processes, httpc, mqtt, mqttbroker, luasql, luasocket)
+PARTS = (system, codec, tls, sockets, crypto, processes, tpm, httpc, mqtt, mqttbroker, luasql, luasocket)
 """What needs nothing of a server around it."""
 
 

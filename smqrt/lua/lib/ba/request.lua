@@ -76,7 +76,9 @@ function methods:setnodelay(on) return py.setnodelay(handle_of(self), on ~= fals
 function methods:cipher() return py.cipher(handle_of(self)) end
 
 -- syntax: request:certificate() -> table | nil when the client sent none
+--         request:clientcert()      the same
 function methods:certificate() return core.certificate(py.certificate(handle_of(self))) end
+methods.clientcert = methods.certificate
 
 function methods:env()
   handle_of(self)

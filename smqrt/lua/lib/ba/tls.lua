@@ -58,14 +58,23 @@ function store:addcert(io, name)
   return py.add_to_store(handle, data)
 end
 
--- syntax: ba.create.sharkcert(io, cert, key [, password]) -> certificate | nil, error, reason
+--- A certificate with its key, both PEM text.
+function core.tls.identity(cert, key, password)
+  return wrap(cert_class, py.new_identity(cert, key, password))
+end
+
+-- syntax: ba.create.sharkcert(io, cert, key [, password]) -> certificate | nil, error, reason        files
+--         ba.create.sharkcert(cert, key [, password])                                               PEM text
 function ba.create.sharkcert(io, cert, key, password)
+  if core.rawtype(io) == "string" then
+    return core.tls.identity(io, arg.string(cert, 2, "sharkcert"), arg.optional(arg.string, key, nil, 3, "sharkcert"))
+  end
   local cert_data, message = content(io, cert, 1, "sharkcert")
   if not cert_data then return nil, message end
   local key_data, fault = content(io, key, 1, "sharkcert")
   if not key_data then return nil, fault end
   if password == "sharkssl" then password = nil end -- the name of a format that older applications give
-  return wrap(cert_class, py.new_identity(cert_data, key_data, arg.optional(arg.string, password, nil, 4, "sharkcert")))
+  return core.tls.identity(cert_data, key_data, arg.optional(arg.string, password, nil, 4, "sharkcert"))
 end
 
 local function new_tls(handle, side)
