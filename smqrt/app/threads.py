@@ -8,6 +8,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from gevent import get_hub
+from gevent.hub import Hub
 from gevent.threadpool import ThreadPool
 
 from smqrt.net.workers import in_pool
@@ -33,11 +34,13 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     Raises:
         Exception: what it raises.
     """
-    return in_pool(_threads(), partial(function, *args, **kwargs))
-
-
-def _threads() -> ThreadPool:
     hub = get_hub()
+    if not hub.loop.default:  # this is a thread already
+        return function(*args, **kwargs)
+    return in_pool(_threads(hub), partial(function, *args, **kwargs))
+
+
+def _threads(hub: Hub) -> ThreadPool:
     pool: ThreadPool | None = getattr(hub, _POOL, None)
     if pool is None:
         pool = ThreadPool(THREADS, hub=hub)

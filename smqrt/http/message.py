@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, overload
 
 from smqrt.http.access import Access
 from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
@@ -103,6 +103,7 @@ class Request(Head, Posted):
         "_body",
         "_connection",
         "_form",
+        "_is_over",
         "_whole",
         "env",
         "forwards",
@@ -128,6 +129,7 @@ class Request(Head, Posted):
         self.includes = 0
         self.forwards = 0
         self.is_fresh = True
+        self._is_over = False
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)
 
@@ -213,6 +215,10 @@ class Request(Head, Posted):
         """The logins of the server."""
         return self._connection.server.logins
 
+    @overload
+    def session(self, create: Literal[True]) -> HttpSession: ...
+    @overload
+    def session(self, create: bool = False) -> HttpSession | None: ...
     def session(self, create: bool = False) -> HttpSession | None:
         """Give the session of the client, in which an application keeps what it likes (spec: bas-api §2.1).
 
@@ -229,7 +235,7 @@ class Request(Head, Posted):
         session = sessions.of(self)
         if session is not None or not create:
             return session
-        if self.response.committed:
+        if self.response.committed or self._is_over:
             raise RuntimeError("the response has begun: session(create=True) must come before it")
         return sessions.begin(self)
 
@@ -353,12 +359,15 @@ class Request(Head, Posted):
         """Called when the request is over: a body that was read as a whole counts no more, and the layers above are
         told by their `env`, now and not when garbage is collected.
         """
+        self._is_over = True
         self.env.clear()
         self._whole = self._form = None
         if self._body is not None:
             self._body.forget()
 
     def _reader(self) -> Body:
+        if self._is_over:
+            raise RuntimeError("the request is over: read its body before the function that answers it returns")
         if self._body is None:
             source, server = self._connection, self._connection.server
             self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)

@@ -153,6 +153,13 @@ def test_answers(app: AppServer) -> None:
     assert app.ask("/pyapi/store.py").status == 404
 
 
+def test_a_request_that_is_over(app: AppServer) -> None:
+    assert post(app, "kept", b"a=1", URLENCODED).text == "kept"
+    said = value(app.ask("/pyapi/kept/late"))
+    assert all(text.startswith("the request is over: ") for text in said[:4]), said
+    assert "must come before it" in said[4]
+
+
 def test_errors_are_shown_as_those_of_lua(app: AppServer, caplog: pytest.LogCaptureFixture) -> None:
     answer = app.ask("/pyapi/nested?values=[0]")
     assert answer.status == 500

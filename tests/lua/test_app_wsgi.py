@@ -17,11 +17,19 @@ APPS = Path(__file__).parent.parent / "apps" / "wsgi"
 pytestmark = pytest.mark.servers
 
 
+class Reloading(Served):
+    """The server of copies of the applications."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(folder, "--reload")
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloading]:
     folder = tmp_path_factory.mktemp("wsgi") / "apps"
     shutil.copytree(APPS, folder, ignore=shutil.ignore_patterns("__pycache__", "db.sqlite3"))
-    running = Served(folder)
+    running = Reloading(folder)
     for name in ("django", "flask", "plain"):
         assert running.wait_for(rf"^app {name} at /{name}/: (.*)$")[1] == "ok", running.output
     yield running
@@ -76,6 +84,18 @@ def test_django(served: Served, browser: requests.Session) -> None:
     assert failed.status_code == 500
     assert "Server Error (500)" in failed.text
     assert browser.get(f"{served.url}/django/db.sqlite3").status_code == 404
+
+
+def test_a_module_that_changes_starts_its_application_anew(served: Reloading, browser: requests.Session) -> None:
+    module = served.folder / "flask" / "pages.py"
+    source = module.read_text()
+    module.write_text(source + "if x\n")
+    served.wait_for(r"^app flask at /flask/: kept as it was: flask/pages.py:11: expected ':'$")
+    assert browser.get(f"{served.url}/flask/more/").text == "more at /flask/more/"
+    module.write_text(source.replace("more at", "even more at"))
+    served.wait_for(r"^app flask at /flask/: ok(.|\n)*^app flask at /flask/: ok$")
+    assert browser.get(f"{served.url}/flask/more/").text == "even more at /flask/more/"
+    assert "django" not in served.output.partition("kept as it was")[2]
 
 
 def test_by_hand(served: Served, browser: requests.Session) -> None:

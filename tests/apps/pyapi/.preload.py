@@ -76,6 +76,17 @@ def generated():
 closed = 0
 
 
+def late(call):
+    try:
+        return str(call())
+    except Exception as error:
+        return str(error)
+
+
+def begin():
+    return app.kept.session(create=True)
+
+
 def answer(request, relpath):
     response = request.response
     if relpath in ANSWERS:
@@ -98,6 +109,10 @@ def answer(request, relpath):
         response.stream(generated())
     elif relpath == "endless":
         response.stream(iter(lambda: b"piece", b""))
+    elif relpath == "kept":
+        app.setdefault("kept", request).response.write("kept")
+    elif relpath == "kept/late":
+        response.json([late(one) for one in (app.kept.body, app.kept.form, app.kept.json, app.kept.chunks, begin)])
     elif relpath == "closed":
         response.json(closed)
     elif relpath == "unknown":
