@@ -194,7 +194,8 @@ def parse(data: bytes) -> Head:
     head = _recent.get(data)
     if head is None:
         head = Head(data)
-        if len(data) <= _MAX_RECENT_BYTES:
+        # One with credentials comes but once (Digest), or has a password in it (Basic).
+        if len(data) <= _MAX_RECENT_BYTES and head.get("authorization") is None:
             if len(_recent) >= _MAX_RECENT:
                 _recent.clear()
             _recent[data] = head

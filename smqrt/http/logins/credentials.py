@@ -222,9 +222,11 @@ def _parameters(text: str) -> dict[str, str] | None:
         if match is None:
             return fields if not text[at:].strip(" \t,") else None
         name, quoted, token = match.groups()
-        if name.lower() in fields:
+        name = name.lower()
+        if name in fields:
             return None
-        fields[name.lower()] = token if quoted is None else _ESCAPE.sub(r"\1", quoted)
+        value = token if quoted is None else quoted
+        fields[name] = _ESCAPE.sub(r"\1", value) if "\\" in value else value
         at = match.end()
     return fields
 

@@ -17,6 +17,7 @@ from enum import Enum
 NONCE_LIFETIME_S = 300.0
 SEED_LIFETIME_S = 12 * 3600.0  # a login page may stand open over night
 _MAX_KEPT = 10_000  # of those in use, some 300 bytes each
+_MAX_CHECKED = 1024
 _WINDOW = 256  # requests of one nonce that may overtake each other; browsers have some ten under way
 _TIME_BYTES, _RANDOM_BYTES, _MAC_BYTES = 8, 8, 16
 
@@ -102,6 +103,7 @@ class Nonces:
     def __init__(self, now: Callable[[], float]) -> None:
         self._signer, self._now = Signer(), now
         self._kept = Kept()
+        self._checked: dict[str, float] = {}  # those in use, whose signature was looked at, with their times
 
     def issue(self) -> str:
         """Make one."""
@@ -138,10 +140,15 @@ class Nonces:
 
     def _made_s(self, nonce: str) -> float | None:
         """Give the time at which it was handed out, None when it was not."""
-        data = _decoded(nonce, _TIME_BYTES + _RANDOM_BYTES + _MAC_BYTES)
-        if data is None or not self._signer.made(data[:-_MAC_BYTES], data[-_MAC_BYTES:]):
-            return None
-        return int.from_bytes(data[:_TIME_BYTES]) / 1000
+        made_s = self._checked.get(nonce)
+        if made_s is None:
+            data = _decoded(nonce, _TIME_BYTES + _RANDOM_BYTES + _MAC_BYTES)
+            if data is None or not self._signer.made(data[:-_MAC_BYTES], data[-_MAC_BYTES:]):
+                return None
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            made_s = self._checked[nonce] = int.from_bytes(data[:_TIME_BYTES]) / 1000
+        return made_s
 
 
 class Seeds:
