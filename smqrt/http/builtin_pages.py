@@ -24,8 +24,8 @@ LAST = -127  # applications come first, also one of the name "help"
 _PARTS = {
     "Begin": "quick-start application python-api hub-api clients wsgi command-line protocol",
     "Serve": "serving mako-conf trace-logger security logins limits data-path",
-    "Lua": "lua-api file-servers cosockets sockets http-client tls",
-    "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker",
+    "Lua": "lua-api file-servers cosockets sockets http-client tls xml-lua",
+    "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker sparkplug",
     "Record and compute": (
         "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "
         "declarative-pipelines pipeline-cluster duckdb"

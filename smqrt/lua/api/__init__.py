@@ -12,14 +12,31 @@ from smqrt.lua.api import (
     mqttbroker,
     processes,
     sockets,
+    sparkplug,
     system,
     tls,
     tpm,
+    xml,
 )
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
-PARTS = (system, codec, tls, sockets, crypto, processes, tpm, httpc, mqtt, mqttbroker, luasql, luasocket)
+PARTS = (
+    system,
+    codec,
+    tls,
+    sockets,
+    crypto,
+    processes,
+    tpm,
+    httpc,
+    mqtt,
+    mqttbroker,
+    luasql,
+    luasocket,
+    xml,
+    sparkplug,
+)
 """What needs nothing of a server around it."""
 
 

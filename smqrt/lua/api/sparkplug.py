@@ -1,0 +1,66 @@
+"""Sparkplug B for Lua: `require "SparkplugB"` (spec: bas-api §12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smqrt.errors import ArgumentError
+from smqrt.lua import table_codec
+from smqrt.lua.bridge import Function, LuaValue, LuaValues, fail, utf8
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
+from smqrt.mqtt import sparkplug
+from smqrt.mqtt.sparkplug_schema import TYPES
+from smqrt.net.scheduling import Turn
+
+SHORT_BYTES = 4096  # worked off at once; longer ones let others run in between
+
+
+def encode(fields: bytes, breathe: Callable[[], object] = bool) -> bytes:
+    """A payload of a packed table. Raises ArgumentError."""
+    return sparkplug.encode(_named(table_codec.load(fields)), breathe)
+
+
+def decode(data: bytes, breathe: Callable[[], object] = bool) -> LuaValues:
+    """The packed table of a payload; None and a sentence when it is none."""
+    try:
+        return (table_codec.dump(_signed(sparkplug.decode(data, breathe))),)
+    except ArgumentError as error:
+        return fail(str(error))
+
+
+def _named(value: Any) -> Any:
+    """Tables with names as text; values stay bytes."""
+    if not isinstance(value, dict):
+        return value
+    items = value.items()
+    return {key.decode("utf-8", "replace") if isinstance(key, bytes) else key: _named(item) for key, item in items}
+
+
+def _signed(value: Any) -> Any:
+    """Integers of 64 bits as Lua has them: from 2^63 on they are negative."""
+    if isinstance(value, dict):
+        return {key: _signed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_signed(item) for item in value]
+    return value - (1 << 64) if type(value) is int and value >> 63 == 1 else value
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua the encoder and the decoder."""
+
+    def encode_long(fields: bytes) -> LuaValue:
+        return encode(fields, Turn().breathe)
+
+    def decode_long(data: bytes) -> LuaValues:
+        return decode(data, Turn().breathe)
+
+    names = tuple(map(utf8, TYPES))
+    direct: dict[str, Function] = {
+        "encode": encode,
+        "decode": decode,
+        "types": lambda: names,
+        "short": lambda: SHORT_BYTES,
+    }
+    vm.namespace("ba.sparkplug", direct, {"encode_long": encode_long, "decode_long": decode_long})
