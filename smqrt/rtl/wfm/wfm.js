@@ -91,22 +91,22 @@ function question(title, text, yes) {
 
 $("cancel").onclick = () => $("ask").close("");
 
-// A name that would be a path is none.
-function valid(name) {
-    if (name && !/[/\\]/.test(name) && name !== "." && name !== "..") return true;
-    say("A name has no slash and is not empty.");
-    return false;
+// Whether a name can be given: one that would be a path is none.
+function free(name) {
+    const is = name && !/[/\\]/.test(name) && name !== "." && name !== "..";
+    say(!is ? "A name has no slash and is not empty." : named(name) ? WORDS[412] : "");
+    return is && !named(name);
 }
 
 async function newFolder() {
     const name = await question("Name of the new folder", "", "Make");
-    if (name !== null && valid(name) && await ask("MKCOL", url(name) + "/")) await refresh(name);
+    if (name !== null && free(name) && await ask("MKCOL", url(name) + "/")) await refresh(name);
 }
 
 async function rename(row) {
     const name = row.dataset.name, end = row.dataset.kind === "folder" ? "/" : "";
     const wanted = await question(`New name of “${name}”`, name, "Rename");
-    if (wanted === null || wanted === name || !valid(wanted)) return;
+    if (wanted === null || wanted === name || !free(wanted)) return;
     const destination = location.origin + url(wanted) + end;
     if (await ask("MOVE", url(name) + end, {Destination: destination, Overwrite: "F"})) await refresh(wanted);
 }
@@ -163,8 +163,17 @@ function send(file, shown) {
     });
 }
 
+const BUSY = 503, PATIENCE_MS = 2000, TRIES = 30;
+
 async function upload({file, shown}) {
-    const status = await send(file, shown);
+    let status = await send(file, shown);
+    for (let tries = 1; status === BUSY && tries < TRIES && shown.item.isConnected; tries++) {
+        shown.state.textContent = "waiting for other uploads";
+        shown.stop.onclick = () => shown.item.remove();
+        await new Promise((resolve) => setTimeout(resolve, PATIENCE_MS));
+        if (!shown.item.isConnected) return;
+        status = await send(file, shown);
+    }
     if (status >= 200 && status <= 299 || status === -1) {
         shown.item.remove();
         if (status !== -1) await refresh();
