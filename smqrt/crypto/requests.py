@@ -200,8 +200,8 @@ def certificate(
 def _request(pem: bytes) -> x509.CertificateSigningRequest:
     try:
         asked = x509.load_pem_x509_csr(pem)
-        valid = asked.is_signature_valid
-    except Exception as error:  # of every kind: it comes from elsewhere
+        valid = asked.is_signature_valid and asked.subject is not None and asked.extensions is not None
+    except Exception as error:  # of every kind: it comes from elsewhere, and its parts are read as they are asked for
         raise CryptoError("sslcryptoerr", f"no certificate signing request: {error}") from None
     if not valid:
         raise CryptoError("sslcryptoerr", "the signature of the request is wrong")

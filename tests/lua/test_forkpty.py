@@ -222,6 +222,18 @@ def test_async_callback_gets_all_of_it(vm: Vm, recorder: Recorder) -> None:
     assert (b"", b"b\n") in recorder.seen
 
 
+def test_async_callback_that_never_reads(vm: Vm, recorder: Recorder) -> None:
+    before = descriptors()
+    vm.eval("""ba.forkpty(function() test.record(1) end, "echo", "much")""")
+    wait_until(lambda: len(recorder.seen) >= 2)
+
+    def is_freed() -> bool:
+        vm.eval("collectgarbage()")
+        return descriptors() == before
+
+    wait_until(is_freed)
+
+
 def test_async_callback_that_fails(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
     vm.eval("""pty = ba.forkpty(function(pty) pty:read() error "no" end, "cat") pty:write "x" """)
     wait_until(lambda: "Pty callback failed" in caplog.text)
@@ -245,6 +257,19 @@ def test_a_forgotten_child_ends(vm: Vm) -> None:
     vm.eval('sh "exec sleep 1000"; (function() local pty <close> = sh "exec sleep 1000" end)()')
     vm.eval("collectgarbage() collectgarbage()")
     wait_until(lambda: children() == before)
+
+
+def test_the_end_of_the_server_waits_for_what_is_forgotten_too(
+    vm: Vm, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pty, "HANG_UP_S", 0.1)
+    before = children()
+    vm.eval(
+        """local pty = sh "trap '' HUP; echo ready; while :; do sleep 0.05; done" assert(pty:read() == "ready\\n")"""
+    )
+    vm.eval("collectgarbage() collectgarbage()")
+    services.processes.shutdown()
+    assert children() == before
 
 
 def test_children_are_limited(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:

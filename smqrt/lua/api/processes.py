@@ -34,8 +34,7 @@ class ProcessBinding:
         self._vm = vm
         self._next = count(1).__next__
         self._ptys: dict[int, Pty] = {}
-        self._owners: dict[int, AppScope | None] = {}
-        self._alive: set[int] = set()
+        self._alive: dict[Pty, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
         self._callback_ref = 0
         self._running: dict[int, int] = {}  # callbacks that run: what had arrived when they began
 
@@ -50,16 +49,16 @@ class ProcessBinding:
             return fail("mem", f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all")
         pty = Pty(_command(words, options, is_async))
         number = self._next()
-        self._ptys[number], self._owners[number] = pty, owner
-        self._alive.add(number)
+        self._ptys[number] = pty
+        self._alive[pty] = owner
         close_with_app(pty)
         if is_async:
             pty.on_output = lambda: self._advance(number)
         return number
 
     def _may_have_one_more(self, owner: AppScope | None) -> bool:
-        self._alive = {number for number in self._alive if number in self._ptys and self._ptys[number].status is None}
-        of_owners = Counter(self._owners[number] for number in self._alive)
+        self._alive = {pty: its for pty, its in self._alive.items() if pty.status is None}
+        of_owners = Counter(self._alive.values())
         return len(self._alive) < MAX_IN_ALL and of_owners[owner] < MAX_PER_APP
 
     # ---- callbacks: called at the beginning, then whenever something arrived while none runs
@@ -81,6 +80,10 @@ class ProcessBinding:
             return False
         self._running[number] = pty.arrivals
         return True
+
+    def over(self, number: int) -> bool:
+        """Whether nothing more will arrive."""
+        return number not in self._ptys or self._ptys[number].ended
 
     # ---- methods
 
@@ -119,18 +122,16 @@ class ProcessBinding:
     def drop(self, number: int) -> None:
         """Lua's object is gone."""
         pty = self._ptys.pop(number, None)
-        self._owners.pop(number, None)
         self._running.pop(number, None)
         if pty is not None:
             pty.close()
 
     def shutdown(self) -> None:
         """Close all, and wait until they have ended; blocks for some seconds at most."""
-        ptys = list(self._ptys.values())
-        for pty in ptys:
+        for pty in list(self._ptys.values()):
             pty.close()
         until_s = monotonic() + HANG_UP_S + KILL_S
-        while any(pty.status is None for pty in ptys) and monotonic() < until_s:
+        while any(pty.status is None for pty in self._alive) and monotonic() < until_s:
             sleep(_POLL_S)
 
 
@@ -154,6 +155,6 @@ def _command(words: bytes, options: bytes, apart: bool) -> Command:
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.forkpty`."""
     binding = services.processes = ProcessBinding(vm)
-    direct = methods(binding, "attach start again winsize set_winsize pause close status drop", with_words)
+    direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_words)
     blocking = methods(binding, "fork write close_and_wait terminate", with_words)
     vm.namespace("ba.forkpty", direct, blocking, parking={"read": binding.read})

@@ -30,7 +30,7 @@ py.attach(core.ref(function(number)
       close(self)
     end
   until not py.again(number)
-  if self.ended then callbacks[number] = nil end
+  if py.over(number) then callbacks[number] = nil end -- it will not be called again
 end))
 
 -- ---- the command and its options
@@ -95,10 +95,7 @@ function methods:read(size, apart)
   local number = number_of(self, "read")
   if size == true then size, apart = nil, true end
   local output, errors = py.read(number, arg.optional(arg.positive, size, READ_BYTES, 1, "read"))
-  if not output then
-    self.ended = true
-    return nil, "terminated"
-  end
+  if not output then return nil, "terminated" end
   if apart then return output, errors ~= "" and errors or nil end
   return output .. errors
 end

@@ -1,0 +1,1 @@
+<?lsp response:json{token = app.login(request)} ?>
