@@ -7,10 +7,21 @@ from functools import cached_property
 from typing import SupportsIndex, overload
 
 from smqrt.http.forms import parse_parameters
+from smqrt.http.status import HttpError
+
+
+class MissingFieldError(HttpError, KeyError):
+    """The client did not send what was asked for by its name: answered with 400, unless it is caught."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(400, f"The field {name!r} is missing.")
+
+    __str__ = Exception.__str__  # that of KeyError shows the sentence in quotes
 
 
 class Fields(Mapping[str, str]):
-    """Values by name; where a name comes more than once, the first, and all with `getall`.
+    """Values by name; where a name comes more than once, the first, and all with `getall`. A name that did not come
+    raises MissingFieldError.
 
     Args:
         pairs: names and values in the client's order.
@@ -25,7 +36,10 @@ class Fields(Mapping[str, str]):
             self._values.setdefault(name, value)
 
     def __getitem__(self, name: str) -> str:
-        return self._values[name]
+        try:
+            return self._values[name]
+        except KeyError:
+            raise MissingFieldError(name) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -198,8 +198,9 @@ class Form:
                 many fields; 415, the body is no form.
         """
         if not self._began:
-            self._began = True
+            self._pairs = []
             self._read_whole()
+            self._began = True
         return decoded(self._pairs)
 
     def files(self, limit_bytes: int) -> Iterator[Upload]:
@@ -214,7 +215,9 @@ class Form:
         """
         if self._files is not None:
             return (Upload(file, iter((content,))) for file, content in self._files)
-        if self._began and not self._done:
+        if self._done:
+            return iter(())
+        if self._began:
             raise ArgumentError("files: the files of this form are being read already; go on with that iterator")
         self._began = True
         return self._arriving(limit_bytes)

@@ -88,6 +88,12 @@ def test_forms(app: AppServer) -> None:
     assert seen["fields"] == [["a", "1"], ["b", "ü"]]
     assert seen["files"] == [["up", "x.txt", "text/x-test", "content"], ["none", "", "text/x-test", ""]]
     assert value(app.ask("/pyapi/form"))["fields"] == []
+    assert value(post(app, "missing", b"a=1", URLENCODED)) == ["1", False, "1"]
+    missing = post(app, "missing", b"b=1", URLENCODED)
+    assert missing.status == 400
+    assert "The field &#x27;a&#x27; is missing." in missing.text
+    assert value(post(app, "twice", body, MULTIPART)) == [[], 2, 2, [["a", "1"], ["b", "ü"]]]
+    assert post(app, "twice", b"x", {"Content-Type": "text/plain"}).status == 415
 
 
 FAULTY = [

@@ -46,6 +46,17 @@ def streamed(request):
     return {"seen": seen, "fields": request.form().pairs}
 
 
+def twice(request):
+    said = []
+    for _ in range(2):
+        try:
+            request.form()
+        except HttpError as error:
+            said.append(error.status)
+    files = request.files()
+    return [said, len(list(files)), len(list(request.files())), request.form().pairs]
+
+
 def caught(request):
     try:
         return {"value": request.json()}
@@ -57,6 +68,8 @@ ANSWERS = {
     "names": names,
     "json": lambda request: {"value": request.json(), "again": request.json(), "bytes": len(request.body())},
     "caught": caught,
+    "missing": lambda request: [request.form().get("a"), "b" in request.form(), request.form()["a"]],
+    "twice": twice,
     "form": form,
     "files": streamed,
     "modules": lambda request: [later, store.name, models.item.NAME, tag.NAME, store.count(), store.__name__],
