@@ -75,14 +75,16 @@ class LuaScript:
     ) -> None:
         self._vm = applications.vm
         self._entries = applications.entries
+        self._files, self._dirs = applications.files, applications.dirs
         self._number = number
-        self._io = applications.files.handle_of(io)
-        self._reader = applications.dirs.register(reader)
+        self._io, self._reader = io, reader
         self._entry = entry
 
     def load(self) -> None:
         """See `Script.load`."""
-        done, *message = self._vm.run(self._entries["load"], self._number, self._io, self._reader, self._entry)
+        # Handles only now: Lua gives those back that it has got, and never one of an application that failed before.
+        io, reader = self._files.handle_of(self._io), self._dirs.register(self._reader)
+        done, *message = self._vm.run(self._entries["load"], self._number, io, reader, self._entry)
         if not done:
             raise LuaError(message[0])
 
