@@ -15,6 +15,7 @@ from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
+from smqrt.lua.api import mail
 from smqrt.lua.api.sockets import SocketBinding
 from smqrt.lua.bridge import Function, LuaResult, fail, methods, with_words
 from smqrt.lua.services import Services
@@ -176,7 +177,7 @@ def gethostname() -> bytes:
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua the globals `socket` and `mime`, and what `require "socket.core"` and `"ltn12"` stand on."""
+    """Give Lua the globals `socket`, `socket.mail` among it, and `mime`, and what `require "socket.core"` and `"ltn12"` stand on."""
     binding = LuaSocketBinding(services.sockets)
     direct = methods(binding, "attempt set_linger option", with_words)
     blocking = methods(binding, "shutdown", with_words)
@@ -187,3 +188,4 @@ def install(vm: Vm, services: Services) -> None:
     facts: dict[str, Function] = {"gettime": time.time, "gethostname": gethostname, "has_room": binding.has_room}
     vm.namespace("socket", facts, names, parking={"await_any": binding.await_any})
     vm.namespace("mime", {})
+    mail.install(vm, services)
