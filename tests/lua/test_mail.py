@@ -14,12 +14,9 @@ import gevent
 import pytest
 import trustme
 
-from smqrt.http.disk import DiskIo
-from smqrt.lua import api
-from smqrt.lua.api import files
-from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from tests import pki
+from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp
 
 CA, OTHERS_CA = trustme.CA(), trustme.CA()
@@ -47,13 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lua(folder: Path) -> Iterator[Vm]:
-    services = Services(ios={"home": DiskIo(folder)})
-    machine = Vm()
-    api.install(machine, services)
-    files.install(machine, services)
-    yield machine
-    machine.stop()
-    gevent.sleep(0)
+    server = AppServer(folder)
+    yield server.vm
+    server.close()
 
 
 def send(lua: Vm, port: int, mail: str = MAIL, op: str = "", ca: bytes | None = None) -> Any:

@@ -177,7 +177,7 @@ def gethostname() -> bytes:
 
 
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua the globals `socket`, `socket.mail` among it, and `mime`, and what `require "socket.core"` and `"ltn12"` stand on."""
+    """Give Lua the globals `socket` (with `socket.mail`) and `mime`, and what their modules stand on."""
     binding = LuaSocketBinding(services.sockets)
     direct = methods(binding, "attempt set_linger option", with_words)
     blocking = methods(binding, "shutdown", with_words)
