@@ -37,6 +37,7 @@ from smqrt.lua.api import (
     response,
     sessions,
     tracelogger,
+    uploads,
 )
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
@@ -243,10 +244,11 @@ class Applications:
         self.all: list[Application] = []
         self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
-        response.install(vm, services, self.exchanges)
+        deferred = response.install(vm, services, self.exchanges)
         self.sessions = sessions.install(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
+        uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         fileservers.install(vm, self.dirs, self.files)

@@ -172,6 +172,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDisk]:
 
 def test_a_disk_that_hangs_holds_nobody_and_what_waits_goes_on(server: AppServer, hung: HungDisk):
     server.write("", {"big": b"x" * 300_000, "other.lsp": "<?lsp print(io:stat'big'.size) ?>"})
+    server.page("")
     code = "local f = io:open'big' print(io:mkdir'd' or 'there', #f:read'a')"
     asking = [gevent.spawn(told, server, code) for _ in range(6)]
     wait_until(lambda: server.vm.activities.blocked == 6)

@@ -132,6 +132,7 @@ def test_a_slow_disk_holds_nobody_else(server: AppServer, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(DiskIo, "files", slow)
     server.write("", {"a.txt": "hello"})
+    server.page("")  # loads the application: not while its pages are asked for
     code = "local n = 0 for name in io:files'' do n = n + 1 end print(n > 0)"
     listing = [gevent.spawn(server.page, f"<?lsp {code} ?>") for _ in range(6)]
     wait_until(lambda: server.vm.activities.blocked == 6)

@@ -172,9 +172,15 @@ class DeferredBinding:
         exchange = self._exchanges.of(handle)
         if exchange.request.response.committed:
             raise ArgumentError("deferred: iscommitted")
-        deferred = self._open[handle] = DeferredResponse(exchange.request.response)
-        exchange.wait = deferred.wait
+        if exchange.wait is not None:
+            raise ArgumentError("deferred: the response is deferred already, or that of an upload")
+        exchange.wait = self.open(handle, exchange.request.response).wait
         return handle
+
+    def open(self, handle: int, response: Response) -> DeferredResponse:
+        """Put a response into the hands of Lua, by this handle."""
+        deferred = self._open[handle] = DeferredResponse(response)
+        return deferred
 
     def set_status(self, handle: int, status: int) -> bool:
         self._of(handle).response.status = status
@@ -239,11 +245,12 @@ _DIRECT = (
 _DEFERRED = "defer set_status set_header is_valid close abort"
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
-    """Give Lua the response half of exchanges, their cookies, and deferred responses."""
+def install(vm: Vm, services: Services, exchanges: Exchanges) -> DeferredBinding:
+    """Give Lua the response half of exchanges, their cookies, and deferred responses; return what keeps the latter."""
     binding, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
     direct = methods(binding, _DIRECT)
     vm.namespace("ba.response", direct, methods(binding, _BLOCKING))
     vm.namespace("ba.filter", {"committed": binding.committed})
     vm.namespace("ba.cookies", {"cookie": binding.cookie, "add_cookie": binding.add_cookie})
     vm.namespace("ba.deferred", methods(deferred, _DEFERRED), {"write": deferred.write})
+    return deferred

@@ -15,6 +15,8 @@ function exchange.methods:deferred()
   return setmetatable({handle = number}, class)
 end
 
+function core.deferred_response(number) return setmetatable({handle = number}, class) end
+
 function deferred:setstatus(code) return py.set_status(self.handle, arg.integer(code, 1, "setstatus")) end
 
 function deferred:setheader(name, value)

@@ -1,0 +1,82 @@
+-- Uploads: the body of a request goes to a file while the application does something else (spec: bas-api 4, 17).
+local core, py = ...
+
+local arg, exchange = core.arg, core.exchange
+local getmetatable, setmetatable, xpcall = getmetatable, setmetatable, xpcall
+
+local MOST <const> = 10 -- of one uploader at once; a browser sends six
+
+local up = {}
+local class = core.class("upload", up)
+local uploads = {} -- number -> {up =, environment =, started =, done =, failed =}
+
+-- What can still be said when the upload is over stays in the object.
+local function fact(name)
+  up[name] = function(self)
+    if uploads[self.handle] ~= nil then self["last_" .. name] = py[name == "multipart" and "is_multipart" or name](self.handle) end
+    return self["last_" .. name]
+  end
+end
+fact"name" fact"url" fact"multipart"
+
+-- syntax: up:session() -> session | nil
+function up:session()
+  local number = py.session(self.handle)
+  return number and core.session.wrap(number)
+end
+
+-- syntax: up:response() -> deferred response      always the same one
+function up:response()
+  if not self.deferred then
+    py.respond(self.handle)
+    self.deferred = core.deferred_response(self.handle)
+  end
+  return self.deferred
+end
+
+local function tell(number, what, ...)
+  local upload = uploads[number]
+  up.name(upload.up)
+  local done, message = xpcall(upload[what], core.traceback, upload.environment, upload.up, ...)
+  if done then return true end
+  core.log_error("upload: " .. message)
+  core.report_error(message, upload.environment)
+  return false
+end
+
+local function forget(number) uploads[number] = nil end
+
+py.attach(core.ref(tell), core.ref(forget))
+
+-- The environment of the callbacks; a table of the application sees the globals as well.
+local function environment_of(given)
+  if given == nil then return setmetatable({}, {__index = _G}) end
+  arg.table(given, 6, "uploader")
+  if getmetatable(given) == nil then setmetatable(given, {__index = _G}) end
+  return given
+end
+
+-- syntax: ba.create.upload(io [, maxuploads]) -> uploader
+--         uploader(request, name, startcb, donecb, errcb [, env [, cont]])      ends the page, unless cont is true
+function ba.create.upload(io, most)
+  core.io.check(io, 1, "upload")
+  most = arg.optional(arg.positive, most, MOST, 2, "upload")
+  local uploader = py.new_uploader()
+  return function(request, name, started, done, failed, environment, continues)
+    arg.instance(request, exchange.class, 1, "uploader")
+    arg.string(name, 2, "uploader")
+    arg["function"](started, 3, "uploader")
+    arg["function"](done, 4, "uploader")
+    arg["function"](failed, 5, "uploader")
+    environment = environment_of(environment)
+    local handle = exchange.handle_of(request)
+    if not py.take(uploader, most, handle, io.handle, name) then exchange.stop(request) end
+    local object = setmetatable({handle = handle}, class)
+    uploads[handle] = {up = object, environment = environment, started = started, done = done, failed = failed}
+    up.name(object) up.url(object) up.multipart(object)
+    request.take()
+    exchange.seal(request, nil)
+    if continues ~= true then exchange.stop(request) end
+    return true
+  end
+end
