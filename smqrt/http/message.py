@@ -60,9 +60,6 @@ class RequestConnection(Source, Protocol):
     def send(self, data: bytes) -> None:
         """Send all of `data`; may block the greenlet. Raises ClientGoneError."""
 
-    def close(self) -> None:
-        """Close it at once."""
-
     def release(self) -> tuple[Transport, Watcher, bytes]:
         """Give transport, stopped READ watcher and unused bytes away."""
 
@@ -314,10 +311,6 @@ class Request(Head, Posted):
         number = secrets.token_hex(4)
         log.error("error %s in %s: %s", number, self.path, failure)
         return number
-
-    def cut(self) -> None:
-        """Close the connection at once; whoever waits for it gets a `ClientGoneError`."""
-        self._connection.close()
 
     def detach(self) -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+from contextlib import suppress
 from functools import partial
+from socket import SHUT_RDWR, socket
 from typing import TYPE_CHECKING
 
 from smqrt.app_folder import close_with_app
@@ -90,7 +93,13 @@ class Upload:
     def close(self) -> None:
         """The application ends: its functions are called no more, and the connection is cut."""
         self._is_closed = True
-        self.request.cut()
+        _cut(self.request)
+
+
+def _cut(request: Request) -> None:
+    """End the connection of a request, whose worker may be waiting for it and sees the end of the stream then."""
+    with suppress(OSError), socket(fileno=os.dup(request.transport.fileno())) as twin:
+        twin.shutdown(SHUT_RDWR)
 
 
 class UploadsBinding:
