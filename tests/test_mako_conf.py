@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smqrt import mako_conf
+from smqrt import mako_conf, runtime
 from smqrt.cli.serve import AppSpec, discover
 from smqrt.errors import StartError
 from smqrt.mako_conf import MakoConf
+from smqrt.net.certificates import self_signed_pair
+from smqrt.runtime import Server
+from smqrt.settings import Settings
+from tests.conftest import free_port
 
 
 def conf(folder: Path, text: str) -> MakoConf:
@@ -127,3 +133,39 @@ def test_its_applications_come_behind_those_of_the_command_line(tmp_path: Path) 
     assert discover([], [], tmp_path, found) == configured
     assert discover([], ["x::a"], tmp_path, found) == [AppSpec("x", tmp_path / "a"), *configured]
     assert discover(["a"], [], tmp_path, found) == [AppSpec("", tmp_path / "a"), *configured]
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """Makes servers whose other ports are two that are free, or one of them taken."""
+    servers: list[Server] = []
+
+    def bind(settings: Settings, conf: MakoConf, *others: int) -> Server:
+        monkeypatch.setattr(runtime, "OTHER_PORTS", {"port": others, "tls_port": ()})
+        servers.append(Server(settings, report=lambda line: None, conf=conf))
+        return servers[-1]
+
+    yield bind
+    for server in servers:
+        server.stop()
+
+
+def test_a_taken_port_is_replaced_by_the_first_free_one(tmp_path: Path, bound: Callable[..., Server]) -> None:
+    free = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        file = tmp_path / "mako.conf"
+        assert bound(Settings(port=taken), MakoConf(file, {"port": taken}), taken, free).port() == free
+        with pytest.raises(StartError, match=str(taken)):
+            bound(Settings(port=taken), MakoConf(file, {"port": taken}), taken)
+        with pytest.raises(StartError, match=str(taken)):  # given by a flag: that one or none
+            bound(Settings(port=taken), MakoConf(file), free)
+
+
+def test_the_port_0_leaves_tls_alone_on_its_own_address(tmp_path: Path, bound: Callable[..., Server]) -> None:
+    cert, key = self_signed_pair("localhost")
+    conf = MakoConf(tmp_path / "mako.conf", plain_http=False, tls_host="127.0.0.2")
+    server = bound(Settings(tls_port=0, cert=cert, key=key), conf)
+    assert server.port() == 0
+    socket.create_connection(("127.0.0.2", server.port("https"))).close()
+    assert bound(Settings(port=0), conf).port() > 0  # somewhere it has to listen

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from smqrt import mako_conf
 from smqrt.errors import PipelineError, StartError
@@ -29,6 +30,8 @@ from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_fil
 log = logging.getLogger("smqrt")
 
 _Folder = Path | zipfile.Path
+
+_NOT_GIVEN = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 _EXAMPLES = """\b
 Examples:
@@ -106,14 +109,17 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     help="Read this mako.conf.  [default: mako.conf beside the program, here, or in $HOME, if there is one]",
 )
 @_settings
-@click.pass_obj
+@click.pass_context
 def serve(
-    words: list[str], /, apps: tuple[str, ...], mounts: tuple[str, ...], conf: MakoConf | None, **values: Any
+    context: click.Context, /, apps: tuple[str, ...], mounts: tuple[str, ...], conf: MakoConf | None, **values: Any
 ) -> None:
     """Run applications: folders or ZIP files with pages, a .preload, or both.
 
     One APP is the application at /. A folder that holds applications mounts each under its name.
     """
+    words: list[str] = context.obj
+    if conf and context.get_parameter_source("port") not in _NOT_GIVEN:
+        conf = replace(conf, plain_http=True)
     settings = _with_certificate(Settings(**values))
     specs = discover(apps, mounts, Path.cwd(), conf)
     server = Server(settings, words, _report, _pipeline_command() if settings.pipelines else None, conf)

@@ -80,6 +80,26 @@ def test_users_protect_what_the_file_says(folder: Path, serve: Callable[..., Ser
     assert requests.get(trace, headers=by_script, auth=ann).status_code == 204
 
 
+def test_file_servers(folder: Path, tmp_path: Path, serve: Callable[..., Served]) -> None:
+    (tmp_path / "files").mkdir()
+    (folder / "mako.conf").write_text(
+        f"""users = {{ann = "secret"}}
+        fileserver = {{path = "{tmp_path}/files", fsname = "share", lockdir = ".LOCK"}}
+        homeio = "site"
+        apps = {{{{name = "desk", path = "../desk", dav = "edit"}}}}"""
+    )
+    served = serve(cwd=folder)
+    ann = HTTPDigestAuth("ann", "secret")
+    for url, path in (("/share/a.txt", tmp_path / "files/a.txt"), ("/desk/edit/a.txt", folder / "desk/a.txt")):
+        assert requests.put(served.url + url, b"new").status_code == 401
+        assert requests.put(served.url + url, b"new", auth=ann).status_code == 201
+        assert path.read_text() == "new"
+    (folder / "desk/home.lsp").write_text("<?lsp print(ba.openio'home':realpath'', mako.fs:baseuri()) ?>")
+    assert requests.get(served.url + "/desk/home.lsp").text == f"{folder}/site\t/share/\n"
+    assert requests.get(served.url + "/desk/edit/.preload", auth=ann).status_code == 200
+    assert requests.get(served.url + "/desk/.preload", auth=ann).status_code == 404
+
+
 def test_what_needs_users_is_not_served_without(folder: Path, serve: Callable[..., Served]) -> None:
     (folder / "mako.conf").write_text("apps = {{name = '', path = 'desk', auth = true}} fileserver = {path = '/tmp'}")
     served = serve(cwd=folder)

@@ -9,6 +9,7 @@ core.configured = configured
 
 local MOST_LOGINS <const> = 20 -- of one user at the same time; the oldest goes
 
+local kept = {} -- directories of the server itself: one whose object is gone would leave the tree
 local users -- {db =, authenticator =}, nil without users in mako.conf
 
 local function wrong(what, rule, value)
@@ -23,7 +24,6 @@ end
 local function set_up_users(conf)
   checked(conf.users, "table", "users", "a table of names and passwords")
   if conf.users == nil then return end
-  if not ba.create.authenticator then error("users: this server has no logins yet", 0) end
   local entries, count = {}, 0
   for name, password in pairs(conf.users) do
     if type(password) ~= "string" and type(password) ~= "table" then
@@ -57,7 +57,7 @@ local function set_up_file_server(conf)
   local fs = ba.create.wfs(op.fsname or "fs", op.priority or 0, io, op.lockdir)
   if not op.noauth then fs:setauth(need_users("fileserver")) end
   fs:insert()
-  mako.fs = fs
+  mako.fs, kept.fs = fs, fs
 end
 
 local function set_up_trace_logger(conf)
@@ -67,7 +67,7 @@ local function set_up_trace_logger(conf)
   if type(op) == "table" then tracelogger:configure(op) end
   if users then tracelogger:setauth(users.authenticator) end
   mako.rtldir:insert(tracelogger, true)
-  mako.tldir = tracelogger
+  mako.tldir, kept.tracelogger = tracelogger, tracelogger
 end
 
 -- Each part by itself: one that fails is told, and does not keep the others away.
@@ -89,8 +89,8 @@ function configured.application(entry, app)
   app.conf = op.conf
   if op.auth then app.dir:setauth(need_users(what .. ".auth")) end
   if op.dav then
-    if not ba.create.dav then error(what .. ".dav: this server has no WebDAV yet", 0) end
-    local dav = ba.create.dav(op.dav == true and "dav" or op.dav, 127, app.io)
+    local lockdir = app.io:resourcetype() == "disk" and ".LOCK" or nil
+    local dav = ba.create.dav(op.dav == true and "dav" or op.dav, 127, app.io, lockdir)
     dav:setauth(need_users(what .. ".dav"))
     app.dir:insertprolog(dav, true)
   end
