@@ -210,6 +210,7 @@ class Server:
             http_port=self.port("http"),
             https_port=self.port("https"),
             stop=self.ask_to_stop,
+            load_certificates=self.load_certificates,
             http_server=self.http,
             conf=self._conf.path if self._conf else None,
         )
@@ -304,14 +305,24 @@ class Server:
     def renew(self) -> None:
         """Reads the certificate files again, for the handshakes from now on; wrong ones are told, and nothing
         changes."""
-        listener = self._listeners.get("https")
-        try:
-            if listener is not None:
-                listener.renew(self._tls_context())
-        except StartError as error:
-            log.error("certificates kept as they were: %s", error)
+        fault = self.load_certificates()
+        if fault is None:
+            self._report("certificates read again")
+        elif "https" in self._listeners:
+            log.error("certificates kept as they were: %s", fault)
         else:
-            self._report("certificates read again" if listener else "there are no certificates to read again")
+            self._report(fault)
+
+    def load_certificates(self) -> str | None:
+        """The same without a word; returns why it could not be done, None when it was."""
+        listener = self._listeners.get("https")
+        if listener is None:
+            return "there are no certificates to read again"
+        try:
+            listener.renew(self._tls_context())
+        except StartError as error:
+            return str(error)
+        return None
 
     def tell_state(self) -> None:
         """Logs what the greenlets and the activities of the applications wait for."""

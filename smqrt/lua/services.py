@@ -43,6 +43,7 @@ class Services:
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
     http_port, https_port: the ports listened on, 0 when there is none.
     stop: asks the server to stop, with the exit status.
+    load_certificates: reads the certificates of the TLS port again; gives why it could not, None when it did.
     conf: the file mako.conf that is in force.
     """
 
@@ -66,4 +67,5 @@ class Services:
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None
+    load_certificates: Callable[[], str | None] | None = None
     conf: Path | None = None

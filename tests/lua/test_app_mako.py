@@ -41,6 +41,7 @@ def test_a_folder_with_a_mako_conf(folder: Path, tmp_path: Path, serve: Callable
         "file": "mako.conf",
         "dir": True,
         "udb": True,
+        "certs": True,
         "port": served.port,
         "sslport": served.tls_port,
     }

@@ -90,3 +90,7 @@ def test_an_application_stops_itself_in_a_page(server: AppServer) -> None:
     server.app({"index.lsp": "<?lsp print(mako.stopapp(app), app.io) ?>"}, "self")
     assert server.ask("/self/").text == "true\tnil\n"
     assert server.ask("/self/").status == 404
+
+
+def test_certificates_where_there_are_none(server: AppServer) -> None:
+    assert server.page("<?lsp print(mako.loadcerts()) ?>").text == "nil\tthere are no certificates to read again\n"

@@ -14,7 +14,7 @@ from gevent import get_hub
 import smqrt
 from smqrt.lua.api.dirs import DirsBinding
 from smqrt.lua.api.system import BUILD_DATE
-from smqrt.lua.bridge import Function, LuaValues, utf8
+from smqrt.lua.bridge import Function, LuaValues, fail, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -69,6 +69,7 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
         "version": lambda: smqrt.__version__.encode(),
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "rtl": lambda: dirs.register(services.rtl) if dirs and services.rtl else None,
+        "load_certificates": lambda: _loaded(services),
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": refs.append,
@@ -81,6 +82,11 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
         vm.run(refs[0])
 
     return run
+
+
+def _loaded(services: Services) -> LuaValues:
+    fault = services.load_certificates() if services.load_certificates else "there are no certificates to read again"
+    return (True,) if fault is None else fail(fault)
 
 
 def _current_folder() -> bytes:

@@ -27,6 +27,9 @@ end})
 
 function mako.dos2unix(path) return core.arg.string(path, 1, "dos2unix") end
 
+-- syntax: mako.loadcerts() -> true | nil, message      reads the certificates of the TLS port again, as SIGHUP does
+mako.loadcerts = py.load_certificates
+
 -- Modules in `.lua/` of this io are found by require from now on; they get the global environment.
 function mako.createloader(io)
   core.io.check(io, 1, "createloader")
