@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -26,12 +25,18 @@ def check(path: Path, as_json: bool) -> None:
     report = read_application(path, api_table.read())
     for finding in report.findings:
         if as_json:
-            click.echo(json_line({name: value for name, value in asdict(finding).items() if value != ""}))
+            click.echo(json_line(_named(finding)))
         else:
             click.echo(printable(f"{path / finding.path}{_line(finding)}: {sentence(finding)}"))
     if not as_json:
         click.echo(summary(report))
     sys.exit(1 if report.count(ABSENT) or report.count(SYNTAX) or report.count(SKIPPED) else 0)
+
+
+def _named(finding: Finding) -> dict[str, object]:
+    """The finding with the names that the JSON of all commands has."""
+    values = {"file": finding.path, "line": finding.line, "finding": finding.kind, "call": finding.name}
+    return values | {"tested": finding.is_tested, "note": finding.note}
 
 
 def _line(finding: Finding) -> str:

@@ -110,9 +110,9 @@ def test_json_and_zip_files(tmp_path: Path) -> None:
         archive.writestr(".preload", "ba.gone()\n")
     with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
         archive.write(tmp_path / "app.zip", "inner.zip")
-    wanted = {"path": ".preload", "line": 1, "kind": "absent", "name": "ba.gone", "note": "see the page"}
+    wanted = {"file": ".preload", "line": 1, "finding": "absent", "call": "ba.gone", "note": "see the page"}
     result = run("--json", tmp_path / "app.zip")
-    assert (json.loads(result.output), result.exit_code) == (wanted | {"is_tested": False}, 1)
+    assert (json.loads(result.output), result.exit_code) == (wanted | {"tested": False}, 1)
     assert "app.zip/.preload:1: ba.gone is absent" in run(tmp_path).output
     assert run(tmp_path / "outer.zip").output == "0 files read: everything it calls is there\n"
 

@@ -331,6 +331,13 @@ def test_sqlutil(server: AppServer) -> None:
         equal(c() .. c() .. c(), "123")
         equal(su.dir(su.dir() .. "deeper"):sub(-13), "/data/deeper/")
         equal(su.exist "x", false)
+        require "loadconf".dbdir = "elsewhere" -- as mako.conf would have it
+        package.loaded.sqlutil = nil
+        su = require "sqlutil"
+        equal(su.dir(), "elsewhere/data/")
+        su.close(su.open "y")
+        equal(su.exist "y", true)
+        assert(ba.openio "home":stat "elsewhere/data/y.sqlite.db")
         """,
     )
 

@@ -123,7 +123,7 @@ class SqlBinding:
         mine = self._of_group[group]
         if len(mine) >= MAX_CONNECTIONS and sum(not one.is_closed for one in mine) >= MAX_CONNECTIONS:
             return fail(LIMIT_REACHED, f"{MAX_CONNECTIONS} connections are open; close those you don't need")
-        handle, name = self._next_handle(), (full_path(from_utf8(path), self._home()), mode.decode())
+        handle, name = self._next_handle(), (self._full(path), mode.decode())
         closed = partial(self._forget, group, handle)
         connection = Connection(Database(*name), self._threads, group, self._deadlines, closed)
         self._connections[handle] = connection
@@ -167,11 +167,11 @@ class SqlBinding:
 
     def make_folder(self, path: bytes) -> Deferred[LuaValues]:
         """Make a folder, and those above it, when it is not there."""
-        return _Answer(self._threads.submit(_NO_APPLICATION, _make_folder, from_utf8(path)), _true_or_fault)
+        return _Answer(self._threads.submit(_NO_APPLICATION, _make_folder, self._full(path)), _true_or_fault)
 
     def exists(self, path: bytes) -> Deferred[LuaValues]:
         """Whether there is such a file."""
-        return _Answer(self._threads.submit(_NO_APPLICATION, os.path.isfile, from_utf8(path)), _one)
+        return _Answer(self._threads.submit(_NO_APPLICATION, os.path.isfile, self._full(path)), _one)
 
     # ---- direct
 
@@ -193,6 +193,9 @@ class SqlBinding:
         mine.discard(self._connections.pop(handle))
         if not mine:
             del self._of_group[group]
+
+    def _full(self, path: bytes) -> str:
+        return full_path(from_utf8(path), self._home())
 
     def _of(self, handle: int) -> Connection:
         connection = self._connections.get(handle)
