@@ -398,7 +398,9 @@ def test_pieces_of_lua_run(page: Path, tmp_path: Path, serve: Any) -> None:
         compiled = f"<?lsp assert(load([==[{piece}]==])) print 'it ran' ?>"
         runs = f"<?lsp local function piece()\n{piece}\nend piece() print 'it ran' ?>"
         (tmp_path / f"{number}.lsp").write_text(compiled if ELSEWHERE.search(piece) else runs)
-    served = serve(tmp_path, env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    served = serve(
+        tmp_path, cwd=tmp_path, env={"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    )  # what they write stays there
     for file in tmp_path.glob("*.lsp"):
         file.write_text(file.read_text().replace("9357", str(served.port)))
         with urlopen(f"{served.url}/{file.name}") as answer:
