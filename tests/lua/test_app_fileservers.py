@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
 
-from tests.lua.app_server import AppServer
+from tests.lua.app_server import Answer, AppServer
 
 FOLDER = Path(__file__).parent.parent / "apps" / "fileservers"
 LOCK = (
@@ -82,6 +83,38 @@ def test_a_file_manager_as_applications_use_it(running: AppServer) -> None:
     assert json.loads(ask("/app/api/facts").body)["handled"] is True
     assert json.loads(ask("/app/api/unlink").body) == [True, False, True]
     assert ask("/app/fs/a.txt").text == "x"
+
+
+def test_files_in_lua(running: AppServer) -> None:
+    ask = running.ask
+    assert ask("/app/lua/hello.txt").text == "hello from Lua"
+    assert 'data-name="hello.txt"' in ask("/app/lua/").text
+    assert ask("/app/lua/new.txt", "PUT", b"one" * 100_000).status == 201
+    assert ask("/app/lua/new.txt").body == b"one" * 100_000
+    listed = ask("/app/lua/", "PROPFIND", headers={"Depth": "1"}).text
+    assert "<D:getcontentlength>300000<" in listed
+    assert ask("/app/lua/new.txt", "MOVE", headers={"Destination": "/app/lua/b.txt"}).status == 201
+    assert ask("/app/lua/b.txt", "COPY", headers={"Destination": "/app/lua/c.txt"}).status == 201
+    assert ask("/app/lua/b.txt", "DELETE").status == 204
+    assert ask("/app/lua/b.txt").status == 404
+    assert ask("/app/lua/folder", "MKCOL").status == 403, "the io has no mkdir"
+    assert ask("/app/lua/c.txt", "LOCK", LOCK).status == 200, "in memory, since there can be no folder"
+    assert ask("/app/lua/c.txt", "PUT", b"x").status == 423
+
+
+def test_a_login_before_a_file_manager(running: AppServer) -> None:
+    def ask(who: str, path: str = "", method: str = "GET", **headers: str) -> Answer:
+        headers |= {"Authorization": "Basic " + b64encode(f"{who}:secret".encode()).decode()} if who else {}
+        return running.ask(f"/app/closed/{path}", method, b"x" if method == "PUT" else None, headers)
+
+    assert ask("").status == 401
+    assert ask("ann", "new.lsp", "PUT").status == 201
+    assert 'data-name="new.lsp"' in ask("ann").text
+    assert ask("ann", "new.lsp").text == "x"
+    refused = ask("bob", "new.lsp")
+    assert (refused.status, refused.text) == (403, "403 Forbidden\n")
+    assert "<h1>403" in ask("bob", Accept="text/html").text
+    assert running.ask("/app/fs/new.lsp").status == 404, "who has not logged in does not see it"
 
 
 def test_require_adds_the_file_manager(server: AppServer) -> None:

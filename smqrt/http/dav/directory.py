@@ -197,12 +197,7 @@ class DavDirectory(Directory):
                 self._locking.save()
 
     def _manager(self) -> LockManager | None:
-        if self._locking is None:
-            return None
-        try:
-            return self._locking.manager()
-        except IoError as error:
-            raise HttpError(500, f"the folder of the locks: {error.word}") from None
+        return self._locking.manager() if self._locking else None
 
 
 class Asked:
@@ -227,7 +222,8 @@ class _View:
 
 
 class _Locking:
-    """The locks with the folder that keeps them; read at the first use, which may block."""
+    """The locks with the folder that keeps them; read at the first use, which may block. Where there can be no folder
+    they live in memory alone."""
 
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
         from wsgidav.lock_man.lock_manager import LockManager
@@ -236,19 +232,25 @@ class _Locking:
 
         self.folder = canonical(folder)
         self.locks = Locks(max_locks)
-        self._io, self._loaded, self._loading = io, False, BoundedSemaphore()
+        self._io, self._loaded, self._keeps, self._loading = io, False, True, BoundedSemaphore()
         self._manager = LockManager(self.locks)
 
     def manager(self) -> LockManager:
-        """WsgiDAV's manager of them. Raises IoError."""
+        """WsgiDAV's manager of them."""
         with self._loading:
             if not self._loaded:
-                self.locks.load(self._io, self.folder)
+                try:
+                    self.locks.load(self._io, self.folder)
+                except IoError as error:
+                    self._keeps = False
+                    log.warning("the locks of a file server are kept in memory only: %s: %s", self.folder, error)
                 self._loaded = True
         return self._manager
 
     def save(self) -> None:
         """Keep what has changed."""
+        if not self._keeps:
+            return
         try:
             self.locks.save(self._io, self.folder)
         except IoError as error:

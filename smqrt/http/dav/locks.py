@@ -155,11 +155,13 @@ def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(io: Io, folder: str) -> bytes:
-    try:
-        io.mkdir(folder)
-    except IoError as error:
-        if error.word != "exist":
-            raise
+    parts = folder.split("/")
+    for count in range(1, len(parts) + 1):
+        try:
+            io.mkdir("/".join(parts[:count]))
+        except IoError as error:
+            if error.word != "exist":
+                raise
     try:
         return io.read(f"{folder}/{_FILE}")
     except IoError:

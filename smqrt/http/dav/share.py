@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import IO, TypeVar
 
 from smqrt.http.private import NothingPrivate, hidden, is_page
@@ -16,6 +17,8 @@ MAX_ENTRIES = 10_000
 """So many files and folders may an operation on a whole folder have."""
 _PIECE_BYTES = 1 << 20
 _UPLOAD = ".smqrt-upload-"
+
+_ROOT = Stat("", 0, 0, True, (0,))
 
 T = TypeVar("T")
 
@@ -51,6 +54,8 @@ class Share:
         try:
             return reach(self.io, name, self.io.published, name)
         except IoError as error:
+            if not name:
+                return _ROOT  # an io in Lua need not know it
             if error.word == "ioerror":
                 raise
             return None
@@ -136,8 +141,8 @@ class Share:
     def _exists(self, name: str) -> bool:
         try:
             self.io.stat(name)
-        except IoError as error:
-            return error.word != "notfound"
+        except IoError:
+            return False
         return True
 
     def _listed(self, name: str) -> Iterator[tuple[str, Stat]]:
@@ -147,8 +152,8 @@ class Share:
             if entry.name in (".", "..") or not self.shows(path):
                 continue
             try:
-                yield path, self.io.published(path)
-            except IoError:
+                yield path, entry if self.io.in_loop else self.io.published(path)
+            except IoError:  # a link that leads out
                 continue
 
 
@@ -227,9 +232,6 @@ def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
 
 def _unveiled(io: Io) -> Io:
     """The same files with nothing private among them."""
-    try:
-        same = io.sub("")
-    except IoError:
-        return io
+    same = copy(io)
     same.private = NothingPrivate()
     return same
