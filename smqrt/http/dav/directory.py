@@ -295,7 +295,9 @@ def _error(request: Request, status: int, detail: str = "", headers: dict[str, s
 
 
 def _refuse(request: Request, error: Any) -> None:
-    """Answer what the engine refuses with."""
+    """Answer what the engine refuses with. Raises ConnectionError, for a client that is gone."""
+    if isinstance(error.src_exception, ConnectionError):
+        raise error.src_exception
     if error.value == 500:
         log.error("WebDAV %s %s failed", request.method, request.path, exc_info=error.src_exception)
     response = request.response

@@ -316,8 +316,10 @@ class _Methods(RequestServer):  # type: ignore[misc]
             raise DAVError(403, err_condition="{DAV:}propfind-finite-depth") from None
 
     def _send_response(self, environ: Environ, start: Start, resource: Any, code: int, errors: list[Any]) -> Any:
-        """201 where something was made: WsgiDAV answers 204 to what a provider does by itself."""
-        if environ.get("smqrt.created") and not errors:
+        """201 where something was made, for which WsgiDAV answers 204; an error of the whole is raised."""
+        if errors and errors[0][0] == resource.get_href():
+            raise errors[0][1]
+        if environ.get("smqrt.created"):
             code = 201
         return super()._send_response(environ, start, resource, code, errors)
 

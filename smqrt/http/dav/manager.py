@@ -116,7 +116,7 @@ class WfsDirectory(DavDirectory):
     def _read_folder(self, asked: Asked, share: Share, stat: Stat) -> bool:
         response = asked.request.response
         if not asked.is_folder:
-            response.redirect(asked.url, 301)
+            response.redirect(asked.url)
             return True
         for field, value in _FIELDS.items():
             response.headers.set(field, value)
@@ -126,7 +126,7 @@ class WfsDirectory(DavDirectory):
         try:
             found = share.list(asked.name)
         except IoError as error:
-            raise HttpError(500, error.word) from None
+            raise HttpError(403 if error.word == "toomuchdata" else 500, error.word) from None
         turn = Turn()
         for piece in self._page(asked, found):
             response.write(piece.encode("utf-8", "replace"))
@@ -139,10 +139,9 @@ class WfsDirectory(DavDirectory):
         yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", asked.base, parts), links=self._links())
         if parts:
             yield _UP
-        rows = sorted(found, key=lambda each: (not each[1].isdir, each[1].name.casefold()))
-        for start in range(0, len(rows), _BATCH):
-            yield "".join([_row(stat) for _, stat in rows[start : start + _BATCH]])
-        yield _TAIL.format(hidden=" hidden" if rows else "")
+        for start in range(0, len(found), _BATCH):
+            yield "".join([_row(stat) for _, stat in found[start : start + _BATCH]])
+        yield _TAIL.format(hidden=" hidden" if found else "")
 
     def _links(self) -> str:
         both = (("Help", self.helpuri), ("Log out", self.logouturi))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from copy import copy
+from itertools import islice
 from typing import IO, TypeVar
 
 from smqrt.http.private import NothingPrivate, hidden, is_page
@@ -15,6 +16,8 @@ COPIED_BYTES = 8 << 20
 """So much of a file is copied in one step."""
 MAX_ENTRIES = 10_000
 """So many files and folders may an operation on a whole folder have."""
+MAX_LISTED = 100_000
+"""So many may a folder have that is listed."""
 _PIECE_BYTES = 1 << 20
 _UPLOAD = ".smqrt-upload-"
 
@@ -43,8 +46,6 @@ class Share:
         """Whether a file of that name may be seen and made, if nothing else forbids it."""
         if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
             return False
-        if f"/{name}".rpartition("/")[2].startswith(_UPLOAD):
-            return False
         return self._owner or not (hidden(name) or is_page(name) or self.io.private.name(name))
 
     def look(self, name: str) -> Stat | None:
@@ -61,7 +62,11 @@ class Share:
             return None
 
     def list(self, name: str) -> list[tuple[str, Stat]]:
-        """What is in a folder and may be seen: full names, ordered, with what was found."""
+        """What is in a folder and may be seen: full names with what was found, folders first.
+
+        Raises:
+            IoError: "toomuchdata", there are more than `MAX_LISTED`.
+        """
         return reach(self.io, name, lambda: list(self._listed(name)))
 
     def walk(self, name: str) -> Iterator[tuple[str, Stat]]:
@@ -102,11 +107,19 @@ class Share:
         reach(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder with what is in it."""
-        found = list(self.walk(name))
-        for path, stat in reversed(found):
-            self.remove(path, stat.isdir)
-        self.remove(name, True)
+        """Remove a folder with what is in it that may be seen; "notempty" when there is more."""
+        folders = [(name, False)]
+        while folders:
+            path, is_emptied = folders.pop()
+            if is_emptied:
+                self.remove(path, True)
+                continue
+            folders.append((path, True))
+            for inside, stat in self.list(path):
+                if stat.isdir:
+                    folders.append((inside, False))
+                else:
+                    self.remove(inside, False)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or folder; replaces a file."""
@@ -147,7 +160,10 @@ class Share:
 
     def _listed(self, name: str) -> Iterator[tuple[str, Stat]]:
         prefix = name + "/" if name else ""
-        for entry in sorted(self.io.files(name), key=lambda entry: entry.name):
+        found = list(islice(self.io.files(name), MAX_LISTED + 1))
+        if len(found) > MAX_LISTED:
+            raise IoError("toomuchdata", f"more than {MAX_LISTED} entries in {name}")
+        for entry in sorted(found, key=lambda entry: (not entry.isdir, entry.name.casefold())):
             path = prefix + entry.name
             if entry.name in (".", "..") or not self.shows(path):
                 continue
