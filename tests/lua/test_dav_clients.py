@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Served
+from tests.waiting import wait_until
 
 PRELOAD = """
 require "wfs"
@@ -77,3 +79,14 @@ def test_cadaver(served: Served, tmp_path: Path) -> None:
     )
     assert (tmp_path / "back.txt").read_text() == "longer" * 100_000, done.stdout.decode()
     assert b"failed" not in done.stdout, done.stdout.decode()
+
+
+@pytest.mark.servers
+def test_an_upload_under_way_leaves_nothing_when_the_server_ends(tmp_path: Path, serve: Any) -> None:
+    (tmp_path / ".preload").write_text('dir:insert(ba.create.dav("fs", io), true)')
+    served = serve(tmp_path)
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(b"PUT /fs/a.txt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
+        wait_until(lambda: list(tmp_path.glob(".smqrt-upload*")))
+        served.stop()
+    assert [path.name for path in tmp_path.iterdir()] == [".preload"]

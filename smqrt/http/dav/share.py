@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import islice
 from typing import IO, TypeVar
+from weakref import finalize
 
 from smqrt.http.private import NothingPrivate, hidden, is_page
 from smqrt.http.reach import reach
@@ -193,6 +195,8 @@ class Upload:
         self._path = (f"{folder}/{own}" if folder else own) if share.io.kind == "disk" else name
         self.file: IO[bytes] = reach(share.io, name, share.io.open, self._path, "w")
         self._finished = False
+        # Also when the server ends meanwhile: then no greenlet comes to `abort`.
+        self._leftover = finalize(self, _unlink, share.io.realpath(self._path)) if self._path != name else None
 
     def write(self, data: bytes) -> None:
         """Add to it. Raises IoError."""
@@ -209,6 +213,10 @@ class Upload:
             self._finished = True
             _reach(self._share.io, self._name, self._drop)
 
+    def _keep(self) -> None:
+        if self._leftover is not None:
+            self._leftover.detach()
+
     def __enter__(self) -> Upload:
         return self
 
@@ -219,6 +227,7 @@ class Upload:
         self.file.close()
         if self._path != self._name:
             self._share.io.rename(self._path, self._name)
+        self._keep()
 
     def _drop(self) -> None:
         try:
@@ -226,6 +235,7 @@ class Upload:
         except OSError:  # what was in the buffer had no room
             pass
         self._share.io.remove(self._path)
+        self._keep()
 
 
 def _reach(io: Io, name: str, work: Callable[[], T]) -> T:
@@ -234,6 +244,13 @@ def _reach(io: Io, name: str, work: Callable[[], T]) -> T:
         return reach(io, name, work)
     except OSError as error:
         raise IoError.of(error, name) from None
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it is gone, or its disk
+        pass
 
 
 def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
