@@ -64,7 +64,7 @@ def test_a_hashed_form_login(app: AppServer):
         info = json.loads(app.ask("/sform/", headers=ask).body)
         hashed = sha1((secret + info["seed"]).encode()).hexdigest()
         fields = {"username": name, "password": hashed, "seed": info["seed"], "seedkey": info["seedkey"]}
-        assert sign_in(app, "/sform/", **{**fields, "seed": "1"}).text.startswith("form nil"), "not one of ours"
+        assert sign_in(app, "/sform/", **{**fields, "seed": "1"}).text == f"form {name} nil 0 false", "not ours"
         assert sign_in(app, "/sform/", **fields).status == 302
         assert sign_in(app, "/sform/", **fields).status == 200, "a seed is good once"
     assert sign_in(app, "/sform/", username="ann", password="secret").status == 200, "clear text without TLS"
@@ -105,6 +105,18 @@ def test_digest(app: AppServer, algorithm: str):
     )
     assert (wrong.status, wrong.text) == (401, "digest ann secret 1 false")
     assert "stale" not in wrong.headers["WWW-Authenticate"]
+
+
+def test_a_logout_from_digest(app: AppServer):
+    """The browser, which sends what it knows with every request, has to ask its user again."""
+    challenge = digest_of(app, "/digest/x")["MD5"]
+    for count, (what, begin) in enumerate((("", "ann"), ("?do=logout", "true\nnil\n")), 1):
+        target = "/digest/login.lsp" + what
+        headers = {"Authorization": authorization(challenge, "ann", "secret", target, count=count)}
+        assert app.ask(target, headers=headers).text.startswith(begin)
+    headers = {"Authorization": authorization(challenge, "ann", "secret", "/digest/login.lsp", count=3)}
+    after = app.ask("/digest/login.lsp", headers=headers)
+    assert (after.status, "stale" in after.headers["WWW-Authenticate"]) == (401, False)
 
 
 def test_digest_with_a_stored_ha1_leads_to_md5(app: AppServer):

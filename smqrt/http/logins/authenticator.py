@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from smqrt.errors import ArgumentError
 from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_of, form_of
 from smqrt.http.logins.pages import login_page
-from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login, Logins
+from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login
 from smqrt.http.logins.throttle import Throttle
 from smqrt.http.logins.tickets import State
-from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, UserTable, users_of
+from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, UserTable, as_bytes, users_of
 from smqrt.http.status import error_page
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ class Authenticator:
     ) -> None:
         if kind not in KINDS:
             raise ArgumentError(f"kind: {kind!r} is no type of authenticator; use one of {', '.join(KINDS)}")
-        if '"' in realm or "\\" in realm or not realm.isprintable():
+        if re.search(r'["\\\x00-\x1f\x7f]', realm):
             raise ArgumentError("realm: a quote, a backslash or a control character can't be part of it")
         self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
+        self._shown_realm = as_bytes(realm).decode("latin-1")  # a header field is bytes
         self._users = users_of(users)
         self._has_ha1 = False  # then clients must use MD5
 
@@ -109,18 +111,17 @@ class Authenticator:
 
     def _authenticate(self, request: Request, path: str, directory: object) -> Login | None:
         form = form_of(request, self._takes_clear_text(request)) if self._has_form else None
-        login = request.logins.of(request)
-        if form is None and login is not None and not login.needs_credentials:
-            return login
-        kind = FORM if form is not None else self._kind_for(request, path)
-        info = AuthInfo(kind, self.realm, directory=directory)
+        present = request.logins.of(request)
         if form is not None:
-            return self._attempt(request, form, info)
+            return self._attempt(request, form, present, directory)
+        if present is not None and not present.needs_credentials:
+            return present
+        kind = self._kind_for(request, path)
         credentials = self._credentials(request, kind)
         if credentials is None:
-            self._ask(request, info)
+            self._ask(request, AuthInfo(kind, self.realm, directory=directory))
             return None
-        return self._attempt(request, credentials, info)
+        return self._attempt(request, credentials, present, directory)
 
     # Which way to log in
 
@@ -152,49 +153,45 @@ class Authenticator:
 
     # An attempt
 
-    def _attempt(self, request: Request, credentials: Credentials, info: AuthInfo) -> Login | None:
-        logins, throttle, peer = request.logins, self._throttle(request), str(request.peer[0])
-        if not self._is_fresh(request, credentials):
-            self._ask(request, info, is_stale=True)
+    def _attempt(
+        self, request: Request, credentials: Credentials, present: Login | None, directory: object
+    ) -> Login | None:
+        freshness = self._freshness(request, credentials)
+        if freshness is not State.GOOD:
+            self._ask(request, self._info(credentials, directory, freshness), freshness is State.STALE)
             return None
-        info.username, info.password = credentials.name, credentials.password
-        is_trusted = _is_logged_in(request, credentials)
-        if not is_trusted and not throttle.take(peer, credentials.name):
-            self._deny(request, info, throttle.wait_s(peer, credentials.name))
+        throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
+        # Who is logged in has a session to show: nobody else's guesses are in the way.
+        is_trusted = present is not None and present.name == name and present.kind == credentials.kind
+        if not is_trusted and not throttle.take(peer, name):
+            self._deny(request, self._info(credentials, directory), throttle.wait_s(peer, name))
             return None
-        account = self._users.find(credentials.name, credentials.password, request)
-        is_proven = credentials.proves(account or NOBODY, self.realm) and account is not None
-        if account is not None and not credentials.can_be_proven(account):
-            self._has_ha1 = True
-            throttle.succeeded(peer, credentials.name)
-            self._ask(request, info, is_stale=True)
-            return None
+        account = self._users.find(name, credentials.password, request)
+        is_proven = credentials.proves(account or NOBODY, self.realm)
         if account is None or not is_proven:
-            throttle.failed(peer, credentials.name)
-            self._refuse(request, info, account)
+            self._fail(request, credentials, account, directory)
             return None
         if not is_trusted or throttle.failures(peer):
-            throttle.succeeded(peer, credentials.name)
+            throttle.succeeded(peer, name)
         if not self._use(request, credentials):
-            self._ask(request, info, is_stale=True)
+            self._ask(request, self._info(credentials, directory, State.STALE), is_stale=True)
             return None
-        return self._begin(request, credentials, account, info, logins)
+        return self._begin(request, credentials, account, directory)
 
-    def _begin(
-        self, request: Request, credentials: Credentials, account: Account, info: AuthInfo, logins: Logins
-    ) -> Login | None:
+    def _fail(self, request: Request, credentials: Credentials, account: Account | None, directory: object) -> None:
+        if account is not None and not credentials.can_be_proven(account):
+            self._has_ha1 = True
+            self._ask(request, self._info(credentials, directory, State.STALE), is_stale=True)
+            return
+        self._throttle(request).failed(str(request.peer[0]), credentials.name)
+        self._ask(request, self._info(credentials, directory, account=account))
+
+    def _begin(self, request: Request, credentials: Credentials, account: Account, directory: object) -> Login | None:
         password = credentials.password if credentials.password is not None else account.secret
-        login = logins.begin(
-            request,
-            credentials.name,
-            password,
-            credentials.kind,
-            account.maxusers,
-            account.recycle,
-            account.inactive_s,
-        )
+        limits = account.maxusers, account.recycle, account.inactive_s
+        login = request.logins.begin(request, credentials.name, password, credentials.kind, *limits)
         if login is None:
-            self._refuse(request, info, account)
+            self._ask(request, self._info(credentials, directory, account=account))
             return None
         if credentials.kind != FORM:
             return login
@@ -208,14 +205,13 @@ class Authenticator:
     def _throttle(self, request: Request) -> Throttle:
         return request.logins.tracker if self.tracker else request.logins.throttle
 
-    def _is_fresh(self, request: Request, credentials: Credentials) -> bool:
+    def _freshness(self, request: Request, credentials: Credentials) -> State:
         if isinstance(credentials, Digest):
             if self._has_ha1 and credentials.algorithm != "MD5":
-                return False
+                return State.STALE
             if request.logins.noted_nonce(request) == credentials.nonce:
-                return True  # an authenticator around this one has used it for this request
-        state = credentials.freshness(request.logins)
-        return state is State.GOOD
+                return State.GOOD  # an authenticator around this one has used it for this request
+        return credentials.freshness(request.logins)
 
     def _use(self, request: Request, credentials: Credentials) -> bool:
         if not isinstance(credentials, Digest):
@@ -227,11 +223,20 @@ class Authenticator:
 
     # Answers to those who are not logged in
 
-    def _refuse(self, request: Request, info: AuthInfo, account: Account | None) -> None:
+    def _info(
+        self,
+        credentials: Credentials,
+        directory: object,
+        freshness: State = State.GOOD,
+        account: Account | None = None,
+    ) -> AuthInfo:
+        info = AuthInfo(credentials.kind, self.realm, directory=directory)
+        if freshness is not State.STALE or credentials.kind == FORM:  # else the client tries again by itself
+            info.username, info.password = credentials.name, credentials.password
         if account is not None:
             info.upwd, info.maxusers = account.secret, account.maxusers
             info.recycle, info.inactive = account.recycle, account.inactive_s
-        self._ask(request, info)
+        return info
 
     def _deny(self, request: Request, info: AuthInfo, wait_s: int) -> None:
         info.denied = True
@@ -248,14 +253,14 @@ class Authenticator:
         self._show(request, info, 401, "")
 
     def _challenges(self, request: Request, kind: str, is_stale: bool) -> list[str]:
-        basic = f'Basic realm="{self.realm}", charset="UTF-8"'
+        basic = f'Basic realm="{self._shown_realm}", charset="UTF-8"'
         if kind == BASIC:
             return [basic]
         nonce = request.logins.nonces.issue()
         stale = ", stale=true" if is_stale else ""
         algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")
         digests = [
-            f'Digest realm="{self.realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
+            f'Digest realm="{self._shown_realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
             f'opaque="0", charset=UTF-8{stale}'
             for algorithm in algorithms
         ]
@@ -276,12 +281,6 @@ class Authenticator:
         if "content-type" not in response.headers:
             response.headers.set("Content-Type", _HTML)
         self.page(request, info)
-
-
-def _is_logged_in(request: Request, credentials: Credentials) -> bool:
-    """Whether the client has a session of the user it names: then nobody else's guesses are in its way."""
-    login = request.logins.of(request)
-    return login is not None and login.name == credentials.name and login.kind == credentials.kind
 
 
 def _own_url(request: Request) -> str:

@@ -9,18 +9,19 @@ from binascii import Error
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import md5, sha1, sha256
+from hmac import compare_digest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
 from smqrt.http.logins.tickets import State
-from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text, same
+from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text
 from smqrt.http.payload import URLENCODED, kind_of
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 _MAX_FIELD_BYTES = 4096  # of Authorization
-_PARAMETER = re.compile(r'[ \t,]{0,16}([A-Za-z]{1,16})[ \t]{0,4}=[ \t]{0,4}(?:"((?:[^"\\]|\\.)*)"|([^\s,"]{1,512}))')
+_PARAMETER = re.compile(r'\b([A-Za-z]{1,16})[ \t]?=[ \t]?(?:"((?:[^"\\]|\\.)*)"|([^\s,"]{1,512}))')
 _ESCAPE = re.compile(r"\\(.)")
 _COUNT = re.compile(r"[0-9a-fA-F]{8}")
 _WANTED = frozenset(("username", "realm", "nonce", "uri", "response", "cnonce", "nc", "qop"))
@@ -117,7 +118,7 @@ class FormHash:
         return self._is_of(ha1) and account.secret is not None or by_password
 
     def _is_of(self, secret: str) -> bool:
-        return same(self.digest.lower(), sha1(as_bytes(secret + self.seed), usedforsecurity=False).hexdigest())
+        return _same_hash(self.digest, sha1(as_bytes(secret + self.seed), usedforsecurity=False).hexdigest())
 
     def freshness(self, logins: Logins) -> State:
         """See `Credentials.freshness`."""
@@ -156,7 +157,7 @@ class Digest:
         ha1 = account.ha1 if account.password is None and account.ha1 is not None else by_password
         ha2 = hashed(as_bytes(f"{self.method}:{fields['uri']}"))
         answer = ":".join((ha1, fields["nonce"], fields["nc"], fields["cnonce"], "auth", ha2))
-        return same(fields["response"].lower(), hashed(as_bytes(answer))) and account.secret is not None
+        return _same_hash(fields["response"], hashed(as_bytes(answer))) and account.secret is not None
 
     def freshness(self, logins: Logins) -> State:
         """See `Credentials.freshness`."""
@@ -178,6 +179,10 @@ class Digest:
     @property
     def _count(self) -> int:
         return int(self.fields["nc"], 16)
+
+
+def _same_hash(given: str, expected: str) -> bool:
+    return compare_digest(as_bytes(given.lower()), expected.encode("ascii"))
 
 
 def basic_of(request: Request) -> Credentials | None:
@@ -214,21 +219,13 @@ def _is_target(uri: str, request: Request) -> bool:
 
 
 def _parameters(text: str) -> dict[str, str] | None:
-    """Read `name=value, name="value"`; None when it is malformed or a name comes twice."""
-    fields: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        match = _PARAMETER.match(text, at)
-        if match is None:
-            return fields if not text[at:].strip(" \t,") else None
-        name, quoted, token = match.groups()
-        name = name.lower()
-        if name in fields:
-            return None
-        value = token if quoted is None else quoted
-        fields[name] = _ESCAPE.sub(r"\1", value) if "\\" in value else value
-        at = match.end()
-    return fields
+    """Read `name=value, name="value"`; None when a name comes twice. What is neither is passed over: if it was meant
+    for something, the answer is not proven."""
+    found = _PARAMETER.findall(text)
+    fields = {name.lower(): quoted or token for name, quoted, token in found}
+    if "\\" in text:
+        fields = {name: _ESCAPE.sub(r"\1", value) for name, value in fields.items()}
+    return fields if len(fields) == len(found) else None
 
 
 def _text(data: bytes) -> str:

@@ -62,8 +62,11 @@ class Throttle:
     def take(self, address: str, name: str) -> bool:
         """Take a guess; tell whether there was one."""
         site = site_of(address)
-        of_name, of_site = self._count(site, name), self._count(site, None)
         is_known = (site, name) in self._known
+        if is_known and (site, name) not in self._counts:  # by far the most are so
+            _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
+            return True
+        of_name, of_site = self._count(site, name), self._count(site, None)
         if of_name.left < 1 or (of_site.left < 1 and not is_known):
             self.refused.add(f"too many failed logins from {address}: further ones are refused for a while")
             return False
@@ -82,10 +85,11 @@ class Throttle:
         """Give back what an attempt took, and forget the failures of that name."""
         site = site_of(address)
         self._counts.pop((site, name), None)
-        of_site = self._count(site, None)
         if (site, name) not in self._known:
-            of_site.left = min(of_site.left + 1, self._address.guesses)
-        of_site.failures = 0
+            self._count(site, None).left += 1  # `_count` cuts it to what there may be
+        count = self._counts.get((site, None))
+        if count is not None:
+            count.failures = 0
         _remember(self._known, (site, name), None)
 
     def failures(self, address: str) -> int:
