@@ -67,7 +67,7 @@ class Credentials(Protocol):
         """Whether what the database stores is of the kind that the client's hash can be compared with."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ClearText:
     """A name and a password."""
 
@@ -92,14 +92,14 @@ class ClearText:
         return True
 
 
-@dataclass
+@dataclass(slots=True)
 class FormClearText(ClearText):
     """The same from a form."""
 
     kind: ClassVar[str] = FORM
 
 
-@dataclass
+@dataclass(slots=True)
 class FormHash:
     """A name, and the SHA-1 of the secret and a seed, from a form."""
 
@@ -133,7 +133,7 @@ class FormHash:
         return True
 
 
-@dataclass
+@dataclass(slots=True)
 class Digest:
     """The answer to a challenge of Digest.
 
@@ -141,12 +141,14 @@ class Digest:
         fields: the parameters by name.
         method: of the request.
         algorithm: "MD5" or "SHA-256".
+        count: how often the client has used its nonce, with this request.
     """
 
     name: str
     fields: dict[str, str]
     method: str
     algorithm: str
+    count: int
     password: str | None = None
     kind: ClassVar[str] = DIGEST
 
@@ -161,11 +163,11 @@ class Digest:
 
     def freshness(self, logins: Logins) -> State:
         """See `Credentials.freshness`."""
-        return logins.nonces.state(self.nonce, self._count)
+        return logins.nonces.state(self.nonce, self.count)
 
     def use(self, logins: Logins) -> bool:
         """See `Credentials.use`."""
-        return logins.nonces.use(self.nonce, self._count)
+        return logins.nonces.use(self.nonce, self.count)
 
     def can_be_proven(self, account: Account) -> bool:
         """See `Credentials.can_be_proven`: an HA1 is of MD5."""
@@ -175,10 +177,6 @@ class Digest:
     def nonce(self) -> str:
         """The nonce they were made with."""
         return self.fields["nonce"]
-
-    @property
-    def _count(self) -> int:
-        return int(self.fields["nc"], 16)
 
 
 def _same_hash(given: str, expected: str) -> bool:
@@ -204,14 +202,15 @@ def digest_of(request: Request, realm: str) -> Digest | None:
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
         return None
-    fields = _parameters(_text(text.encode("latin-1")))
+    fields = _parameters(text if text.isascii() else _text(text.encode("latin-1")))
     if fields is None or not fields.keys() >= _WANTED:
         return None
     algorithm = fields.get("algorithm", "MD5").upper()
     is_ours = fields["realm"] == realm and fields["qop"] == "auth" and algorithm in ALGORITHMS
-    if not is_ours or not _COUNT.fullmatch(fields["nc"]) or not _is_target(fields["uri"], request):
+    count = fields["nc"]
+    if not is_ours or not _COUNT.fullmatch(count) or not _is_target(fields["uri"], request):
         return None
-    return Digest(fields["username"], fields, request.method, algorithm)
+    return Digest(fields["username"], fields, request.method, algorithm, int(count, 16))
 
 
 def _is_target(uri: str, request: Request) -> bool:
@@ -221,10 +220,23 @@ def _is_target(uri: str, request: Request) -> bool:
 def _parameters(text: str) -> dict[str, str] | None:
     """Read `name=value, name="value"`; None when a name comes twice. What is neither is passed over: if it was meant
     for something, the answer is not proven."""
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if '"' in value:
+            if value.count('"') != 2 or value[0] != '"' or value[-1] != '"' or "\\" in value:
+                return _rare_parameters(text)
+            value = value[1:-1]
+        if name in fields:
+            return None
+        fields[name] = value
+    return fields if fields.keys() >= _WANTED else _rare_parameters(text)
+
+
+def _rare_parameters(text: str) -> dict[str, str] | None:
+    """The same for commas and escapes in values, spaces around "=", and names in capitals."""
     found = _PARAMETER.findall(text)
-    fields = {name.lower(): quoted or token for name, quoted, token in found}
-    if "\\" in text:
-        fields = {name: _ESCAPE.sub(r"\1", value) for name, value in fields.items()}
+    fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
     return fields if len(fields) == len(found) else None
 
 

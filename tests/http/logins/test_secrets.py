@@ -22,7 +22,7 @@ FIELDS = {"nonce": "n", "nc": "00000001", "cnonce": "c", "uri": "/", "response":
 GIVEN: dict[str, Credentials] = {
     "clear text": ClearText("ann", "wrong"),
     "a hash": FormHash("ann", "0" * 40, "1", "k"),
-    "digest": Digest("ann", FIELDS, "GET", "MD5"),
+    "digest": Digest("ann", FIELDS, "GET", "MD5", 1),
 }
 
 
@@ -124,6 +124,21 @@ def test_malformed_fields_are_no_credentials(bench: Bench, field: str) -> None:
     directory = bench.handle(lambda request, relpath: False)
     directory.setauth(Authenticator({"ann": "secret"}, "dav"))
     assert bench.connect().ask("/", headers=f"Authorization: {field}\r\n").status == 401
+
+
+@pytest.mark.parametrize("text", ["{}", "{}  ,", " {}"])
+def test_unusual_forms_of_digest(bench: Bench, text: str) -> None:
+    """Commas and escapes in values, capitals, spaces around the equals sign."""
+    bench.handle(lambda request, relpath: False).setauth(Authenticator({'a "b", c\\': "secret", "ä€": "secret"}))
+    wire = bench.connect()
+    lines = wire.ask("/").head.decode().split("\r\n")
+    challenge = challenges([line for line in lines if "WWW-Auth" in line])["MD5"]
+    for count, name in enumerate(('a "b", c\\', "ä€"), 1):
+        field = authorization(challenge, name, "secret", "/x", count=count)
+        quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+        field = field.replace(f'username="{name}"', f'Username = "{quoted}"').removeprefix("Digest ")
+        wire.send(f"GET /x HTTP/1.1\r\nHost: test\r\nAuthorization: Digest {text.format(field)}\r\n\r\n".encode())
+        assert wire.answer().status == 302, field
 
 
 @pytest.mark.parametrize(
