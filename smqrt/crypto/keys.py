@@ -39,12 +39,12 @@ _HASHES: Mapping[str, type[hashes.HashAlgorithm]] = {
 }
 _BY_SIZE = {hashlib.new(name).digest_size: name for name in _HASHES}
 
-_KEPT = 64  # keys as loaded: an RSA key of 4096 bits takes 0.3 s to check
+_KEPT = 64  # keys as loaded
 
 
 @lru_cache(maxsize=_KEPT)
 def load(pem: bytes) -> Key:
-    """Read a key, or the key of a certificate. For a private RSA key that takes up to a second, in the beginning.
+    """Read a key, or the key of a certificate.
 
     Args:
         pem: PEM text.
@@ -65,10 +65,24 @@ def load(pem: bytes) -> Key:
 
 def _loaded(pem: bytes) -> object:
     if b"PRIVATE KEY-----" in pem:
-        return serialization.load_pem_private_key(pem, None)
+        # The library's check of RSA keys looks for primes, 0.3 s for 4096 bits, with Python's lock held.
+        key = serialization.load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
+        if isinstance(key, rsa.RSAPrivateKey):
+            _check_numbers(key.private_numbers())
+        return key
     if b"-----BEGIN CERTIFICATE-----" in pem:
         return x509.load_pem_x509_certificate(pem).public_key()
     return serialization.load_pem_public_key(pem)
+
+
+def _check_numbers(key: rsa.RSAPrivateNumbers) -> None:
+    """Whether the numbers of an RSA key fit together; all but whether p and q are primes. Raises ValueError."""
+    p, q, n, e = key.p, key.q, key.public_numbers.n, key.public_numbers.e
+    fits = min(p, q) > 2 and e > 2 and p * q == n and (key.iqmp * q) % p == 1
+    if not fits or any(key.d * e % (prime - 1) != 1 for prime in (p, q)):
+        raise ValueError("the numbers of the key do not fit together")
+    if (key.dmp1, key.dmq1) != (key.d % (p - 1), key.d % (q - 1)):
+        raise ValueError("the exponents of the key do not fit together")
 
 
 def private(pem: bytes) -> PrivateKey:

@@ -182,6 +182,14 @@ def test_documents_are_limited_and_do_not_hold_the_loop(vm: Vm, services: Servic
     assert turns.value > 3
 
 
+def test_long_texts(vm: Vm) -> None:
+    vm.eval("""
+    local text = ("aé水😀"):rep(400000)
+    assert(cbor.encode(text):byte() == 0x7A and cbor.decode(cbor.encode(text)) == text)
+    assert(cbor.encode(text .. "\\xff"):byte() == 0x5A and cbor.encode("\\xff" .. text):byte() == 0x5A)
+    assert(cbor.encode(text .. "\\xc3"):byte() == 0x5A)""")
+
+
 def _count_turns() -> int:
     turns = 0
     try:

@@ -222,6 +222,19 @@ def test_keys_that_are_none(lua: Lua) -> None:
         assert lua("ba.crypto." + call)[:2] == (None, b"sslcryptoerr"), call
 
 
+def test_rsa_keys_whose_numbers_do_not_fit(lua: Lua) -> None:
+    key: Any = serialization.load_pem_private_key(lua("ba.create.key{key = 'rsa', bits = 1024}"), None)
+    pem = key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    numbers = key.private_numbers()
+    for number in (numbers.p, numbers.q, numbers.d, numbers.dmp1, numbers.dmq1, numbers.iqmp):
+        text = number.to_bytes((number.bit_length() + 7) // 8)
+        wrong = base64.encodebytes(pem.replace(text, text[:-1] + bytes([text[-1] ^ 4])))
+        text = b"-----BEGIN RSA PRIVATE KEY-----\n" + wrong + b"-----END RSA PRIVATE KEY-----\n"
+        assert lua("return ba.crypto.sign(...)", b"x", text)[:2] == (None, b"sslcryptoerr")
+
+
 def test_certificates(lua: Lua) -> None:
     source = """local key = ba.create.key()
     local csr = ba.create.csr(key, {commonname = "Root", organization = "Ours"}, {"SSL_CA"}, {"KEY_CERT_SIGN"})

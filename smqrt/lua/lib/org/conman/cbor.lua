@@ -33,6 +33,21 @@ local function count()
   depth = own
 end
 
+local PIECE_BYTES <const> = 1 << 20 -- looked at in a few ms
+
+--- Whether a string is UTF-8.
+local function is_text(value)
+  local from = 1
+  while #value - from >= PIECE_BYTES do
+    local last = from + PIECE_BYTES - 1
+    if not utf8_len(value, from, last) then return false end
+    from = last + 1
+    while (byte(value, from) or 0) & 0xC0 == 0x80 do from = from + 1 end -- of the last character
+    if isyieldable() then core.pause() end
+  end
+  return utf8_len(value, from) ~= nil
+end
+
 -- ---- encoding
 
 --- The head of an item: its major type and a number.
@@ -73,7 +88,7 @@ end
 
 function TYPE.TEXT(value)
   value = text(value, "TEXT")
-  if not utf8_len(value) then error("TEXT: not UTF-8", 0) end
+  if not is_text(value) then error("TEXT: not UTF-8", 0) end
   return head(0x60, #value) .. value
 end
 
@@ -175,7 +190,7 @@ function MAP.number(value)
   return value >= 0 and head(0x00, value) or head(0x20, ~value)
 end
 
-function MAP.string(value) return head(utf8_len(value) and 0x60 or 0x40, #value) .. value end
+function MAP.string(value) return head(is_text(value) and 0x60 or 0x40, #value) .. value end
 
 function MAP.table(value, sref, stref)
   local meta = getmetatable(value)
@@ -312,7 +327,7 @@ end
 
 TYPE[0x60] = function(packet, position, _, size, _, ref)
   local value, behind = string_at(packet, position, size, 0x60, ref)
-  if not utf8_len(value) then fail(position, "text that is not UTF-8") end
+  if not is_text(value) then fail(position, "text that is not UTF-8") end
   return value, behind, "TEXT"
 end
 
