@@ -36,7 +36,7 @@ class Settings:
     key_file: str | None = option(
         None,
         optional(text()),
-        "File with the keys of `ba.tpm`, not among what is served. `~/.config/smqrt/keys.json` by default.",
+        "File with the keys of `ba.tpm`; a name in `.key` is never served. `~/.config/smqrt/tpm.key` by default.",
     )
     hosts: str = option(
         "",

@@ -1,7 +1,7 @@
 """The key file: secrets and private keys of this machine, what `ba.tpm` has in place of a TPM chip (spec: bas-api §7).
 
-A JSON file that only its owner can read, in the user's configuration folder, never among what is served. Processes
-share it: it is changed under a lock and replaced as a whole.
+A JSON file that only its owner can read, in the user's configuration folder. Its name is one of those that are never
+served, wherever it lies. Processes share it: it is changed under a lock and replaced as a whole.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_KEYS, MAX_NAME_BYTES = 1000, 255
 
 
 def default_path() -> Path:
-    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/keys.json`, else `~/.config/smqrt/keys.json`."""
+    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "smqrt" / "keys.json"
+    return Path(base) / "smqrt" / "tpm.key"
 
 
 @dataclass
@@ -131,7 +131,7 @@ class KeyFile:
     def _locked(self) -> Iterator[None]:
         """Holds the lock of the file, a file beside it: the file itself is replaced."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -154,7 +154,7 @@ class KeyFile:
     def _write(self, content: _Content) -> None:
         unique, shared = b64encode(content.unique).decode(), b64encode(content.shared).decode()
         text = json.dumps({"unique": unique, "global": shared, "keys": content.keys}, indent=1)
-        fresh = self.path.with_suffix(".new")
+        fresh = self.path.with_name(f".{self.path.name}.new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             os.fchmod(fd, 0o600)

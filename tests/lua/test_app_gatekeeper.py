@@ -30,7 +30,7 @@ def children() -> str:
 
 @pytest.fixture
 def loaded(server: AppServer) -> Iterator[Application]:
-    server.services.key_file = server.folder / "own" / "keys.json"
+    server.services.key_file = server.folder / "own" / "tpm.key"
     before = children()
     application = server.applications.load("", APP)
     assert application.error is None, application.error

@@ -19,7 +19,7 @@ from tests.lua.app_server import AppServer
 
 @pytest.fixture
 def services(tmp_path: Path) -> Services:
-    return Services(key_file=tmp_path / "own" / "keys.json")
+    return Services(key_file=tmp_path / "own" / "tpm.key")
 
 
 def again(services: Services) -> Vm:
@@ -156,7 +156,7 @@ def test_a_key_file_that_can_not_be_used(vm: Vm, services: Services) -> None:
 
 
 def test_those_who_change_it_at_once_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
+    path = tmp_path / "tpm.key"
     KeyFile(path).load()
 
     def add(first: int) -> None:
@@ -174,7 +174,7 @@ def test_those_who_change_it_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_limits_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert KeyFile().path == default_path() == tmp_path / "smqrt" / "keys.json"
+    assert KeyFile().path == default_path() == tmp_path / "smqrt" / "tpm.key"
     file = KeyFile()
     file.load()
     content = json.loads(file.path.read_text())
@@ -183,4 +183,14 @@ def test_limits_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(CryptoError) as caught:
         file.add("one more", b"PEM")
     assert caught.value.word == "nospace"
-    assert sorted(os.listdir(file.path.parent)) == ["keys.json", "keys.lock"]
+    assert sorted(os.listdir(file.path.parent)) == [".tpm.key.lock", "tpm.key"]
+
+
+def test_the_file_is_never_served(server: AppServer, tmp_path: Path) -> None:
+    """Not even where somebody puts it among what is served."""
+    server.services.key_file = server.write("", {"page.lsp": "<?lsp ba.tpm.createkey 'a' print 'made' ?>"}) / "tpm.key"
+    server.app({})
+    assert server.ask("/page.lsp").text == "made\n"
+    assert server.services.key_file.exists()
+    for name in os.listdir(server.services.key_file.parent):
+        assert server.ask(f"/{name}").status == (200 if name == "page.lsp" else 404), name
