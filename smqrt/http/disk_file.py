@@ -28,15 +28,17 @@ class DiskFile:
     Args:
         fd: its descriptor; closed with this.
         mode: how it was opened: "rb", "ab+" and the like.
+        is_local: it lies on a disk of this machine. Otherwise the loop reads only what the system says it has in
+            memory, which most file systems of networks don't say.
     """
 
     __slots__ = (
         "_ahead", "_ahead_at", "_appends", "_fd", "_is_readable", "_is_writable", "_knows_memory", "_position",
-        "_unwritten", "_unwritten_bytes",
+        "_unwritten", "_unwritten_bytes", "is_local",
     )  # fmt: skip
 
-    def __init__(self, fd: int, mode: str = "rb") -> None:
-        self._fd = fd
+    def __init__(self, fd: int, mode: str = "rb", is_local: bool = False) -> None:
+        self._fd, self.is_local = fd, is_local
         self._is_readable, self._is_writable = "r" in mode or "+" in mode, mode != "rb"
         self._appends = "a" in mode
         self._position = 0
@@ -94,7 +96,7 @@ class DiskFile:
         except BlockingIOError:
             return None
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP or not self._knows_memory:
+            if error.errno != errno.EOPNOTSUPP or not (self._knows_memory and self.is_local):
                 return None
             self._knows_memory = False
             return self._copy(ahead, size_bytes)

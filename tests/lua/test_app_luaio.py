@@ -10,6 +10,7 @@ import pytest
 from smqrt.http.resources import IoError
 from smqrt.net import workers
 from tests.lua.app_server import AppServer
+from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "luaio"
 
@@ -99,3 +100,21 @@ def test_python_uses_it_from_a_greenlet_and_from_a_thread(app: AppServer):
         13,
         b"<h1>Home</h1>",
     ]
+
+
+def test_file_servers_and_uploads_take_it(app: AppServer):
+    answer = app.ask("/up/up.txt", "PUT", b"uploaded")
+    assert (answer.status, answer.text) == (200, "up.txt")
+    assert app.ask("/files/up.txt").text == "uploaded"
+    assert app.ask("/files/dav.txt", "PUT", b"by WebDAV").status == 201
+    assert app.ask("/site/dav.txt").text == "by WebDAV"
+    listed = app.ask("/files/", "PROPFIND", headers={"Depth": "1"})
+    assert listed.status == 207
+    assert "dav.txt" in listed.text
+    assert app.ask("/files/dav.txt", "DELETE").status == 204
+    assert app.ask("/files/dav.txt").status == 404
+
+
+def test_a_forgotten_file_is_closed_by_its_callback(app: AppServer):
+    assert app.ask("/forget.lsp").text == "forgotten\n"
+    wait_until(lambda: app.ask("/asked.lsp").text.endswith("close index.html\n"))

@@ -14,6 +14,7 @@ import pytest
 
 from smqrt.http import disk
 from smqrt.http.disk_file import MAX_READ_BYTES
+from smqrt.http.disks import Disks
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -152,9 +153,9 @@ class HungDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
         self.answer = threading.Event()
         for name in operations:
-            monkeypatch.setattr(os, name, self._hung(getattr(os, name)))
+            monkeypatch.setattr(os, name, self.hung(getattr(os, name)))
 
-    def _hung(self, function):
+    def hung(self, function):
         def call(*args, **more):
             if threading.current_thread() is not threading.main_thread():
                 assert self.answer.wait(20)
@@ -255,3 +256,46 @@ def test_a_name_that_became_a_link_or_a_pipe_is_looked_at_by_a_thread(server: Ap
     assert told(server, code) == ["5\thello\tnil\tnotfound"] * 2 + ["nil\tnotfound"]
     assert disk.is_special("/dev/null")
     assert not disk.is_special(str(folder))
+
+
+def test_files_of_a_disk_that_is_not_local_are_served_by_threads(
+    server: AppServer, monkeypatch: pytest.MonkeyPatch, hung: HungDisk
+):
+    """Static files and pages: when the disk hangs, everybody else is served."""
+    page = "<?lsp io:stat'a.txt' print(io:open'b.txt':read()) ?>"
+    server.app({"a.txt": b"a" * 300_000, "b.txt": "b", "page.lsp": page})
+    server.app({"c.txt": "c"}, "near")
+    far = str(server.folder / "root")
+    is_near = Disks.is_near_tree
+    monkeypatch.setattr(Disks, "is_near_tree", lambda disks, root: root != far and is_near(disks, root))
+    monkeypatch.setattr(Disks, "is_near", lambda disks, path: False)
+    hung.answer.set()
+    for _ in range(2):
+        assert server.ask("/a.txt").body == b"a" * 300_000
+        assert server.ask("/b.txt").text == "b"
+        assert server.ask("/page.lsp").text == "b\n"
+    hung.answer.clear()
+    monkeypatch.setattr(os, "stat", hung.hung(os.stat))
+    waiting = gevent.spawn(server.ask, "/b.txt")
+    with nobody_waits():
+        assert server.ask("/near/c.txt").text == "c"
+    assert not waiting.ready()
+    hung.answer.set()
+    assert waiting.get(timeout=10).text == "b"
+
+
+def test_loadfile_and_dofile_of_lua(server: AppServer):
+    folder = server.write("", {"m.lua": "#!shebang\nlocal a = ...\nreturn x, a", "bad.lua": "\n)"})
+    code = f"""
+      local path = "{folder}/m.lua"
+      print(dofile(path)) print(loadfile(path, "t", {{x = 7}})(8)) print(loadfile(path, "b"))
+      print(loadfile"/none") print(pcall(dofile, "/none")) print((select(2, loadfile"{folder}/bad.lua")):match":2:.*")
+    """
+    assert told(server, code) == [
+        "nil\tnil",
+        "7\t8",
+        "nil\tattempt to load a chunk (only text can be loaded, mode is 'b')",
+        "nil\tcannot open /none: No such file or directory",
+        "false\tpage.lsp:4: cannot open /none: No such file or directory",
+        ":2: unexpected symbol near ')'",
+    ]

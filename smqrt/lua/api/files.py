@@ -69,6 +69,10 @@ class FilesBinding:
     def resourcetype(self, handle: int) -> bytes:
         return self.io(handle).kind.encode()
 
+    def absolute(self, name: bytes) -> bytes:
+        """A name on the disk, from the current folder."""
+        return os.path.abspath(name)
+
     def label(self, handle: int, name: bytes) -> bytes:
         """What tracebacks call a file: the folder's name and the file's."""
         return utf8(label(self.io(handle), from_utf8(name)))
@@ -125,7 +129,7 @@ class FilesBinding:
     def open_now(self, handle: int, name: bytes) -> LuaResult:
         io, path = self.io(handle), from_utf8(name)
         fd = io.open_now(path)
-        return fd is not None and self._keep(FileOnDisk(DiskFile(fd), io.place(path)))
+        return fd is not None and self._keep(FileOnDisk(DiskFile(fd, is_local=True), io.place(path)))
 
     def stat_now(self, handle: int, name: bytes) -> LuaResult:
         stat = self.io(handle).stat_now(from_utf8(name))
@@ -224,7 +228,7 @@ _WITH_WORDS = (
     "realpath resourcetype perform_here list_more_here open_now stat_now read_now write_now seek_now "
     "read_here write_here seek_here flush_here"
 )
-_PLAIN = "drop_io named_io io_names label drop end_list"
+_PLAIN = "drop_io named_io io_names absolute label drop end_list"
 _PARKING = "perform list_more read write seek flush close"
 
 

@@ -277,6 +277,10 @@ class LuaIoBinding:
         below.private = base.private
         return self._files.handle_of(below)
 
+    def close_soon(self, number: int) -> None:
+        """Close an open file in the next turn of the loop."""
+        get_hub().loop.run_callback(self._vm.start, self._serve, 0, b"close", number)
+
     def facts(self, handle: int) -> tuple[int, bytes] | None:
         """The reference of the callbacks and the prefix; None when it is no io in Lua."""
         io = self._files.io(handle)
@@ -286,5 +290,5 @@ class LuaIoBinding:
 def install(vm: Vm, files: FilesBinding) -> None:
     """Give Lua `ba.create.luaio`."""
     binding = LuaIoBinding(vm, files)
-    functions = {name: getattr(binding, name) for name in ("attach", "new", "sub", "facts")}
+    functions = {name: getattr(binding, name) for name in ("attach", "new", "sub", "facts", "close_soon")}
     vm.namespace("ba.luaio", functions)

@@ -154,7 +154,7 @@ class FileOnDisk:
     def close(self) -> LuaResult:
         """Close it behind what is under way. Waited for is only what was written."""
         is_clean = self._file.is_clean
-        if is_clean and not self._is_busy and disks.is_near(self._path):
+        if is_clean and not self._is_busy and self._file.is_local:
             return self._done(self._file.close)
         job = LuaJob(self._done, self._file.close, must_run=True)
         result = self._submit(job)

@@ -241,9 +241,22 @@ end
 
 file_class.__close = file.close
 
--- Below: for Python, which has the paths in full.
+local objects, last = {}, 0 -- number -> what `open` answered: for Python, and those that are to be closed
 
-local objects, last = {}, 0 -- number -> what `open` answered
+local function keep(object)
+  last = last + 1
+  objects[last] = object
+  return last
+end
+
+-- A finalizer can't wait, and the callback may have to.
+function file_class:__gc()
+  local object = self.object
+  self.object = nil
+  if object then py.close_soon(keep(object)) end
+end
+
+-- Below: for Python, which has the paths in full.
 
 local serve = {}
 
@@ -274,9 +287,7 @@ end
 function serve.open(callbacks, path, mode)
   local object, fault = open(callbacks, path, mode)
   if not object then return nil, fault end
-  last = last + 1
-  objects[last] = object
-  return last
+  return keep(object)
 end
 
 function serve.read(_, number, size) return read(objects[number], size) end

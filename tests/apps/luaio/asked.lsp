@@ -1,0 +1,1 @@
+<?lsp print(app.asked[#app.asked]) ?>

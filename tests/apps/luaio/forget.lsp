@@ -1,0 +1,1 @@
+<?lsp app.store:open "index.html" collectgarbage() collectgarbage() print "forgotten" ?>
