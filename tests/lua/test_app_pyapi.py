@@ -152,6 +152,7 @@ def test_answers(app: AppServer) -> None:
     assert (stream.text, stream.headers["Transfer-Encoding"]) == ("first,second,third", "chunked")
     assert value(app.ask("/pyapi/closed")) == 1
     assert app.ask("/pyapi/endless", "HEAD").status == 200
+    assert value(app.ask("/pyapi/streaming")) is False
     assert app.ask("/pyapi/below/x").text == "below x of /pyapi/below/"
     teapot = app.ask("/pyapi/teapot")
     assert (teapot.status, teapot.headers["X-Pot"]) == (418, "tea")

@@ -121,7 +121,11 @@ def answer(request, relpath):
         response.headers.set("Content-Type", "text/csv")
         response.stream(generated())
     elif relpath == "endless":
+        app.streaming = True
         response.stream(iter(lambda: b"piece", b""))
+        app.streaming = False
+    elif relpath == "streaming":
+        response.json(app.streaming)
     elif relpath == "kept":
         app.setdefault("kept", request).response.write("kept")
     elif relpath == "kept/late":
