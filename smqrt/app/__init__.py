@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from smqrt import app_folder
 from smqrt.app.sending import send_file
 from smqrt.app.threads import in_thread
+from smqrt.app.websocket import WebSocket, WebSocketClosedError
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
 from smqrt.http.message import Request, Response
@@ -41,6 +42,8 @@ __all__ = [
     "HttpSession",
     "Login",
     "UserTable",
+    "WebSocket",
+    "WebSocketClosedError",
     "ArgumentError",
     "Directory",
     "HttpError",

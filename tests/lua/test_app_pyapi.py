@@ -13,7 +13,10 @@ import pytest
 
 from smqrt.http.access import Access
 from smqrt.http.payload import MAX_JSON_VALUES
+from smqrt.wire.websocket import BINARY, CLOSE, CLOSE_TOO_BIG, CONTINUATION, PING, TEXT, encode_masked
 from tests.lua.app_server import Answer, AppServer
+from tests.lua.websocket_client import Client
+from tests.waiting import wait_until
 
 APP = Path(__file__).parent.parent / "apps" / "pyapi"
 URLENCODED = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -158,6 +161,44 @@ def test_answers(app: AppServer) -> None:
     assert (teapot.status, teapot.headers["X-Pot"]) == (418, "tea")
     assert "Short &amp; stout." in teapot.text
     assert app.ask("/pyapi/store.py").status == 404
+
+
+def test_websockets(app: AppServer, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(app.port, "/pyapi/ws/echo")
+    client.send(TEXT, "grün".encode())
+    assert client.receive() == ("nürg".encode(), True, 0, 0)
+    client.send(BINARY, b"ab" * 90_000)
+    data = b""
+    while len(data) < 180_000:
+        piece = client.receive()
+        assert piece
+        data += piece.data
+    assert data == b"ba" * 90_000
+    client.send(TEXT, b"on", fin=False)
+    client.send(CONTINUATION, b"e")
+    client.send(PING, b"still there?")
+    assert client.receive() == (b"eno", True, 0, 0)
+    client.sock.sendall(encode_masked(CLOSE, (4000).to_bytes(2, "big")))
+    assert client.closed() == 4000
+    wait_until(lambda: len(value(app.ask("/pyapi/said"))) == 2, "the end")
+    assert value(app.ask("/pyapi/said")) == [[4000, None], "the WebSocket is closed: socketclosed"]
+    large = Client(app.port, "/pyapi/ws/echo")
+    large.send(BINARY, b"x" * 200_001)
+    assert large.closed() == CLOSE_TOO_BIG
+    assert Client(app.port, "/pyapi/ws/bye").closed() == 4001
+    waits = Client(app.port, "/pyapi/ws/waits")
+    assert waits.receive() == (b"no message within 0.01 s", True, 0, 0)
+    gone = Client(app.port, "/pyapi/ws/echo")
+    gone.sock.close()
+    wait_until(lambda: len(value(app.ask("/pyapi/said"))) == 8, "the ends")
+    assert Client(app.port, "/pyapi/ws/fails").closed() == 1011
+    assert "while a WebSocket was open" in caplog.text
+    with pytest.raises(AssertionError, match=r"HTTP/1.1 403"):
+        Client(app.port, "/pyapi/ws/echo", "Origin: http://elsewhere.example\r\n")
+    plain = app.ask("/pyapi/ws/echo")
+    assert (plain.status, plain.headers["Upgrade"]) == (426, "websocket")
+    app.applications.all[-1].unload()
+    assert waits.closed() == 1000
 
 
 def test_a_request_that_is_over(app: AppServer) -> None:

@@ -7,7 +7,7 @@ import models.item
 import store
 from models import tag
 
-from smqrt.app import Directory, HttpError, app, dir, io
+from smqrt.app import Directory, HttpError, WebSocket, WebSocketClosedError, app, dir, io
 
 assert app["dir"] is dir
 assert app.io is io
@@ -70,6 +70,7 @@ ANSWERS = {
     "caught": caught,
     "missing": lambda request: [request.form().get("a"), "b" in request.form(), request.form()["a"]],
     "twice": twice,
+    "said": lambda request: app.said,
     "form": form,
     "files": streamed,
     "modules": lambda request: [later, store.name, models.item.NAME, tag.NAME, store.count(), store.__name__],
@@ -98,6 +99,30 @@ def late(call):
 
 def begin():
     return app.kept.session(create=True)
+
+
+def talk(request, relpath):
+    with WebSocket(request, max_message_bytes=200_000) as client:
+        app.clients.append(client)
+        if relpath == "ws/fails":
+            raise ValueError("while a WebSocket was open")
+        if relpath == "ws/bye":
+            client.close(4001, "enough " + "ü" * 100)
+        if relpath == "ws/waits":
+            try:
+                client.receive(timeout_s=0.01)
+            except TimeoutError as error:
+                client.send(str(error))
+        for message in client:
+            client.send(message[::-1])
+    said.append((client.close_code, client.receive()))
+    try:
+        client.send("too late")
+    except WebSocketClosedError as error:
+        said.append(str(error))
+
+
+clients, said = [], []
 
 
 def answer(request, relpath):
@@ -143,6 +168,8 @@ def answer(request, relpath):
         response.headers.set("Content-Type", "text/csv")
         response.write("x" * 9000)
         raise ValueError("in the middle")
+    elif relpath.startswith("ws/"):
+        talk(request, relpath)
     elif relpath == "teapot":
         raise HttpError(418, "Short & stout.", headers={"X-Pot": "tea"})
     else:
