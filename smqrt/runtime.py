@@ -213,6 +213,7 @@ class Server:
             load_certificates=self.load_certificates,
             http_server=self.http,
             conf=self._conf.path if self._conf else None,
+            tracelogger=self.settings.tracelogger,
         )
 
     def port(self, scheme: str = "http") -> int:

@@ -62,6 +62,12 @@ class Settings:
         "Patterns of file names that are served though they are code, keys or data, with commas between: `*.py`.",
     )
     reload: bool = option(False, switch(), "Restart an application when its .preload or a module of it changes.")
+    tracelogger: bool = option(
+        False,
+        switch(),
+        "Show what applications trace at /rtl/tracelogger/, to whoever reaches the server, "
+        "or to the `users` of mako.conf.",
+    )
     pipelines: bool = option(
         False, switch(), "Run the pipelines of every application that has some, each in its own process."
     )

@@ -27,6 +27,7 @@ from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.status import reason
 from smqrt.http.tree import Directory
+from smqrt.net.handover import websocket_key
 from smqrt.net.stream import Stream
 from smqrt.wire import websocket
 
@@ -185,7 +186,7 @@ class TraceLogger(Directory):
         request.env[_QUIET], response = True, request.response
         if request.method not in ("GET", "HEAD"):
             response.error(405, headers={"Allow": "GET, HEAD"})
-        elif key := request.get("sec-websocket-key"):
+        elif key := websocket_key(request):
             if not request.refuse_foreign():
                 self._connect(request, key)
         elif request.get("x-requested-with") is not None:

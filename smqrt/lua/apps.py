@@ -261,11 +261,11 @@ class Applications:
 
     def configure(self) -> None:
         """Set up what mako.conf asks for: users, file server, trace logger; may block. A failure is logged."""
-        if self.services.conf is not None:
+        if self.services.conf is not None or self.services.tracelogger:
             try:
-                self.vm.run(self.entries["configure"])
+                self.vm.run(self.entries["configure"], self.services.tracelogger)
             except LuaError as error:
-                log.error("%s: %s", self.services.conf, error)
+                log.error("%s: %s", self.services.conf or "tracelogger", error)
 
     def close(self) -> None:
         """End what the server itself made beside the applications."""

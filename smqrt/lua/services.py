@@ -45,6 +45,7 @@ class Services:
     stop: asks the server to stop, with the exit status.
     load_certificates: reads the certificates of the TLS port again; gives why it could not, None when it did.
     conf: the file mako.conf that is in force.
+    tracelogger: whether the trace logger is wanted, whatever that file says.
     """
 
     root: Root = field(default_factory=Root)
@@ -69,3 +70,4 @@ class Services:
     stop: Callable[[int], None] | None = None
     load_certificates: Callable[[], str | None] | None = None
     conf: Path | None = None
+    tracelogger: bool = False

@@ -15,7 +15,7 @@ from tests.conftest import Served
 def test_the_page(tmp_path: Path, serve: Callable[..., Served], new_page: Callable[..., Any], chromium: Any) -> None:
     (tmp_path / "mako.conf").write_text("tracelogger = {request = true}")
     (tmp_path / "index.lsp").write_text("<?lsp trace(request:data'say') ?>")
-    served = serve(cwd=tmp_path)
+    served = serve("--tracelogger", cwd=tmp_path)
     say = served.url + "/?say="
     requests.get(say + "<b>early</b>")
     page = new_page(served.url + "/rtl/tracelogger/")

@@ -106,3 +106,11 @@ def test_what_needs_users_is_not_served_without(folder: Path, serve: Callable[..
     served = serve(cwd=folder)
     assert requests.get(served.url).status_code == 404
     served.wait_for(r"app desk at /: failed: apps\[1\].auth needs users in mako.conf")
+
+
+def test_the_trace_logger_by_a_flag_alone(folder: Path, serve: Callable[..., Served]) -> None:
+    with_it = serve("--tracelogger", cwd=folder / "desk")
+    by_script = {"X-Requested-With": "XMLHttpRequest"}
+    assert requests.get(with_it.url + "/rtl/tracelogger.service/", headers=by_script).status_code == 204
+    without = serve(cwd=folder / "desk")
+    assert requests.get(without.url + "/rtl/tracelogger.service/", headers=by_script).status_code == 404

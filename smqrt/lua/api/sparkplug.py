@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gevent import get_hub
+
 from smqrt.errors import ArgumentError
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import Function, LuaValue, LuaValues, fail, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import sparkplug
-from smqrt.mqtt.sparkplug_schema import TYPES
+from smqrt.mqtt.sparkplug_schema import TYPES, payload_class
 from smqrt.net.scheduling import Turn
 
 SHORT_BYTES = 4096  # worked off at once; longer ones let others run in between
@@ -63,4 +65,10 @@ def install(vm: Vm, services: Services) -> None:
         "types": lambda: names,
         "short": lambda: SHORT_BYTES,
     }
-    vm.namespace("ba.sparkplug", direct, {"encode_long": encode_long, "decode_long": decode_long})
+    blocking: dict[str, Function] = {"encode_long": encode_long, "decode_long": decode_long, "prepare": _prepare}
+    vm.namespace("ba.sparkplug", direct, blocking)
+
+
+def _prepare() -> None:
+    """Load protobuf, in a thread: it takes some 40 ms."""
+    get_hub().threadpool.apply(payload_class)

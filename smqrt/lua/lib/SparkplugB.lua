@@ -1,4 +1,4 @@
 -- Sparkplug B for require: encode and decode payloads (spec: bas-api 12).
 local core = ...
 
-return core.sparkplug
+return core.require_sparkplug()

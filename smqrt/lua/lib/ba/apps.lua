@@ -78,8 +78,8 @@ function entries.clear(number)
   collectgarbage()
 end
 
--- Sets up what mako.conf asks for, beside the applications.
-function entries.configure() core.configured.server() end
+-- Sets up what mako.conf asks for, beside the applications. tracelogger: it is wanted, whatever the file says.
+function entries.configure(tracelogger) core.configured.server(tracelogger) end
 
 core.apps = {}
 

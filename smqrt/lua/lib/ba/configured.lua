@@ -60,8 +60,8 @@ local function set_up_file_server(conf)
   mako.fs, kept.fs = fs, fs
 end
 
-local function set_up_trace_logger(conf)
-  local op = conf.tracelogger
+local function set_up_trace_logger(conf, is_wanted)
+  local op = conf.tracelogger or is_wanted
   if not op then return end
   local tracelogger = ba.create.tracelogger()
   if type(op) == "table" then tracelogger:configure(op) end
@@ -71,10 +71,10 @@ local function set_up_trace_logger(conf)
 end
 
 -- Each part by itself: one that fails is told, and does not keep the others away.
-function configured.server()
+function configured.server(tracelogger)
   local conf = core.loadconf.get()
   for _, set_up in ipairs{set_up_users, set_up_file_server, set_up_trace_logger} do
-    local done, message = xpcall(set_up, core.describe, conf)
+    local done, message = xpcall(set_up, core.describe, conf, tracelogger)
     if not done then core.log_error("mako.conf: " .. message) end
   end
 end

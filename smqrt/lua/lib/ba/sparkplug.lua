@@ -5,7 +5,12 @@ local ipairs, isyieldable = ipairs, core.isyieldable
 local SHORT <const> = py.short()
 
 local sparkplug = {DataType = {}}
-core.sparkplug = sparkplug
+
+--- What `require` gives; loads what is needed before somebody waits for it.
+function core.require_sparkplug()
+  if isyieldable() then py.prepare() end
+  return sparkplug
+end
 
 -- SparkplugB.DataType.Int32 is 3, and SparkplugB.DataType[3] is "Int32"
 for place, name in ipairs{py.types()} do
