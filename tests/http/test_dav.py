@@ -6,7 +6,7 @@ from base64 import b64encode
 from http.client import HTTPConnection, HTTPResponse
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
+from time import thread_time
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -364,6 +364,14 @@ def test_what_is_private_is_not_there(dav: Client) -> None:
     assert (dav.folder / "sub/.git/config").exists()
 
 
+def test_what_macos_writes_beside_files(dav: Client) -> None:
+    for name in ("._a.txt", ".DS_Store", "sub/._b.txt"):
+        assert dav("PUT", f"/fs/{name}", b"x").status == 201, name
+        assert dav("GET", f"/fs/{name}").body == b"x"
+    for name in ("._code.lua", "._/x", ".x/._y"):
+        assert dav("PUT", f"/fs/{name}", b"x").status in (403, 409), name
+
+
 def test_files_run_no_scripts(dav: Client) -> None:
     (dav.folder / "x.html").write_text("<script>")
     assert dav("GET", "/fs/x.html").headers["Content-Security-Policy"].startswith("sandbox")
@@ -382,14 +390,14 @@ def test_many_entries_hold_nobody(dav: Client) -> None:
 
     def tick() -> None:
         while True:
-            ticks.append(monotonic())
+            ticks.append(thread_time())  # CPU: the machine has other things to do
             gevent.sleep(0.001)
 
     ticking = gevent.spawn(tick)
     answer = dav("PROPFIND", "/fs/", Depth="1")
     ticking.kill()
     assert answer.body.count(b"<D:response>") == 10_003
-    assert max(later - sooner for sooner, later in pairwise(ticks)) < 0.1
+    assert max(later - sooner for sooner, later in pairwise(ticks)) < 0.05
     deep = dav("PROPFIND", "/fs/")
     assert (deep.status, b"propfind-finite-depth" in deep.body) == (403, True)
     assert dav("COPY", "/fs/", Destination="/fs/sub/all").status == 403

@@ -56,6 +56,7 @@ def test_a_file_manager_as_applications_use_it(running: AppServer) -> None:
     assert json.loads(ask("/app/fs/sub/?cmd=zip").body) == {"cmd": "zip", "path": "sub/"}
     assert 'data-name="b.txt"' in ask("/app/fs/sub/?cmd=other").text
     assert ask("/app/again/").status == 200
+    assert ask("/app/again/filtered").text == "filtered"
 
     options = ask("/app/fs/", "OPTIONS")
     assert (options.headers["DAV"], options.headers["MS-Author-Via"]) == ("1,2", "DAV")

@@ -48,7 +48,7 @@ class Share:
         """Whether a file of that name may be seen and made, if nothing else forbids it."""
         if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
             return False
-        return self._owner or not (hidden(name) or is_page(name) or self.io.private.name(name))
+        return self._owner or not (_hidden(name) or is_page(name) or self.io.private.name(name))
 
     def look(self, name: str) -> Stat | None:
         """Look at a file or folder; None when there is nothing that may be seen."""
@@ -236,6 +236,12 @@ class Upload:
             pass
         self._share.io.remove(self._path)
         self._keep()
+
+
+def _hidden(name: str) -> bool:
+    """As `hidden`, but for the files that macOS writes beside others: without them it can't copy."""
+    folder, _, own = name.rpartition("/")
+    return hidden(f"{folder}/") if own.startswith("._") or own == ".DS_Store" else hidden(name)
 
 
 def _reach(io: Io, name: str, work: Callable[[], T]) -> T:

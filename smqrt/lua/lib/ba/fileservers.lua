@@ -78,7 +78,7 @@ function wfs:configure(options)
     if options[name] then
       local inner = ba.create.dir()
       inner.func = hook(options[name])
-      self.hooks[name] = inner -- kept as long as this
+      self.dir.hooks[name] = inner -- it lives as long as the directory
       py.set_hook(handle, name, inner.handle)
     end
   end
@@ -87,7 +87,8 @@ end
 
 local function create_wfs(...)
   local directory = make("wfs", true, dirs.name_and_priority("wfs", ...))
-  return setmetatable({dir = directory, hooks = {}}, wfs_class)
+  directory.hooks = {}
+  return setmetatable({dir = directory}, wfs_class)
 end
 
 core.create_wfs = create_wfs
