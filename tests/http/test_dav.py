@@ -512,5 +512,45 @@ def test_windows_sets_times(dav: Client) -> None:
     )
     answer = dav("PROPPATCH", "/fs/a.txt", body)
     assert (answer.status, b"200 OK" in answer.body) == (207, True)
-    own = body.replace(b"urn:schemas-microsoft-com:", b"urn:own")
-    assert b"403 Forbidden" in dav("PROPPATCH", "/fs/a.txt", own).body
+
+
+def test_properties_of_clients(bench: Bench, folder: Path) -> None:
+    first = DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK")
+    bench.root.insert(first)
+    dav = Client(bench, folder)
+
+    def change(path: str, inner: str, verb: str = "set") -> str:
+        body = f"<D:{verb}><D:prop>{inner}</D:prop></D:{verb}></D:propertyupdate>"
+        answer = dav("PROPPATCH", path, f"<D:propertyupdate xmlns:D='DAV:' xmlns:x='urn:x'>{body}".encode())
+        assert answer.status == 207
+        return answer.body.decode()
+
+    def values(path: str) -> list[str | None]:
+        body = b"<D:propfind xmlns:D='DAV:' xmlns:x='urn:x'><D:prop><x:a/><b/></D:prop></D:propfind>"
+        found = ElementTree.fromstring(dav("PROPFIND", path, body, Depth="0").body)
+        groups = {
+            str(group.findtext(D + "status"))[9:12]: group.find(D + "prop") for group in found.iter(D + "propstat")
+        }
+        return [each.text for each in groups.get("200", [])]  # type: ignore[union-attr]
+
+    assert "200 OK" in change("/fs/a.txt", "<x:a>1 &lt; 2</x:a><b>two</b>")
+    assert values("/fs/a.txt") == ["1 < 2", "two"]
+    assert "1 &lt; 2" in dav("PROPFIND", "/fs/a.txt").body.decode()
+    assert dav("COPY", "/fs/a.txt", Destination="/fs/sub/b.txt").status == 204
+    assert dav("MOVE", "/fs/sub", Destination="/fs/moved").status == 201
+    assert values("/fs/moved/b.txt") == ["1 < 2", "two"]
+    assert "200 OK" in change("/fs/a.txt", "<x:a/>", "remove")
+    assert values("/fs/a.txt") == ["two"]
+    assert "403 Forbidden" in change("/fs/a.txt", "<D:getetag>mine</D:getetag>")
+    assert "507" in change("/fs/a.txt", f"<x:a>{'x' * 2000}</x:a>")
+    first.unlink()
+    second = DavDirectory("fs", io=DiskIo(folder), lockdir=".LOCK")
+    bench.root.insert(second)
+    dav("PUT", "/fs/c.txt", b"x")
+    assert values("/fs/moved/b.txt") == ["1 < 2", "two"]
+    assert dav("DELETE", "/fs/moved/b.txt").status == 204
+    assert dav("PUT", "/fs/moved/b.txt", b"new").status == 201
+    assert values("/fs/moved/b.txt") == []
+    second.unlink()
+    bench.root.insert(DavDirectory("fs", io=DiskIo(folder)))
+    assert "403 Forbidden" in change("/fs/a.txt", "<x:a>1</x:a>")

@@ -22,8 +22,7 @@ users:set {ann = "secret"}
 files:setauth(ba.create.authenticator(users, {type = "dav"}))
 dir:insert(files, true)
 """
-SUITES = {"basic": 0, "copymove": 0, "locks": 3, "http": 0}
-"""How many tests of each fail: those that set properties of a client's own."""
+SUITES = ("basic", "copymove", "props", "locks", "http")
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +44,7 @@ def test_litmus(served: Served, suite: str, tmp_path: Path) -> None:
     found = re.search(r"of (\d+) tests run: (\d+) passed, (\d+) failed", done.stdout)
     assert found is not None, done.stdout + done.stderr
     failed = [line for line in done.stdout.replace("\r", "\n").splitlines() if "FAIL (" in line]
-    assert int(found[3]) == SUITES[suite], failed
-    assert all("PROPPATCH" in line for line in failed)
+    assert found[3] == "0", failed
 
 
 SESSION = """\

@@ -179,7 +179,7 @@ class DavDirectory(Directory):
         from smqrt.http.dav.engine import Engine
 
         request, share = asked.request, self._view(asked.request).share
-        engine = Engine(self._manager())
+        engine = Engine(self._manager(), self._locking.properties if self._locking else None)
         bases = (asked.base,) if asked.base == self.baseuri() else (asked.base, self.baseuri())
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
@@ -222,16 +222,17 @@ class _View:
 
 
 class _Locking:
-    """The locks with the folder that keeps them; read at the first use, which may block. Where there can be no folder
-    they live in memory alone."""
+    """The locks, and the properties that clients set, with the folder that keeps them; read at the first use, which may
+    block. Where there can be no folder they live in memory alone."""
 
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
         from wsgidav.lock_man.lock_manager import LockManager
 
         from smqrt.http.dav.locks import Locks
+        from smqrt.http.dav.properties import DeadProperties
 
         self.folder = canonical(folder)
-        self.locks = Locks(max_locks)
+        self.locks, self.properties = Locks(max_locks), DeadProperties()
         self._io, self._loaded, self._keeps, self._loading = io, False, True, BoundedSemaphore()
         self._manager = LockManager(self.locks)
 
@@ -241,6 +242,7 @@ class _Locking:
             if not self._loaded:
                 try:
                     self.locks.load(self._io, self.folder)
+                    self.properties.load(self._io, self.folder)
                 except IoError as error:
                     self._keeps = False
                     log.warning("the locks of a file server are kept in memory only: %s: %s", self.folder, error)
@@ -251,10 +253,12 @@ class _Locking:
         """Keep what has changed."""
         if not self._keeps:
             return
-        try:
-            self.locks.save(self._io, self.folder)
-        except IoError as error:
-            log.warning("the locks of a file server cannot be kept in %s: %s", self.folder, error)
+        with self._loading:
+            try:
+                self.locks.save(self._io, self.folder)
+                self.properties.save(self._io, self.folder)
+            except IoError as error:
+                log.warning("the locks of a file server cannot be kept in %s: %s", self.folder, error)
 
 
 def _answer_options(request: Request) -> None:

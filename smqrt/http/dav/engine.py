@@ -20,6 +20,7 @@ from wsgidav.request_server import RequestServer
 
 from smqrt.http.dav import bodies, listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
+from smqrt.http.dav.properties import DeadProperties
 from smqrt.http.dav.share import Share, Upload
 from smqrt.http.files import etag
 from smqrt.http.resources import IoError, Stat
@@ -58,10 +59,11 @@ class Engine:
 
     Args:
         locks: the lock manager; None refuses LOCK.
+        properties: what clients set; None refuses it.
     """
 
-    def __init__(self, locks: LockManager | None) -> None:
-        self._locks = locks
+    def __init__(self, locks: LockManager | None, properties: DeadProperties | None) -> None:
+        self._locks, self._properties = locks, properties
 
     def __call__(
         self, share: Share, bases: tuple[str, ...], user: str, environ: Environ, start: Start
@@ -76,7 +78,7 @@ class Engine:
         Raises:
             HttpError, DAVError: what is to be answered.
         """
-        provider = _Provider(share, bases, self._locks)
+        provider = _Provider(share, bases, self._locks, self._properties)
         _prepare(environ, bases)
         environ |= {
             "wsgidav.config": _CONFIG,
@@ -102,9 +104,11 @@ class Engine:
 class _Provider(DAVProvider):  # type: ignore[misc]
     """A `Share` for WsgiDAV, for one request."""
 
-    def __init__(self, share: Share, bases: tuple[str, ...], locks: LockManager | None) -> None:
+    def __init__(
+        self, share: Share, bases: tuple[str, ...], locks: LockManager | None, properties: DeadProperties | None
+    ) -> None:
         super().__init__()
-        self.share, self.bases, self.verbose = share, bases, 0
+        self.share, self.bases, self.properties, self.verbose = share, bases, properties, 0
         self.set_share_path("")
         self.set_mount_path(escaped(bases[0].removesuffix("/")))
         self.set_lock_manager(locks)
@@ -120,6 +124,11 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         if stat is None or (path.endswith("/") and name and not stat.isdir):
             return None
         return (_Folder if stat.isdir else _File)(name, environ, stat)
+
+    def forget_properties(self, name: str) -> None:
+        """Forget what was set for a file or folder of that name, which is gone."""
+        if self.properties is not None:
+            self.properties.forget(name)
 
     def locks_of(self, name: str, isdir: bool = False) -> list[dict[str, Any]]:
         """The locks that guard a name, with the paths of what was locked."""
@@ -160,11 +169,19 @@ class _Resource:
         text = listing.lock_discovery(self.provider.locks_of(self.own_name, self.is_collection))
         return ElementTree.fromstring(text.replace("<D:lockdiscovery>", '<D:lockdiscovery xmlns:D="DAV:">', 1))
 
-    def set_property_value(self, name: str, value: object, *, dry_run: bool = False) -> bool:
+    def set_property_value(self, name: str, value: Any, *, dry_run: bool = False) -> bool:
         """Windows sets times and attributes of what it has uploaded, and takes a refusal for a failure."""
+        properties = self.provider.properties
         if name.startswith(_WIN32):
             return True
-        raise DAVError(403, "this server keeps no properties of clients")
+        if name.startswith("{DAV:}") or properties is None:
+            raise DAVError(403, "this server has no folder for properties of clients")
+        text = None if value is None else ElementTree.tostring(value, "unicode")
+        if text is not None and not properties.has_room(self.own_name, name, text):
+            raise DAVError(507, "too many properties, or too long a one")
+        if not dry_run:
+            properties.set(self.own_name, name, text)
+        return True
 
     def handle_delete(self) -> bool:
         """DELETE, locks of what is inside included."""
@@ -173,6 +190,7 @@ class _Resource:
             _done(lambda: self.share.remove_tree(self.own_name))
         else:
             _done(lambda: self.share.remove(self.own_name, False))
+        self.provider.forget_properties(self.own_name)
         self._release()
         return True
 
@@ -182,12 +200,16 @@ class _Resource:
         if self.is_collection and _done(lambda: self.share.holds_unseen(self.own_name)):
             raise DAVError(403, "there are files in it that are not for clients")
         _done(lambda: self.share.rename(self.own_name, target))
+        if self.provider.properties is not None:
+            self.provider.properties.move(self.own_name, target)
         self._release()
         return True
 
     def handle_copy(self, path: str, *, depth_infinity: bool) -> bool:
         """COPY, with what is inside or without."""
         target = self._make_room(path)
+        if self.provider.properties is not None:
+            self.provider.properties.copy(self.own_name, target, depth_infinity)
         if not self.is_collection:
             _done(lambda: self.share.copy(self.own_name, target))
             return True
@@ -234,6 +256,7 @@ class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
         path = _joined(self.own_name, unescaped(name))
         if not self.share.shows(path):
             raise DAVError(403, "that name is not for clients")
+        self.provider.forget_properties(path)
         if self.environ["REQUEST_METHOD"] == "PUT":
             return _File(path, self.environ, None)
         _done(lambda: _touch(self.share, path))
@@ -241,7 +264,9 @@ class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
 
     def create_collection(self, name: str) -> None:
         """MKCOL."""
-        _done(lambda: self.share.mkdir(_joined(self.own_name, unescaped(name))))
+        path = _joined(self.own_name, unescaped(name))
+        _done(lambda: self.share.mkdir(path))
+        self.provider.forget_properties(path)
 
 
 class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
@@ -296,7 +321,9 @@ class _Methods(RequestServer):  # type: ignore[misc]
         resource = provider.get_resource_inst(environ["PATH_INFO"], environ)
         if resource is None or resource.stat is None:
             raise HttpError(404)
-        properties = listing.Properties(environ["smqrt.xml"], provider.locks_of if provider.lock_manager else None)
+        locks_of = provider.locks_of if provider.lock_manager else None
+        dead_of = provider.properties.of if provider.properties is not None else None
+        properties = listing.Properties(environ["smqrt.xml"], locks_of, dead_of)
         found = [(resource.own_name, resource.stat)]
         if resource.is_collection and depth != "0":
             found += self._inside(resource, depth)

@@ -28,6 +28,8 @@ _SUPPORTED = "<D:supportedlock>" + _ENTRY.format("exclusive") + _ENTRY.format("s
 
 LocksOf = Callable[[str], list[dict[str, Any]]]
 """The locks of a name in the share."""
+DeadOf = Callable[[str], dict[str, str]]
+"""What clients have set for a name, as XML by Clark names."""
 
 
 class Properties:
@@ -35,26 +37,28 @@ class Properties:
 
     Args:
         body: the request's, checked already; empty asks for all.
+        locks_of, dead_of: None without locks, and without properties that clients set.
 
     Raises:
         HttpError: 400, it is no propfind.
     """
 
-    def __init__(self, body: bytes, locks_of: LocksOf | None) -> None:
-        self._locks_of = locks_of
+    def __init__(self, body: bytes, locks_of: LocksOf | None, dead_of: DeadOf | None) -> None:
+        self._locks_of, self._dead_of = locks_of, dead_of or (lambda name: {})
         self._names_only = False
+        self._all = False  # also what clients have set
         self._wanted: list[str] = []
-        unknown = ""
+        self._others: list[str] = []
         for name in self._read(body):
             if name.removeprefix(_DAV) in self._known() and name.startswith(_DAV):
                 self._wanted.append(name.removeprefix(_DAV))
             else:
-                unknown += _empty(name)
-        self._missing = unknown
+                self._others.append(name)
+        self._missing = "".join(map(_empty, self._others))
 
     def entry(self, url: str, name: str, stat: Stat) -> str:
         """The response element of one file or folder."""
-        found, missing = [], self._missing
+        found, missing = self._dead(name)
         for wanted in self._wanted:
             text = f"<D:{wanted}/>" if self._names_only else self._value(wanted, name, stat)
             if text is None:
@@ -66,12 +70,23 @@ class Properties:
         )
         return f"<D:response><D:href>{xml_text(url)}</D:href>{groups}</D:response>"
 
+    def _dead(self, name: str) -> tuple[list[str], str]:
+        """What clients have set, and the elements of what they have not."""
+        dead = self._dead_of(name)
+        if not dead:
+            return [], self._missing
+        if self._all:
+            return [_empty(key) for key in dead] if self._names_only else list(dead.values()), ""
+        found = [dead[key] for key in self._others if key in dead]
+        return found, "".join(_empty(key) for key in self._others if key not in dead)
+
     def _known(self) -> list[str]:
         return [*_LIVE, *(("lockdiscovery", "supportedlock") if self._locks_of else ())]
 
     def _read(self, body: bytes) -> list[str]:
         everything = [_DAV + name for name in self._known()]
         if not body:
+            self._all = True
             return everything
         root = ElementTree.fromstring(body)
         if root.tag != "{DAV:}propfind":
@@ -82,14 +97,13 @@ class Properties:
         self._names_only = "{DAV:}propname" in modes
         if not self._names_only and "{DAV:}allprop" not in modes:
             raise HttpError(400, "propfind needs allprop, propname or prop")
+        self._all = True
         return everything
 
     def _named(self, prop: Iterable[Any]) -> list[str]:
         names = list(dict.fromkeys(child.tag for child in prop))
         if len(names) > MAX_NAMES:
             raise HttpError(400, f"more than {MAX_NAMES} properties at once")
-        if any(name.startswith("{}") for name in names):
-            raise HttpError(400, "a property without a name space")
         return names
 
     def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
@@ -144,7 +158,7 @@ def _owner(text: bytes) -> str:
 
 def _empty(name: str) -> str:
     space, _, own = name.rpartition("}")
-    return f"<x:{own} xmlns:x={quoteattr(space[1:])}/>"
+    return f"<x:{own} xmlns:x={quoteattr(space[1:])}/>" if space else f"<{own}/>"
 
 
 def _time(name: str, stat: Stat) -> str:

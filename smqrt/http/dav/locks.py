@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from typing import Any
 from urllib.parse import unquote
@@ -12,35 +10,33 @@ from defusedxml import ElementTree
 from wsgidav.dav_error import DAVError
 from wsgidav.lock_man.lock_storage import LockStorageDict
 
+from smqrt.http.dav.kept import Kept
 from smqrt.http.dav.names import unescaped
-from smqrt.http.reach import reach
-from smqrt.http.resources import Io, IoError
-
-log = logging.getLogger("smqrt")
 
 MAX_LOCK_S = 3600
 """The longest a lock lives without being refreshed, which Windows asks for: who has crashed blocks nobody for ever."""
-_FILE = "locks.json"
 _BUSY = 503
 
 
-class Locks(LockStorageDict):  # type: ignore[misc]
+class Locks(Kept, LockStorageDict):  # type: ignore[misc]
     """What WsgiDAV keeps its locks in.
 
     Args:
         max_locks: how many there may be; beyond, LOCK is answered with 503.
     """
 
+    file = "locks.json"
+
     def __init__(self, max_locks: int) -> None:
-        super().__init__()
+        Kept.__init__(self)
+        LockStorageDict.__init__(self)
         self.open()
         self._max_locks = max_locks
-        self._changed = False
 
     def open(self) -> None:
         """Called by the lock manager again: keep what is there."""
         if self._dict is None:
-            super().open()
+            LockStorageDict.open(self)
 
     def __len__(self) -> int:
         return len(self.all())
@@ -92,31 +88,20 @@ class Locks(LockStorageDict):  # type: ignore[misc]
         fresh: dict[str, Any] = super().refresh(token, timeout=_bounded(timeout))
         return fresh
 
-    def load(self, io: Io, folder: str) -> None:
-        """Take up the locks that are kept in a folder, which is made if it is missing.
+    def as_json(self) -> object:
+        """See `Kept`."""
+        return [_to_json(lock) for lock in self.all()]
 
-        Raises:
-            IoError: the folder can't be made.
-        """
-        text = reach(io, folder, _read, io, folder)
-        try:
-            kept = [_from_json(each) for each in json.loads(text or b"[]")]
-        except (ValueError, TypeError, KeyError):
-            log.warning("the locks in %s are damaged: all are released", folder)
-            return
-        for lock in kept[: self._max_locks]:
+    def take(self, kept: object) -> None:
+        """See `Kept`."""
+        if not isinstance(kept, list):
+            raise TypeError
+        for lock in [_from_json(each) for each in kept][: self._max_locks]:
             self._dict[lock["token"]] = lock
             self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
 
-    def save(self, io: Io, folder: str) -> None:
-        """Keep them in a folder, if they have changed. Raises IoError."""
-        if self._changed:
-            self._changed = False
-            text = json.dumps([_to_json(lock) for lock in self.all()]).encode()
-            reach(io, folder, _write, io, folder, text)
-
     def _flush(self) -> None:
-        self._changed = True
+        self.changed = True
 
     def _forget_expired(self) -> None:
         now_s = time.time()
@@ -152,24 +137,3 @@ def _from_json(lock: dict[str, Any]) -> dict[str, Any]:
     texts = {key: str(lock[key]) for key in ("token", "root", "type", "scope", "depth", "principal")}
     times = {key: float(lock[key]) for key in ("timeout", "expire")}
     return {**texts, **times, "owner": str(lock["owner"]).encode()}
-
-
-def _read(io: Io, folder: str) -> bytes:
-    parts = folder.split("/")
-    for count in range(1, len(parts) + 1):
-        try:
-            io.mkdir("/".join(parts[:count]))
-        except IoError as error:
-            if error.word != "exist":
-                raise
-    try:
-        return io.read(f"{folder}/{_FILE}")
-    except IoError:
-        return b""
-
-
-def _write(io: Io, folder: str, text: bytes) -> None:
-    name = f"{folder}/{_FILE}"
-    with io.open(name + ".new", "w") as file:
-        file.write(text)
-    io.rename(name + ".new", name)
