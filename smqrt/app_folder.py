@@ -20,7 +20,7 @@ log = logging.getLogger("smqrt")
 class Closable(Protocol):
     """What ends with the application that made it."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """End it; may block. A second call does nothing."""
 
 

@@ -352,6 +352,7 @@ class Server:
         for application in list(self.applications):
             application.unload()
         self._loader.run_exit_functions()
+        self._loader.send_mail_log()
         self._loader.close()
         self.services.processes.shutdown()
         self.services.sockets.shutdown()

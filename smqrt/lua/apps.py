@@ -30,9 +30,11 @@ from smqrt.lua.api import (
     fileservers,
     logins,
     luaio,
+    mail,
     mako,
     manage,
     pages,
+    pipes,
     request,
     response,
     sessions,
@@ -249,12 +251,14 @@ class Applications:
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
         uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
+        pipes.install(vm, self.files)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         fileservers.install(vm, self.dirs, self.files)
         self._traces = tracelogger.install(vm, services, self.dirs)
         self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
+        self.send_mail_log = mail.install_log(vm)
         vm.namespace("ba.apps", {"entry": self._entry})
         manage.install(vm, self, self.files)
         self._next_number = itertools.count(1).__next__

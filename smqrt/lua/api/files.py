@@ -98,6 +98,10 @@ class FilesBinding:
     def _open(self, io: Io, name: str, mode: bytes | None) -> LuaResult:
         return self._keep(open_file(io.open(name, (mode or b"r").decode("latin-1")), io, name))
 
+    def file(self, number: int) -> OpenFile:
+        """Return the open file of a handle."""
+        return self._file(number)
+
     def _keep(self, file: OpenFile) -> int:
         number = self._next_handle()
         self._files[number] = file

@@ -3,6 +3,7 @@ lib/socket/mail.lua."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from smqrt.lua import table_codec
@@ -91,6 +92,18 @@ def _body(fields: Table, name: bytes, charset: str) -> str | None:
         return str(data, charset, "replace")
     except (LookupError, UnicodeError):  # an unknown one: `Mail` says so
         return str(data, "utf-8", "replace")
+
+
+def install_log(vm: Vm) -> Callable[[], None]:
+    """Give Lua `mako.log` and `require "log"`; return what sends what is in that log, for the end of the server. It
+    blocks for some seconds at most."""
+    refs: list[int] = []
+    vm.namespace("ba.maillog", {"attach": refs.append})
+
+    def send() -> None:
+        vm.run(refs[0])
+
+    return send
 
 
 def install(vm: Vm, services: Services) -> None:

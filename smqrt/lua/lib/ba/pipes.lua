@@ -1,0 +1,41 @@
+-- ba.pipe: named pipes (spec: bas-api §7).
+local core, py = ...
+
+local arg = core.arg
+
+local DEFAULT_PERMISSIONS <const> = 384 -- 0600: the user of the server
+
+ba.pipe = {}
+
+-- The io object and the path on the disk of `path`, which counts from the home io unless it begins with a slash.
+local function place(path, fname)
+  local io = ba.openio(path:sub(1, 1) == "/" and "disk" or "home") or core.raise(fname .. ": there is no disk here")
+  local full, message = io:realpath(path)
+  return io, full, message
+end
+
+-- syntax: ba.pipe.mkfifo(path [, permissions=384]) -> true | nil, error
+function ba.pipe.mkfifo(path, permissions)
+  path = arg.string(path, 1, "mkfifo")
+  permissions = arg.optional(arg.size, permissions, DEFAULT_PERMISSIONS, 2, "mkfifo")
+  if permissions > 511 then core.raise("bad argument #2 to 'mkfifo' (permissions are 0 to 511)") end
+  local _, full, message = place(path, "mkfifo")
+  if not full then return nil, message end
+  return py.make(full, permissions)
+end
+
+local MODES <const> = {r = "r", w = "w", a = "a", rw = "r+", ["r+"] = "r+"}
+
+-- syntax: ba.pipe.open(path [, "r" | "w" | "rw"]) -> file | nil, error
+-- Opening never waits: a read waits for somebody who writes and gives nil when the last of them has closed; a write waits for a reader.
+function ba.pipe.open(path, mode)
+  path = arg.string(path, 1, "open")
+  mode = MODES[arg.optional(arg.string, mode, "r", 2, "open")] or core.raise('bad argument #2 to \'open\' ("r", "w" or "rw" expected)')
+  local io, full, message = place(path, "open")
+  if not full then return nil, message end
+  local is_pipe, word = py.check(full)
+  if not is_pipe then return nil, word end
+  local file, fault = io:open(path, mode)
+  if file then py.end_with_app(file.handle) end
+  return file, fault
+end

@@ -1,0 +1,1 @@
+<?lsp response:write(app.nothing.here) ?>

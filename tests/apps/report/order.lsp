@@ -1,0 +1,1 @@
+<?lsp app.answer(request, app.order) ?>
