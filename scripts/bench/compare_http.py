@@ -23,7 +23,24 @@ from rich.table import Table
 CONNECTIONS = 64
 P99_BAR_MS = 50
 BARS = {("static", "pywsgi"): 6, ("static", "nginx"): 1 / 3, ("page", "pywsgi"): 3}
-TITLES = {"static": "4 KB static file", "page": "Lua page of 50 rows", "digest": "the static file behind Digest"}
+TITLES = {
+    "static": "4 KB static file",
+    "page": "Lua page of 50 rows",
+    "digest": "the static file behind Digest",
+    "session": "a page with a session and JSON",
+    "sqlite": "10 rows of an SQLite database",
+    "sqlite_opened": "the same, opened for each request",
+}
+ALONE = {"session": ("session", 4000), "sqlite": ("rows", 2000), "sqlite_opened": ("rows-opened", 2000)}
+"""What is measured without a peer: the page, and its bar in requests a second."""
+DATABASE = """
+environment, path = luasql.sqlite(), io:realpath "" .. "/readings.db"
+database = assert(environment:connect(path))
+assert(database:mexec [[
+   CREATE TABLE readings(id INTEGER PRIMARY KEY, name TEXT, value REAL, number INTEGER, day TEXT);
+   WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 1000)
+   INSERT INTO readings SELECT x, 'sensor ' || x, x * 1.5, x, '2026-01-01' FROM n]])
+"""
 DIGEST_BAR = 1 / 3  # of what the same file does without a login
 MOST_PER_S = 30_000  # requests with credentials that are made for a second of measuring
 
@@ -60,7 +77,7 @@ def measure(rounds: int, seconds: int) -> Results:
         shutil.copytree(brokers.APP, app)
         (app / "static.html").write_bytes(b"smqrt\n" * 682 + b"....")
         with (app / ".preload").open("a") as preload:
-            preload.write(digest_load.PRELOAD)
+            preload.write(digest_load.PRELOAD + DATABASE)
         ours = brokers.start("smqrt", app)
         others: list[subprocess.Popen[str]] = []
         try:
@@ -76,12 +93,21 @@ def measure(rounds: int, seconds: int) -> Results:
                 url = f"http://127.0.0.1:{ours.port}/closed/static.html"
                 script = digest_load.write(folder, url, MOST_PER_S * seconds)
                 results["digest"]["smqrt"].append(wrk(url, seconds, "-s", str(script)))
+                for row, (page, _) in ALONE.items():
+                    results[row]["smqrt"].append(alone(f"http://127.0.0.1:{ours.port}/{page}.lsp", seconds))
         finally:
             ours.stop()
             for process in others:
                 process.terminate()
                 process.wait()
     return results
+
+
+def alone(url: str, seconds: int) -> Report:
+    """Measures a page of ours, with the session that its first answer gave."""
+    with urllib.request.urlopen(url) as answer:
+        cookie = (answer.headers["Set-Cookie"] or "").partition(";")[0]
+    return wrk(url, seconds, "-H", f"Cookie: {cookie}")
 
 
 def ready_made(port: int, folder: Path) -> None:
@@ -151,6 +177,9 @@ def as_table(results: Results) -> Table:
         )
         if row == "digest":
             cells = [share(ours / middle(results["static"]["smqrt"], "per_s")), ""]
+        if row in ALONE:
+            bar = ALONE[row][1]
+            cells = [f"[{'green' if ours >= bar else 'red'}]bar[/] {bar:,}", ""]
         table.add_row(
             TITLES[row], f"{ours:,.0f}", *cells, f"{middle(by_server['smqrt'], 'p99_ms'):.2f}", errors or "none"
         )
