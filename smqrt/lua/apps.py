@@ -307,7 +307,7 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, io: Io, priority: int, entry: int | None) -> Running:
         io.private = self.services.private
-        owner = app_folder.AppScope(path.resolve() if type(io) is DiskIo else None)
+        owner = self.services.scopes[number] = app_folder.AppScope(path.resolve() if type(io) is DiskIo else None)
         folder = files.label(io, "")
         reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
         reader.headers = dict(SECURITY_HEADERS)

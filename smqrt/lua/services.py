@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+from smqrt.app_folder import AppScope
 from smqrt.http.client.conversation import HttpConversation
 from smqrt.http.logins import Logins
 from smqrt.http.private import Private
@@ -42,6 +44,7 @@ class Services:
     processes: the child processes of Lua (`smqrt.lua.api.processes.ProcessBinding`).
     exchanges: the HTTP requests in the hands of Lua (`smqrt.lua.api.exchange.Exchanges`).
     http_port, https_port: the ports listened on, 0 when there is none.
+    scopes: what belongs to the applications that run, by their numbers.
     stop: asks the server to stop, with the exit status.
     load_certificates: reads the certificates of the TLS port again; gives why it could not, None when it did.
     conf: the file mako.conf that is in force.
@@ -65,6 +68,7 @@ class Services:
     key_file: Path | None = None
     processes: Any = None
     exchanges: Any = None
+    scopes: WeakValueDictionary[int, AppScope] = field(default_factory=WeakValueDictionary)
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import gevent
+import pytest
 
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
@@ -45,6 +46,28 @@ def test_notes_are_written_and_read(server: AppServer) -> None:
     file = server.folder / "data" / "notes.sqlite.db"
     assert file.parent.stat().st_mode & 0o777 == 0o700
     with sqlite3.connect(file, timeout=0) as other:  # nobody holds it any more
+        other.execute("BEGIN EXCLUSIVE")
+
+
+@pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1)", "ba.socket.event(work)", "page"])
+def test_what_a_thread_timer_or_cosocket_opens_ends_with_the_application(server: AppServer, where: str) -> None:
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+    work = f"""
+        function work()
+           local c = luasql.sqlite():connect "own.db"
+           c:execute "BEGIN IMMEDIATE"
+           begun = true
+           ended = select(2, c:execute "{endless}")
+        end"""
+    page = f"<?lsp local app = app {work.replace('function work', 'local function work')} ba.thread.run(work) ?>"
+    page = page.replace("begun", "app.begun")
+    preload = work if where == "page" else f"{work}\n{where}"
+    application = server.app({".preload": preload, "page.lsp": page, "begun.lsp": "<?lsp print(app.begun) ?>"})
+    if where == "page":
+        server.ask("/page.lsp")
+    wait_until(lambda: server.ask("/begun.lsp").text == "true\n")
+    application.unload()
+    with sqlite3.connect(server.folder / "own.db", timeout=0) as other:
         other.execute("BEGIN EXCLUSIVE")
 
 

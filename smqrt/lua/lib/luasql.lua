@@ -306,6 +306,10 @@ local function mode_of(options)
   return options.readonly and "ro" or options.create == false and "rw" or ""
 end
 
+local function connect(path, mode)
+  return py.connect(path, mode, not py.knows_application() and core.apps and core.apps.running() or nil)
+end
+
 local LIMIT_REACHED <const> = "LIMIT"
 
 -- syntax: env:connect(path [, {readonly=false, create=true, busytimeout=1000}]) -> conn | nil, code, text
@@ -313,11 +317,11 @@ function environment:connect(path, options)
   check_open(self, env_class, "environment", "connect")
   arg.string(path, 1, "connect")
   local mode = mode_of(options)
-  local handle, code, text = py.connect(path, mode)
+  local handle, code, text = connect(path, mode)
   if code == LIMIT_REACHED then -- what was forgotten counts until it is collected
     core.collect()
     core.collect() -- the first may have ended a cycle that had seen it
-    handle, code, text = py.connect(path, mode)
+    handle, code, text = connect(path, mode)
   end
   if not handle then return nil, code == LIMIT_REACHED and "CANTOPEN" or code, text end
   self.open = self.open + 1

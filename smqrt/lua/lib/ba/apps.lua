@@ -2,8 +2,11 @@
 local core, py = ...
 
 local collectgarbage, pairs, pcall, rawget = collectgarbage, pairs, pcall, rawget
-local setmetatable, type, xpcall = setmetatable, type, xpcall
+local setmetatable, type, xpcall = setmetatable, core.rawtype, xpcall
 
+local getinfo, getupvalue = debug.getinfo, debug.getupvalue
+
+local numbers = setmetatable({}, {__mode = "k"}) -- the table of an application -> its number
 local applications = {} -- number -> {table =, anchors =}; the table stays the same when the application starts again
 
 local function module_loader(app, io)
@@ -48,6 +51,7 @@ function entries.load(number, io, reader, entry)
   applications[number] = application
   application.anchors = {}
   application.dir = core.dir.adopt(reader)
+  numbers[application.table] = number
   local app = fill(application.table, core.io.wrap(io), application.dir)
   if entry then
     local done, message = pcall(core.configured.application, entry, app)
@@ -82,6 +86,31 @@ end
 function entries.configure(tracelogger) core.configured.server(tracelogger) end
 
 core.apps = {}
+
+local function number_of(environment)
+  if numbers[environment] then return numbers[environment] end
+  local request = type(environment) == "table" and rawget(environment, "request") -- of a page or directory function
+  return core.getmetatable(request) == core.exchange.class and numbers[rawget(request, "app_")] or nil
+end
+
+local function number_of_function(f)
+  for at = 1, 255 do
+    local name, value = getupvalue(f, at)
+    if not name then return nil end
+    if name == "_ENV" then return value ~= nil and number_of(value) or nil end
+  end
+end
+
+--- The number of the application whose code is running, found by the environments of its functions: also in timers, threads and
+-- cosockets, where Python does not know it. nil when there is none.
+function core.apps.running()
+  for level = 2, 100 do
+    local info = getinfo(level, "Sf")
+    if not info then return nil end
+    local number = not core.is_library(info) and number_of_function(info.func)
+    if number then return number end
+  end
+end
 
 --- The table of an application by its number, nil before its first start.
 function core.apps.table_of(number)

@@ -19,6 +19,7 @@ core.exchange = exchange
 --   closed        output is refused: the request is over, stopped, sealed, or its client went away
 --   taken         the connection was taken away, the page goes on
 --   stopped       the page, and every page around it, has to end
+--   app_          the table of the application whose page ran last
 --   body          the whole response, in place of the output
 --   filter        the function that gets the output, see filter.lua
 
@@ -115,6 +116,7 @@ end
 local function page(handle, reader, pathname, is_outermost)
   local self = exchanges[handle] or begin(handle)
   local compiled = core.dir.handles[reader].pages[pathname]
+  self.app_ = compiled.app
   run(self, compiled.chunk, self.environment, pathname, compiled.io, compiled.memory, compiled.app)
   if is_outermost then return finish(self, handle) end
 end
