@@ -55,12 +55,12 @@ dir:insert(broken, true)
 require"wfs"
 files = ba.create.wfs("files", io)
 dir:insert(files, true)
-luaio = ba.create.luaio and ba.create.luaio{
+luaio = ba.create.luaio{
   open = function() error"in luaio" end,
   stat = function() ba.sleep(1) error"in luaio" end,
   files = function() return {read = function() error"in luaio" end} end,
 }
-uploader = ba.create.upload and ba.create.upload(io)
+uploader = ba.create.upload(io)
 silent = ba.socket.bind(0, {intf = "127.0.0.1"})
 _, silent_port = silent:sockname()
 kept = {}
