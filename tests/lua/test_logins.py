@@ -341,6 +341,8 @@ def test_the_type_that_suits_the_client(app: AppServer):
     assert offered("", PrefAuth="digest") == "Digest"
     assert offered("", X_Requested_With="XMLHttpRequest") == "Digest"
     assert offered("", Authorization="Basic !!!") == "Basic"
+    for method in ("PROPFIND", "OPTIONS", "PUT"):
+        assert app.ask("/auth/", method).headers["WWW-Authenticate"].startswith("Digest"), "a program has no form"
     assert app.ask("/auth/file.txt", headers=basic("ann", "secret")).text == "open"
     assert sign_in(app, "/auth/file.txt", username="ann", password="secret").status == 302, "wherever it is sent to"
     assert app.ask("/dav/").headers["WWW-Authenticate"].startswith("Digest")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = ("auth", "digest", "basic", "form", "sform", "dav")
 DEFAULT_REALM = "Barracuda Server"
+_PAGE_METHODS = ("GET", "HEAD", "POST")
 _PAGE_ENDS = ("/", ".htm", ".html", ".lsp")
 _HTML = "text/html; charset=utf-8"
 
@@ -143,7 +144,8 @@ class Authenticator:
         if chosen in (BASIC, DIGEST):
             return chosen
         by_script = (request.get("x-requested-with") or "").lower() == "xmlhttprequest"
-        is_page = not path or path.lower().endswith(_PAGE_ENDS)
+        # A client that sends PROPFIND or OPTIONS is a program, which can do nothing with a form.
+        is_page = request.method in _PAGE_METHODS and (not path or path.lower().endswith(_PAGE_ENDS))
         return FORM if self._has_form and is_page and not by_script else DIGEST
 
     def _credentials(self, request: Request, kind: str) -> Credentials | None:
