@@ -57,14 +57,14 @@ def test_who_waits_too_long_is_told_and_what_must_run_runs(
 
 
 def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    monkeypatch.setattr(disk_threads, "MAX_WAITING", 3)
+    monkeypatch.setattr(disk_threads, "MAX_WAITING", disk_threads.THREADS)
     threads, other = DiskThreads("a disk"), DiskThreads("another")
     hung = [threads.submit(Job(gate.wait, 20)) for _ in range(disk_threads.THREADS)]
     wait_until(lambda: threads._waiting == 0)
     killed = gevent.spawn(threads.call, len, "")
     gevent.sleep(0)
     killed.kill()
-    waiting = [threads.submit(Job(len, "")) for _ in range(2)]
+    waiting = [threads.submit(Job(len, "")) for _ in range(disk_threads.THREADS - 1)]
     with pytest.raises(TimeoutError):
         threads.call(len, "")
     assert threads.refusals.count == 1
