@@ -226,6 +226,8 @@ class ZipIo(Io):
 
     Args:
         path: the file; read again when it has changed.
+        prefix: the folder in it that is the root.
+        data: its content, when it lies on no disk; `path` is just a name then.
 
     Raises:
         IoError: "notfound", or "ziperror" when it is no archive, is damaged or has an entry that could leave the root.
@@ -233,10 +235,11 @@ class ZipIo(Io):
 
     kind = "zip"
 
-    def __init__(self, path: str | Path, prefix: str = "") -> None:
+    def __init__(self, path: str | Path, prefix: str = "", data: bytes | None = None) -> None:
         self._path = str(path)
         self._prefix = prefix
-        self._archive = _Archive(self._path)
+        self._data = data
+        self._archive = _Archive(self._path, data)
         if prefix and not self._archive.get(prefix).isdir:
             raise IoError("notfound", f"{path}: {prefix} is no directory")
 
@@ -261,13 +264,13 @@ class ZipIo(Io):
 
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
-        below = ZipIo(self._path, self._full(path))
+        below = ZipIo(self._path, self._full(path), self._data)
         below.private = self.private
         return below
 
     def place(self, name: str = "") -> str:
         """See `Io.place`."""
-        return self._path
+        return self._path if self._data is None else ""
 
     def is_near(self, name: str = "") -> bool:
         """See `Io.is_near`."""
@@ -284,7 +287,7 @@ class ZipIo(Io):
     def _fresh(self) -> _Archive:
         if self._archive.outdated():
             try:
-                self._archive = _Archive(self._path)
+                self._archive = _Archive(self._path, self._data)
             except IoError:
                 pass  # being replaced right now: the old content stays until the new one is whole
         return self._archive
@@ -308,11 +311,11 @@ class _Reader(io.BytesIO):
 class _Archive:
     """One state of the file on disk, with its directory as a dict."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, data: bytes | None = None) -> None:
+        self._path, self._data = path, data
         self._mark = self._file_mark()
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(path if data is None else io.BytesIO(data))
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise IoError("ziperror", f"{path} is no readable ZIP archive: {error}") from None
         self._infos: dict[str, zipfile.ZipInfo] = {}
@@ -359,6 +362,8 @@ class _Archive:
         return data
 
     def _file_mark(self) -> Hashable:
+        if self._data is not None:
+            return id(self._data)
         try:
             info = os.stat(self._path)
         except OSError as error:

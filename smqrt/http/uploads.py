@@ -40,7 +40,7 @@ class Watcher(Protocol):
         """Whether the upload shall go on; asked for every piece."""
 
     def end(self) -> None:
-        """The file is complete and closed."""
+        """All is complete and closed."""
 
 
 def is_form(request: Request) -> bool:
@@ -116,9 +116,9 @@ def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher:
                 target.write(event)
                 event = next(events, None)
             target.finish()
-        watcher.end()
     if not found:
         raise UploadError("failed", "the form has no file")
+    watcher.end()
 
 
 def _named(name: str, file: File) -> str:

@@ -91,6 +91,17 @@ def test_a_form_names_its_file(uploads: Uploads):
     assert uploads.names == ["given", "own name.txt"]
 
 
+def test_a_form_with_several_files(uploads: Uploads):
+    """The beginning of each is told, and the end of all."""
+    parts = [(f'name="f"; filename="{name}"', name.encode() * 1000) for name in ("one", "two", "")]
+    assert uploads.form("disk/", *parts[:2]).text == "stored two"
+    told = [line.split(" http")[0] for line in uploads.events()]
+    assert told == ["started one true", "started two true", "done two marked"]
+    assert uploads.names == ["one", "two"]
+    assert uploads.form("disk/", *parts).text == "invalidname"
+    assert uploads.names == ["one", "two"]  # what was complete stays
+
+
 @pytest.mark.parametrize("filename", ["", ".preload", "..", "../../x"])
 def test_a_form_names_no_hidden_file_and_none_elsewhere(uploads: Uploads, filename: str):
     answer = uploads.form("disk/", (f'name="f"; filename="{filename}"', b"x"))

@@ -13,9 +13,13 @@ from typing import IO, Any, TypeVar, cast
 
 from gevent import get_hub, monkey
 
+from smqrt.app_folder import close_with_app
+from smqrt.http.disk import ZipIo
+from smqrt.http.disks import disks
 from smqrt.http.resources import Io, IoError, Stat, segments
 from smqrt.lua.api.files import FilesBinding
-from smqrt.lua.bridge import LuaError, LuaValue, LuaValues, from_utf8, utf8
+from smqrt.lua.api.open_files import with_words
+from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, from_utf8, utf8
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
 
@@ -41,6 +45,7 @@ class Callbacks:
         self._vm, self._serve = vm, serve
         self._loop: Any = get_hub().loop
         self._thread = _thread_id()
+        self._is_closed = False
 
     def ask(self, operation: bytes, *args: LuaValue) -> LuaValues:
         """Give what Lua answers.
@@ -53,6 +58,8 @@ class Callbacks:
         return self._ask(operation, *args)
 
     def _ask(self, operation: bytes, *args: LuaValue) -> LuaValues:
+        if self._is_closed:
+            raise IoError("ioerror", "the application of this io has ended")
         try:
             values = self._vm.run(self._serve, self.ref, operation, *args)
         except LuaError as error:
@@ -87,8 +94,13 @@ class Callbacks:
         """Have Lua do something soon that nobody waits for. From any thread."""
         self._loop.run_callback_threadsafe(self._vm.start, self._serve, self.ref, operation, *args)
 
-    def __del__(self) -> None:
-        self._loop.run_callback_threadsafe(self._vm.free, self.ref)
+    def close(self) -> None:
+        """The application has ended: Python asks it no more, and its functions can be collected."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.run_callback_threadsafe(self._vm.free, self.ref)
+
+    __del__ = close
 
 
 class LuaIo(Io):
@@ -124,9 +136,11 @@ class LuaIo(Io):
 
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
-        if not self.stat(path).isdir:
-            raise IoError("noimplementation", f"{path}: an archive in an io of Lua")
-        below = LuaIo(self.callbacks, from_utf8(self._full(path)))
+        below: Io
+        if self.stat(path).isdir:
+            below = LuaIo(self.callbacks, from_utf8(self._full(path)))
+        else:
+            below = _archive(self.realpath(path), self.read(path))
         below.private = self.private
         return below
 
@@ -153,6 +167,10 @@ class LuaIo(Io):
     def _full(self, name: str) -> bytes:
         parts = segments(name)
         return utf8("/".join([self.prefix, *parts] if self.prefix else parts))
+
+
+def _archive(name: str, data: bytes) -> ZipIo:
+    return disks.call("", ZipIo, name, "", data)
 
 
 def _unpacked(entries: bytes) -> Iterator[Stat]:
@@ -265,9 +283,20 @@ class LuaIoBinding:
         """Take the reference of the Lua function that calls the callbacks."""
         self._serve = serve
 
-    def new(self, ref: int) -> int:
-        """Make an io of the callbacks with this reference; the answer is its handle."""
-        return self._files.handle_of(LuaIo(Callbacks(self._vm, self._serve, ref)))
+    def new(self, ref: int, is_shared: bool) -> int:
+        """Make an io of the callbacks with this reference; the answer is its handle. It ends with the application,
+        unless it belongs to a module that others share."""
+        callbacks = Callbacks(self._vm, self._serve, ref)
+        if not is_shared:
+            close_with_app(callbacks)
+        return self._files.handle_of(LuaIo(callbacks))
+
+    @with_words
+    def archive(self, handle: int, name: bytes, data: bytes) -> LuaResult:
+        """Make an io of the ZIP file with this content, in the io with this handle."""
+        archive = _archive(f"lua:/{from_utf8(name)}", data)
+        archive.private = self._files.io(handle).private
+        return self._files.handle_of(archive)
 
     def sub(self, handle: int, prefix: bytes) -> int:
         """Make an io of a folder of another one."""
@@ -291,4 +320,4 @@ def install(vm: Vm, files: FilesBinding) -> None:
     """Give Lua `ba.create.luaio`."""
     binding = LuaIoBinding(vm, files)
     functions = {name: getattr(binding, name) for name in ("attach", "new", "sub", "facts", "close_soon")}
-    vm.namespace("ba.luaio", functions)
+    vm.namespace("ba.luaio", functions, {"archive": binding.archive})

@@ -68,7 +68,7 @@ local function integer(value)
 end
 
 local function facts(stat)
-  return stat.isdir == true, integer(stat.mtime), integer(stat.size)
+  return stat.isdir and true or false, integer(stat.mtime), math.max(0, integer(stat.size))
 end
 
 local function misbehaved(what)
@@ -314,12 +314,23 @@ function core.io.of_lua(handle)
   return ref and wrap(handle, core.deref(ref), prefix)
 end
 
+-- An io of a ZIP file as it is now, read into memory.
+local function archive(self, name, path)
+  local file <close>, fault = self:open(name)
+  if not file then return nil, fault end
+  local data, failure = file:read"a"
+  if failure then return nil, failure end
+  local handle, message = py.archive(self.handle, path, data or "")
+  if not handle then return nil, message end
+  return core.io.wrap(handle)
+end
+
 function core.io.sub_of_lua(self, path)
   local inner, fault = full(self, path)
   if not inner then return nil, fault end
   local isdir, failure = look(self.callbacks, inner)
   if isdir == nil then return nil, failure end
-  if not isdir then return nil, "noimplementation" end
+  if not isdir then return archive(self, path, inner) end
   return wrap(py.sub(self.handle, inner), self.callbacks, inner)
 end
 
@@ -331,5 +342,5 @@ function ba.create.luaio(callbacks)
   for _, name in ipairs(CALLBACKS) do
     core.arg.optional(core.arg["function"], callbacks[name], nil, 1, "luaio." .. name)
   end
-  return wrap(py.new(core.ref(callbacks)), callbacks, "")
+  return wrap(py.new(core.ref(callbacks), core.in_shared_module()), callbacks, "")
 end
