@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import monotonic
 from types import TracebackType
+from typing import Any
+
+from gevent import get_hub
 
 from smqrt.app_folder import close_with_app
 from smqrt.errors import ArgumentError, ProtocolError, SmqrtError, StreamError
@@ -62,6 +65,7 @@ class WebSocket:
         self.close_code: int | None = None
         self._pieces: list[bytes] = []  # of a large frame that has not come whole
         self._codec = WebSocketCodec(max_message_bytes=max_message_bytes)
+        self._loop: Any = get_hub().loop
         self._stream = Stream(taken.transport, taken.data)
         self._stream.push_or_forget(websocket.switching_protocols(key))
         close_with_app(self)
@@ -121,10 +125,7 @@ class WebSocket:
             return
         if self.close_code is None:
             self.close_code = code
-        goodbye = self._codec.close(code, reason.encode()[:_REASON_BYTES].decode("utf-8", "ignore").encode())
-        if goodbye:
-            self._stream.push_or_forget(goodbye)
-        self._stream.close(graceful=True)
+        _end(self._stream, self._codec, code, reason)
 
     def __enter__(self) -> WebSocket:
         return self
@@ -135,8 +136,8 @@ class WebSocket:
         self.close(_INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream"):
-            self.close()
+        if hasattr(self, "_stream") and not self._stream.closed:  # the garbage may be collected by any thread
+            self._loop.run_callback_threadsafe(_end, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
 
     def _received(self, end_s: float | None) -> str | bytes | None:
         while True:
@@ -170,3 +171,12 @@ class WebSocket:
         if self._codec.replies:
             replies, self._codec.replies = self._codec.replies, b""
             self._stream.push_or_forget(replies)
+
+
+def _end(stream: Stream, codec: WebSocketCodec, code: int, reason: str) -> None:
+    if stream.closed:
+        return
+    goodbye = codec.close(code, reason.encode()[:_REASON_BYTES].decode("utf-8", "ignore").encode())
+    if goodbye:
+        stream.push_or_forget(goodbye)
+    stream.close(graceful=True)

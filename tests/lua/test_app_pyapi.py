@@ -186,6 +186,7 @@ def test_websockets(app: AppServer, caplog: pytest.LogCaptureFixture) -> None:
     large.send(BINARY, b"x" * 200_001)
     assert large.closed() == CLOSE_TOO_BIG
     assert Client(app.port, "/pyapi/ws/bye").closed() == 4001
+    assert Client(app.port, "/pyapi/forgotten").closed() == 1000
     waits = Client(app.port, "/pyapi/ws/waits")
     assert waits.receive() == (b"no message within 0.01 s", True, 0, 0)
     gone = Client(app.port, "/pyapi/ws/echo")

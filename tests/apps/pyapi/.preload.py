@@ -168,6 +168,8 @@ def answer(request, relpath):
         response.headers.set("Content-Type", "text/csv")
         response.write("x" * 9000)
         raise ValueError("in the middle")
+    elif relpath == "forgotten":
+        WebSocket(request)
     elif relpath.startswith("ws/"):
         talk(request, relpath)
     elif relpath == "teapot":
