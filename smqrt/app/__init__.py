@@ -17,8 +17,9 @@ from smqrt.app.threads import in_thread
 from smqrt.app.websocket import WebSocket, WebSocketClosedError
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
-from smqrt.http.message import Request, Response
+from smqrt.http.message import Request
 from smqrt.http.resources import IoError
+from smqrt.http.response import Response
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory

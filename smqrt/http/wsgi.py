@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from smqrt.http.body import too_large
-from smqrt.http.message import Request, Response
+from smqrt.http.message import Request
+from smqrt.http.response import Response
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.net.scheduling import Turn

@@ -9,7 +9,7 @@ from gevent.event import Event
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import cookie_of, http_date, set_cookie_field
-from smqrt.http.message import Response
+from smqrt.http.response import Response
 from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root
 from smqrt.lua.api.exchange import Exchange, Exchanges
