@@ -202,8 +202,9 @@ def digest_of(request: Request, realm: str) -> Digest | None:
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
         return None
-    fields = _parameters(text if text.isascii() else _text(text.encode("latin-1")))
-    if fields is None or not fields.keys() >= _WANTED:
+    text = text if text.isascii() else _text(text.encode("latin-1"))
+    fields = _plain_parameters(text) or _parameters(text)
+    if not _WANTED.issubset(fields):
         return None
     algorithm = fields.get("algorithm", "MD5").upper()
     is_ours = fields["realm"] == realm and fields["qop"] == "auth" and algorithm in ALGORITHMS
@@ -217,27 +218,27 @@ def _is_target(uri: str, request: Request) -> bool:
     return uri == request.target or uri.partition("://")[2] == f"{request.host}{request.target}"
 
 
-def _parameters(text: str) -> dict[str, str] | None:
-    """Read `name=value, name="value"`; None when a name comes twice. What is neither is passed over: if it was meant
-    for something, the answer is not proven."""
+def _plain_parameters(text: str) -> dict[str, str] | None:
+    """Read `name=value, name="value"` as nearly all clients write it; None when there is more to it."""
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if '"' in value:
             if value.count('"') != 2 or value[0] != '"' or value[-1] != '"' or "\\" in value:
-                return _rare_parameters(text)
+                return None
             value = value[1:-1]
         if name in fields:
-            return None
+            return {}
         fields[name] = value
-    return fields if fields.keys() >= _WANTED else _rare_parameters(text)
+    return fields if _WANTED.issubset(fields) else None
 
 
-def _rare_parameters(text: str) -> dict[str, str] | None:
-    """The same for commas and escapes in values, spaces around "=", and names in capitals."""
+def _parameters(text: str) -> dict[str, str]:
+    """The same with commas and escapes in values, spaces around "=", and names in capitals; nothing when a name comes
+    twice. What is neither is passed over: if it was meant for something, the answer is not proven."""
     found = _PARAMETER.findall(text)
     fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
-    return fields if len(fields) == len(found) else None
+    return fields if len(fields) == len(found) else {}
 
 
 def _text(data: bytes) -> str:

@@ -160,7 +160,7 @@ class Logins:
         for login in logins:
             if (login.name, login.kind, login.peer) == (name, kind, peer):
                 self.sessions.adopt(request, login.session)
-                self.sessions.touch(login.session)
+                self.sessions.touch_now_and_then(login.session)
                 return login
         return None
 
