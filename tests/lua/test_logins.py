@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from base64 import b64encode
 from hashlib import md5, sha1
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 import gevent
 import pytest
 
+from smqrt.http.logins import Acl, Authenticator, UserTable
 from tests.digest import authorization, challenges
 from tests.lua.app_server import Answer, AppServer
 
@@ -260,6 +262,41 @@ def test_the_session_of_a_login(app: AppServer):
     assert app.ask("/form/file.txt", headers=cookie(right)).text == "form nil nil 0 false"
 
 
+def test_a_session_without_a_login_ends_with_logout_too(app: AppServer):
+    plain = cookie(app.ask("/login.lsp?do=session"))
+    assert app.ask("/login.lsp", headers=plain).text.startswith("nil\napples\t")
+    assert app.ask("/login.lsp?do=logout", headers=plain).text == "false\nnil\n\n0\n"
+
+
+def test_what_outlives_its_request(app: AppServer):
+    """Everything of a request raises then; a session that has ended has no user."""
+    code = (
+        "_G.kept = kept or {request, request:session(true)} "
+        "for _, name in ipairs{'user', 'login', 'logout'} do print(pcall(kept[1][name], kept[1])) end "
+        "print(kept[2]:user()) kept[2]:terminate() print(kept[2]:user())"
+    )
+    app.app({"keep.lsp": f"<?lsp {code} ?>"}, "keep")
+    app.ask("/keep/keep.lsp")
+    lines = app.ask("/keep/keep.lsp").text.split("\n")
+    assert all("expired" in line for line in lines[:3])
+    assert lines[3:] == ["nil", "nil", ""]
+
+
+def test_an_application_that_ends_leaves_nothing(server: AppServer):
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, Authenticator | UserTable | Acl) for one in gc.get_objects())
+
+    before = kept()
+    for _ in range(3):
+        application = server.applications.load("", APPLICATION)
+        assert server.ask("/form/file.txt").text.startswith("form")
+        application.unload()
+    server.vm.eval("collectgarbage() collectgarbage()")
+    server.ask("/")
+    assert kept() == before
+
+
 def test_another_user_gets_nothing_of_the_last_one(app: AppServer):
     first = app.ask("/form/", "POST", b"ba_username=ann&ba_password=secret", FORM_TYPE)
     app.ask("/login.lsp?do=session", headers=cookie(first))
@@ -360,6 +397,8 @@ def test_wrong_arguments(app: AppServer):
         b"user 'ann': a table with a field 'pwd' is needed",
     )
     assert app.vm.eval("return ba.create.jsonuser():getpwd'ann'") == (None,)
+    null = """return ba.create.jsonuser():set'{"ann": {"pwd": "x", "inactive": null}}'"""
+    assert app.vm.eval(null) == (True,)
     assert app.vm.eval("local u = ba.create.jsonuser() u:set{ann={pwd='x', inactive=9}} return u:getpwd'ann'") == (
         b"x",
         3,

@@ -44,7 +44,7 @@ function ba.create.jsonuser() return wrap(jsonuser_class, py.new_table()) end
 
 local function table_of(value, name)
   if rawtype(value) ~= "string" then return arg.table(value, 1, name) end
-  local decoded, message = ba.json.decode(value)
+  local decoded, message = ba.json.decode(value, false) -- what is null is absent
   if rawtype(decoded) ~= "table" then return nil, message or "parse" end
   return decoded
 end
