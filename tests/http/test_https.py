@@ -11,6 +11,7 @@ import pytest
 from gevent import socket
 from gevent.ssl import SSLContext
 
+from smqrt.http.logins import Authenticator
 from smqrt.http.message import Request
 from smqrt.net.certificates import self_signed_pair
 from smqrt.net.contexts import server_context
@@ -145,3 +146,19 @@ def test_plain_http_on_the_tls_port_is_closed(secure: SecureBench) -> None:
         pass
     assert b"HTTP" not in wire.data
     assert len(secure.server) == 0
+
+
+def test_logins(secure: SecureBench) -> None:
+    """A cookie of TLS stays there; what TLS protects may be sent as it is."""
+    for name in ("sform", "dav", "auth"):
+        secure.handle(lambda request, relpath: False, name).setauth(Authenticator({"ann": "secret"}, name))
+    wire = secure.connect()
+    body = b"ba_username=ann&ba_password=secret"
+    kind = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 34\r\n"
+    wire.send(f"POST /sform/x HTTP/1.1\r\nHost: test\r\n{kind}\r\n".encode() + body)
+    answer = wire.answer()
+    assert (answer.status, answer.fields["location"]) == (302, "https://test/sform/x")
+    assert answer.fields["set-cookie"].endswith("; Path=/; HttpOnly; SameSite=Lax; Secure")
+    for name in ("dav", "auth"):
+        offered = [line for line in wire.ask(f"/{name}/x").head.split(b"\r\n") if b"WWW-Authenticate" in line]
+        assert [line.split()[1] for line in offered] == [b"Digest", b"Digest", b"Basic"]
