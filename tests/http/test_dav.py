@@ -330,6 +330,11 @@ def test_bad_destinations(dav: Client, destination: str, status: int) -> None:
 def test_header_fields_that_cost_time(dav: Client) -> None:
     for field in ("If", "Timeout"):
         assert dav("PUT", "/fs/a.txt", b"x", **{field: "<" * 5000}).status == 400
+    for field in ("If-Modified-Since", "If-Unmodified-Since"):
+        assert dav("PUT", "/fs/a.txt", b"x", **{field: "Sat, 29 Oct 99999 19:43:31 GMT"}).status == 204
+    assert dav("PUT", "/fs/a.txt", b"x", If_Unmodified_Since="Sat, 29 Oct 1994 19:43:31 GMT").status == 412
+    assert dav("PUT", "/fs/" + "a" * 300, b"x").status == 400
+    assert dav("PUT", "/fs/", b"x").status == 405
 
 
 def test_methods_nobody_knows(dav: Client) -> None:

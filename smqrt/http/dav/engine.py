@@ -23,6 +23,7 @@ from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
 from smqrt.http.dav.share import Share, Upload
 from smqrt.http.files import etag
+from smqrt.http.headers import parse_date
 from smqrt.http.resources import IoError, Stat
 from smqrt.http.status import HttpError
 from smqrt.http.wsgi import Environ
@@ -117,8 +118,10 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         """As an application of WsgiDAV."""
         return "", self
 
-    def get_resource_inst(self, path: str, environ: Environ) -> _Folder | _File | None:
-        """See the base class."""
+    def get_resource_inst(self, path: str | None, environ: Environ) -> _Folder | _File | None:
+        """See the base class. None is what is around the share."""
+        if path is None:
+            return None
         name = unescaped(path).strip("/")
         stat = _done(lambda: self.share.look(name))
         if stat is None or (path.endswith("/") and name and not stat.isdir):
@@ -301,11 +304,15 @@ class _Writer:
     """What WsgiDAV writes an upload to."""
 
     def __init__(self, upload: Upload) -> None:
-        self.write, self._upload = upload.write, upload
+        self._upload = upload
+
+    def write(self, data: bytes) -> None:
+        """Some of it has come."""
+        _done(lambda: self._upload.write(data))
 
     def close(self) -> None:
         """All of it has come."""
-        self._upload.finish()
+        _done(self._upload.finish)
 
 
 class _Methods(RequestServer):  # type: ignore[misc]
@@ -361,6 +368,9 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
         if len(environ.get(field, "")) > MAX_FIELD_CHARACTERS:
             raise HttpError(400, f"{field[5:].title()} has more than {MAX_FIELD_CHARACTERS} characters")
     environ.setdefault("HTTP_HOST", "")
+    environ.pop("HTTP_IF_MODIFIED_SINCE", None)  # for GET and HEAD only (RFC 9110 §13.1.3)
+    if parse_date(environ.get("HTTP_IF_UNMODIFIED_SINCE", "")) is None:
+        environ.pop("HTTP_IF_UNMODIFIED_SINCE", None)
     method = environ["REQUEST_METHOD"]
     if method in ("COPY", "MOVE", "DELETE") and environ["smqrt.path"] == "/":
         raise HttpError(403, f"{method} of the file server itself")
