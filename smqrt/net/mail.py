@@ -107,11 +107,16 @@ class Mail:
         except (MessageError, ValueError, LookupError) as error:  # an unknown charset, for instance
             raise StreamError("failed", str(error)) from None
 
+    @property
+    def size(self) -> int:
+        """The bytes of the files and the characters of the texts."""
+        files = sum(len(one.data) for one in (*self.images, *self.attachments))
+        return len(self.text or "") + len(self.html or "") + files
+
     def _check_size(self) -> None:
-        parts = [self.text or "", self.html or "", *(one.data for one in (*self.images, *self.attachments))]
-        if sum(map(len, parts)) > MAX_MAIL_BYTES:
+        if self.size > MAX_MAIL_BYTES:
             raise StreamError("toomuchdata", f"a mail has at most {MAX_MAIL_BYTES >> 20} MiB")
-        if len(parts) - 2 > MAX_FILES:
+        if len(self.images) + len(self.attachments) > MAX_FILES:
             raise StreamError("toomuchdata", f"a mail has at most {MAX_FILES} files")
 
     def _message(self, large: _Large) -> EmailMessage:

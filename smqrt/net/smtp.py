@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import smtplib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ TIMEOUT_S = 300.0
 SILENCE_S = 60.0
 """How long a server may take for an answer, or take nothing."""
 AT_ONCE = 8
-MAX_UNSENT = 1000
+MAX_UNSENT, MAX_UNSENT_BYTES = 1000, 64 << 20
 """Mails that were handed in and are not sent: all but `AT_ONCE` wait."""
 MAX_ANSWER_BYTES = 64 << 10
 """Of all answers of a conversation; a line has at most 512 (RFC 5321 §4.5.3.1.5), and a recipient one line."""
@@ -33,7 +35,27 @@ MAX_ANSWER_BYTES = 64 << 10
 _places = BoundedSemaphore(AT_ONCE)
 _composing = BoundedSemaphore(2)
 """Threads that may be busy with it: the pool is for others too."""
-_unsent = 0
+
+
+class _Unsent:
+    """What was handed in and is not sent."""
+
+    def __init__(self) -> None:
+        self._count = self._bytes = 0
+
+    @contextmanager
+    def holding(self, size_bytes: int) -> Iterator[None]:
+        """Count a mail; raises StreamError when it is one too many."""
+        if self._count >= MAX_UNSENT or self._count and self._bytes + size_bytes > MAX_UNSENT_BYTES:
+            raise StreamError("failed", f"{self._count} mails wait already, with {self._bytes >> 10} KiB")
+        self._count, self._bytes = self._count + 1, self._bytes + size_bytes
+        try:
+            yield
+        finally:
+            self._count, self._bytes = self._count - 1, self._bytes - size_bytes
+
+
+_unsent = _Unsent()
 
 
 @dataclass(slots=True)
@@ -67,16 +89,9 @@ class MailServer:
                 "timeout", "invalidresponse", "sslnottrusted", "sslnotenabled" (no STARTTLS), "toomuchdata", and as
                 `Stream.connect`.
         """
-        global _unsent
-        if _unsent >= MAX_UNSENT:
-            raise StreamError("failed", f"{MAX_UNSENT} mails wait already")
         late = StreamError("timeout", f"the mail was not sent within {timeout_s:g} s")
-        _unsent += 1
-        try:
-            with gevent.Timeout(timeout_s, late), _places:
-                return self._send(mail)
-        finally:
-            _unsent -= 1
+        with _unsent.holding(mail.size), gevent.Timeout(timeout_s, late), _places:
+            return self._send(mail)
 
     def _send(self, mail: Mail) -> list[str]:
         sender, recipients = mail.envelope()

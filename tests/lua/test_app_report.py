@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import gevent
 import pytest
@@ -48,6 +49,22 @@ def ask(server: AppServer, page: str, **data: str) -> Any:
 
 def text_of(mail: Any) -> str:
     return str(mail.get_body(("plain",)).get_content()).replace("\r\n", "\n")
+
+
+@pytest.mark.servers
+def test_a_server_of_its_own(tmp_path: Path, mailbox: Mailbox, serve: Any) -> None:
+    """As somebody starts it: the server reads mako.conf, and mails the log when it ends."""
+    (tmp_path / "mako.conf").write_text(CONF.format(port=mailbox.port, more="", smtp=""))
+    served = serve(APP, cwd=tmp_path)
+    url = f"http://127.0.0.1:{served.port}"
+    with urlopen(f"{url}/note.lsp?text=noted") as answer:
+        assert json.loads(answer.read()) == {"logged": True}
+    with urlopen(f"{url}/report.lsp?to=ann@example.com&subject=s&text=t") as answer:
+        assert json.loads(answer.read()) == {"ok": True}
+    assert len(mailbox.envelopes) == 1
+    assert served.stop() == 0
+    assert "the desk closes" in text_of(mailbox.mails[1])
+    assert " noted\n" in text_of(mailbox.mails[1])
 
 
 def test_reports_to_visitors(server: AppServer, mailbox: Mailbox) -> None:

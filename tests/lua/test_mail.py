@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from smqrt.lua.vm import Vm
+from smqrt.net import smtp
 from tests import pki
 from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp
@@ -222,6 +223,15 @@ def test_a_hanging_server_holds_nobody_else(lua: Vm) -> None:
         assert not any(job.ready() for job in jobs) or time.monotonic() - began_s > 0.3
         gevent.joinall(jobs, timeout=5)
         assert {job.value[1] for job in jobs} == {b"timeout"}
+
+
+def test_mails_that_wait_are_bounded(lua: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smtp, "MAX_UNSENT_BYTES", 1000)
+    large = MAIL.replace('"text"', '("x"):rep(300)')
+    with ScriptedSmtp(greeting=None) as hanging:
+        jobs = [gevent.spawn(send, lua, hanging.port, large, "timeout = 200") for _ in range(4)]
+        gevent.joinall(jobs, timeout=10)
+        assert sorted(job.value[1] for job in jobs) == [b"failed", b"timeout", b"timeout", b"timeout"]
 
 
 # ---- what strangers type
