@@ -21,7 +21,6 @@ _CLOCK_SKEW = timedelta(hours=1)  # of a device whose clock is behind
 NAME_PARTS: Mapping[str, ObjectIdentifier] = {
     "commonname": NameOID.COMMON_NAME,
     "country": NameOID.COUNTRY_NAME,
-    "countryname": NameOID.COUNTRY_NAME,
     "province": NameOID.STATE_OR_PROVINCE_NAME,
     "locality": NameOID.LOCALITY_NAME,
     "organization": NameOID.ORGANIZATION_NAME,
@@ -29,6 +28,19 @@ NAME_PARTS: Mapping[str, ObjectIdentifier] = {
     "emailaddress": NameOID.EMAIL_ADDRESS,
 }
 """The parts of a distinguished name, as `certificates.describe` calls them."""
+_OTHER_NAMES = {
+    "cn": "commonname",
+    "c": "country",
+    "countryname": "country",
+    "st": "province",
+    "state": "province",
+    "l": "locality",
+    "o": "organization",
+    "ou": "unit",
+    "organizationalunit": "unit",
+    "email": "emailaddress",
+}
+"""What X.500 and applications call them; the case of letters makes no difference."""
 
 USES: Mapping[str, ObjectIdentifier] = {
     "SSL_CLIENT": ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -105,9 +117,10 @@ def _name(parts: Mapping[str, str]) -> x509.Name:
     if not parts:
         raise ArgumentError("csr: the name has no part; give commonname at least")
     attributes = []
-    for part, value in parts.items():
+    for given, value in parts.items():
+        part = _OTHER_NAMES.get(given.lower(), given.lower())
         if part not in NAME_PARTS:
-            raise ArgumentError(f"csr: unknown part of a name '{part}': use one of {', '.join(NAME_PARTS)}")
+            raise ArgumentError(f"csr: unknown part of a name '{given}': use one of {', '.join(NAME_PARTS)}")
         try:
             attributes.append(x509.NameAttribute(NAME_PARTS[part], value))
         except ValueError as error:

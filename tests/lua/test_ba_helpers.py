@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import logging
 import struct
+import zlib
 
+import gevent
 import pytest
 
 from smqrt.lua.bridge import LuaError
@@ -214,3 +216,37 @@ def test_seterrh(vm: Vm, caplog: pytest.LogCaptureFixture) -> None:
     vm.eval("ba.seterrh(function() error('in handler') end) report('x')")
     assert "error handler failed" in caplog.text
     vm.eval("ba.seterrh() report('x')")
+
+
+def test_large_texts_are_worked_on_in_portions(vm: Vm) -> None:
+    """The same results, and others run meanwhile."""
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        while True:
+            gevent.sleep(0)
+            turns += 1
+
+    counting = gevent.spawn(count)
+    vm.eval("""
+    local text = ("a b%\\xff+"):rep(60000)
+    local encoded = ba.urlencode(text)
+    assert(encoded == ba.urlencode(text:sub(1, 6)):rep(60000) and ba.urldecode(encoded) == text)
+    assert(ba.urldecode(("%4"):rep(100000)) == ("%4"):rep(100000) and ba.urldecode(encoded .. "%") == text .. "%")
+    for shift = 0, 3 do
+      local shifted = ("x"):rep(shift) .. ("%41"):rep(50000)
+      assert(ba.urldecode(shifted) == ("x"):rep(shift) .. ("A"):rep(50000))
+    end
+    local long = ("0123456789abcdef"):rep(400000)
+    local whole = ba.crypto.hash "sha256" (long) (true)
+    local hash = ba.crypto.hash "sha256"
+    for at = 1, #long, 1 << 20 do hash(long:sub(at, at + (1 << 20) - 1)) end
+    assert(hash(true) == whole)
+    """)
+    counting.kill()
+    assert turns > 5
+    for gzip in (False, True):
+        packed = vm.eval("return ba.deflate(('some text '):rep(50000), ...)", "=test", gzip)[0]
+        assert isinstance(packed, bytes)
+        assert zlib.decompress(packed, wbits=31 if gzip else 15) == b"some text " * 50000

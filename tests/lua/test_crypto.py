@@ -240,11 +240,13 @@ def test_certificates(lua: Lua) -> None:
     local csr = ba.create.csr(key, {commonname = "Root", organization = "Ours"}, {"SSL_CA"}, {"KEY_CERT_SIGN"})
     local root = ba.create.certificate(csr, key)
     local own = ba.create.key{key = "rsa"}
-    local asked = ba.create.csr(own, {commonname = "a.example"}, {"SSL_SERVER", "SSL_CLIENT"}, {"DIGITAL_SIGNATURE"},
+    local asked = ba.create.csr(own, {CN = "a.example", O = "Theirs", c = "SE"},
+      {"SSL_SERVER", "SSL_CLIENT"}, {"DIGITAL_SIGNATURE"},
       "a.example;DNS:b.example,10.0.0.1")
     local certificate = ba.create.certificate(asked, root, key, 1700000000, "2033-01-01T00:00:00Z", 77)
     local described = ba.parsecert(certificate)
     assert(described.issuer.commonname == "Root" and described.subject.commonname == "a.example")
+    assert(described.subject.organization == "Theirs" and described.subject.country == "SE")
     assert(table.concat(described.subjectaltnames, " ") == "a.example b.example 10.0.0.1")
     assert(ba.crypto.keyparams(certificate) == ba.crypto.keyparams(own))
     assert(select(2, ba.create.certificate(asked, key)) == "sslcryptoerr")   -- not the key of the request

@@ -272,6 +272,27 @@ def test_the_end_of_the_server_waits_for_what_is_forgotten_too(
     assert children() == before
 
 
+def test_faults_leave_nothing(vm: Vm, recorder: Recorder) -> None:
+    """The applications of these children fail, in every way there is; the fixture looks for what is left."""
+    before = descriptors()
+    vm.eval("""ba.thread.configure(9)
+    local function job(f) ba.thread.run(function() test.record(pcall(f)) end) end
+    for _ = 1, 4 do
+      job(function() local pty = sh "echo a; exit 1" pty:read() error "forgotten" end)
+      job(function() local pty <close> = assert(ba.forkpty "cat") error "closed" end)
+      local function fails(pty) pty:read(true) error "in the callback" end
+      job(function() local pty = ba.forkpty(fails, "cat") pty:write "x" end)
+      job(function() local pty = assert(ba.forkpty "cat")
+        ba.thread.run(function() pty:terminate() end) pty:read() error "gone" end)
+    end""")
+
+    def is_over() -> bool:
+        vm.eval("collectgarbage()")
+        return len(recorder.seen) == 16 and descriptors() == before
+
+    wait_until(is_over, recorder.seen)
+
+
 def test_children_are_limited(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_PER_APP", 2)
     source = """local one, two = ba.forkpty "cat", ba.forkpty "cat"

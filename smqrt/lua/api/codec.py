@@ -10,7 +10,7 @@ import secrets
 import zlib
 from base64 import b64encode, urlsafe_b64encode
 from binascii import a2b_base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate, mktime_tz, parsedate_tz
 from itertools import count
 from typing import Any
@@ -21,6 +21,7 @@ from smqrt.lua.bridge import Function, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import tokens
+from smqrt.net.scheduling import Turn
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO_PLAIN = bytes.maketrans(b"-_", b"+/")
@@ -52,6 +53,36 @@ def urldecode(data: bytes) -> bytes:
     return unquote_to_bytes(data.replace(b"+", b" "))
 
 
+MAX_DATE_BYTES = 256
+
+PIECE_BYTES = 64 << 10
+"""Of a large text: some ms of work, then others have a turn."""
+
+
+def _pieces(data: bytes, size_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """`data` in portions, with turns for the others in between; blocks."""
+    view, turn = memoryview(data), Turn()
+    for at in range(0, len(data), size_bytes):
+        turn.breathe()
+        yield view[at : at + size_bytes]
+
+
+def urlencode_large(data: bytes) -> bytes:
+    """`urlencode` in portions; blocks."""
+    return b"".join(urlencode(bytes(piece)) for piece in _pieces(data))
+
+
+def urldecode_large(data: bytes) -> bytes:
+    """`urldecode` in portions; blocks."""
+    parts, rest = [], b""
+    for piece in _pieces(data):
+        text = rest + piece
+        cut = text.rfind(b"%", -2)  # an escape may go on in the next portion
+        text, rest = (text, b"") if cut < 0 else (text[:cut], text[cut:])
+        parts.append(urldecode(text))
+    return b"".join(parts) + urldecode(rest)
+
+
 def encode_date(seconds: float) -> bytes:
     """The date of an HTTP header for Unix time `seconds`."""
     return formatdate(seconds, usegmt=True).encode()
@@ -59,6 +90,8 @@ def encode_date(seconds: float) -> bytes:
 
 def parse_date(text: bytes) -> int | None:
     """Unix time of a date as HTTP and mail headers have it, None when it is no date."""
+    if len(text) > MAX_DATE_BYTES:
+        return None
     parsed = parsedate_tz(text.decode("latin-1"))
     return None if parsed is None else int(mktime_tz(parsed))
 
@@ -74,6 +107,13 @@ def deflate(data: bytes, gzip: bool) -> bytes:
     return zlib.compress(data, wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
 
 
+def deflate_large(data: bytes, gzip: bool) -> bytes:
+    """`deflate` in portions; blocks."""
+    compressor = zlib.compressobj(wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
+    return b"".join(compressor.compress(piece) for piece in _pieces(data)) + compressor.flush()
+
+
+DIGEST_PIECE_BYTES = 1 << 20
 ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _FORMATS: dict[bytes, Callable[[bytes], bytes]] = {
     b"binary": bytes,
@@ -99,6 +139,11 @@ class Digests:
     def update(self, handle: int, data: bytes) -> None:
         """Add `data`."""
         self._open[handle].update(data)
+
+    def update_large(self, handle: int, data: bytes) -> None:
+        """The same in portions; blocks."""
+        for piece in _pieces(data, DIGEST_PIECE_BYTES):
+            self._open[handle].update(piece)
 
     def finish(self, handle: int, form: bytes) -> bytes:
         """End a digest and return it as `binary`, `hex` or `b64`."""
@@ -140,6 +185,11 @@ _FUNCTIONS: dict[str, Function] = {
     "mime": mime_type,
     "deflate": deflate,
 }
+_LARGE: dict[str, Function] = {
+    "urlencode_large": urlencode_large,
+    "urldecode_large": urldecode_large,
+    "deflate_large": deflate_large,
+}
 _RANDOM: dict[str, Function] = {
     "random_below": random_below,
     "random_unsigned": random_unsigned,
@@ -152,6 +202,8 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("ba.json", {})
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})
-    vm.namespace("ba.codec", _FUNCTIONS)
+    vm.namespace("ba.codec", _FUNCTIONS, _LARGE)
     vm.namespace("ba.tokens", {"new_key": tokens.new_key, "seal": tokens.seal, "unseal": tokens.unseal})
-    vm.namespace("ba.crypto", _RANDOM | methods(Digests(), "open update finish drop"))
+    digests = Digests()
+    large = methods(digests, "update_large")
+    vm.namespace("ba.crypto", _RANDOM | methods(digests, "open update finish drop"), large)

@@ -1,12 +1,24 @@
 -- Base64, percent-encoding, dates, content types, compression (spec: bas-api §7).
 local core, py = ...
 
-local arg = core.arg
+local arg, isyieldable = core.arg, core.isyieldable
+
+local LARGE_BYTES <const> = 1 << 17 -- 5 to 10 ms
+
+local function is_large(text) return #text > LARGE_BYTES and isyieldable() end
 
 --- Each takes one string and returns a string.
-for _, name in ipairs {"b64encode", "b64decode", "urlencode", "urldecode", "mime"} do
+for _, name in ipairs {"b64encode", "b64decode", "mime"} do
   local convert = py[name]
   ba[name] = function(text) return convert(arg.string(text, 1, name)) end
+end
+
+for _, name in ipairs {"urlencode", "urldecode"} do
+  local convert, in_turns = py[name], py[name .. "_large"]
+  ba[name] = function(text)
+    text = arg.string(text, 1, name)
+    return (is_large(text) and in_turns or convert)(text)
+  end
 end
 
 --- ba.b64urlencode(s [,pad]): the URL-safe alphabet, with "=" at the end when pad is true.
@@ -16,7 +28,8 @@ end
 
 --- ba.deflate(s [,gzip]): s compressed for Content-Encoding deflate, or gzip.
 function ba.deflate(text, gzip)
-  return py.deflate(arg.string(text, 1, "deflate"), arg.optional(arg.boolean, gzip, false, 2, "deflate"))
+  text = arg.string(text, 1, "deflate")
+  return (is_large(text) and py.deflate_large or py.deflate)(text, arg.optional(arg.boolean, gzip, false, 2, "deflate"))
 end
 
 --- ba.encdate([seconds]): the date of an HTTP header, of now without an argument.

@@ -5,6 +5,8 @@ local arg, max, min, raise, setmetatable = core.arg, math.max, math.min, core.ra
 
 ba.crypto = ba.crypto or {}
 
+local LARGE_BYTES <const> = 4 << 20 -- some ms
+
 local Digest = {__gc = function(digest) if digest.handle then py.drop(digest.handle) end end}
 
 --- ba.crypto.hash(algorithm), ba.crypto.hash("hmac", algorithm, key): a function h.
@@ -19,7 +21,9 @@ function ba.crypto.hash(algorithm, hmac_algorithm, key)
   local function step(data, form)
     digest.handle = digest.handle or py.open(name, secret)
     if data ~= true then
-      py.update(digest.handle, arg.string(data, 1, "hash"))
+      data = arg.string(data, 1, "hash")
+      local update = #data > LARGE_BYTES and core.isyieldable() and py.update_large or py.update
+      update(digest.handle, data)
       return step
     end
     local value = py.finish(digest.handle, arg.optional(arg.string, form, "binary", 2, "hash"))
