@@ -7,7 +7,7 @@ A value is a letter and what follows: "s" a string with its length, "i" an integ
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Table = dict[Any, Any]
@@ -46,6 +46,27 @@ def _dump_fields(value: Any, parts: list[bytes]) -> None:
     for key, item in fields:
         _dump(key, parts)
         _dump(item, parts)
+
+
+def dump_list(values: Iterable[object], breathe: Callable[[], object] = bool) -> bytes:
+    """The same for a long list; `breathe` is called after each value."""
+    parts: list[bytes] = [b""]
+    count = 0
+    for count, value in enumerate(values, 1):
+        _dump(count, parts)
+        _dump(value, parts)
+        breathe()
+    parts[0] = struct.pack(">cI", b"m", count)
+    return b"".join(parts)
+
+
+def dump_packed(fields: Mapping[str, bytes]) -> bytes:
+    """A table whose values are bytes of `dump` or `dump_list`."""
+    parts = [struct.pack(">cI", b"m", len(fields))]
+    for key, packed in fields.items():
+        _dump(key, parts)
+        parts.append(packed)
+    return b"".join(parts)
 
 
 def load(data: bytes) -> Table:

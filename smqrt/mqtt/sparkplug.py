@@ -30,7 +30,7 @@ from smqrt.errors import ArgumentError
 from smqrt.mqtt.sparkplug_schema import TYPES, payload_class
 
 MAX_BYTES = 256 << 10  # of a payload; protobuf takes 10 ms for the worst of this size
-MAX_VALUES = 20_000  # metrics, properties, elements of a payload together
+MAX_VALUES = 10_000  # metrics, properties, elements of a payload together; Lua takes 20 ms for so many
 MAX_DEPTH = 8  # of templates and property sets in each other
 
 Fields = dict[str, Any]

@@ -157,3 +157,16 @@ def test_other_threads_may_log(app: AppServer) -> None:
     client = greeted(app)
     gevent.get_hub().threadpool.apply(logging.getLogger("smqrt.other").warning, ("from afar",))
     assert text_of(client, b"from afar\n")
+
+
+def test_a_viewer_that_takes_nothing_is_disconnected(app: AppServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    client = greeted(app)
+    page = f"<?lsp for i = 1, 60 do trace('{'z' * 4000}') end ?>"
+
+    def is_free() -> bool:
+        app.page(page)
+        return app.ask(PATH, headers=XHR).status == 204
+
+    wait_until(is_free)
+    client.sock.close()

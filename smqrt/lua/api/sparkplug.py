@@ -27,9 +27,12 @@ def encode(fields: bytes, breathe: Callable[[], object] = bool) -> bytes:
 def decode(data: bytes, breathe: Callable[[], object] = bool) -> LuaValues:
     """The packed table of a payload; None and a sentence when it is none."""
     try:
-        return (table_codec.dump(_signed(sparkplug.decode(data, breathe))),)
+        payload = sparkplug.decode(data, breathe)
     except ArgumentError as error:
         return fail(str(error))
+    metrics = table_codec.dump_list(map(_signed, payload.pop("metrics")), breathe)
+    packed = {name: table_codec.dump(_signed(value)) for name, value in payload.items()}
+    return (table_codec.dump_packed(packed | {"metrics": metrics}),)
 
 
 def _named(value: Any) -> Any:
