@@ -121,9 +121,6 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         "wsgi.run_once": False,
         "wsgi.file_wrapper": FileWrapper,
     }
-    login = request.user()
-    if login is not None:
-        environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
     if request.content_length:
         environ["CONTENT_LENGTH"] = str(request.content_length)
     if (login := request.user()) is not None:
