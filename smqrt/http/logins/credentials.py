@@ -16,11 +16,13 @@ from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
 from smqrt.http.logins.tickets import State
 from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text
 from smqrt.http.payload import URLENCODED, kind_of
+from smqrt.http.status import HttpError
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 _MAX_FIELD_BYTES = 4096  # of Authorization
+_MAX_TEXT = 1024  # characters of a name or a password in a form: it is hashed, and a name is kept
 _PARAMETER = re.compile(r'\b([A-Za-z]{1,16})[ \t]?=[ \t]?(?:"((?:[^"\\]|\\.)*)"|([^\s,"]{1,512}))')
 _ESCAPE = re.compile(r"\\(.)")
 _COUNT = re.compile(r"[0-9a-fA-F]{8}")
@@ -256,7 +258,7 @@ def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | No
         takes_clear_text: whether the password may come as it is; otherwise it is as good as wrong.
 
     Raises:
-        HttpError: the body can't be read.
+        HttpError: the body can't be read, or the name or the password is too long.
     """
     if request.method != "POST" or kind_of(request) != URLENCODED or not request.has_body:
         return None
@@ -266,6 +268,8 @@ def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | No
     name, password = fields.get(b"ba_username"), fields.get(b"ba_password", "")
     if name is None:
         return None
+    if len(name) > _MAX_TEXT or len(password) > _MAX_TEXT:
+        raise HttpError(413, f"a name or a password of more than {_MAX_TEXT} characters")
     seed, seedkey = fields.get(b"ba_seed"), fields.get(b"ba_seedkey")
     if seed and seedkey and re.fullmatch(r"[0-9a-fA-F]{40}", password):
         return FormHash(name, password, seed, seedkey)

@@ -75,6 +75,12 @@ def test_the_answer_is_the_same_for_every_name(bench: Bench) -> None:
     assert told == [("ann", "secret"), ("bob", None)], "the page alone knows more"
 
 
+def test_a_name_or_a_password_that_is_too_long(bench: Bench) -> None:
+    bench.handle(lambda request, relpath: False).setauth(Authenticator({"ann": "x" * 1024}, "form"))
+    for name, password, status in (("ann", "x" * 1024, 302), ("ann", "x" * 1025, 413), ("a" * 1025, "x", 413)):
+        assert form(bench.connect(), name, password)[0] == status
+
+
 def test_a_challenge_is_the_same_for_every_name(bench: Bench) -> None:
     directory = bench.handle(lambda request, relpath: False)
     directory.setauth(Authenticator({"ann": "secret"}, "basic"))

@@ -212,22 +212,25 @@ end
 
 local entries = {}
 
+-- An object may be gone: its application was unloaded while a request was under way.
+
 function entries.find(handle, is_outermost, users, name, password)
-  local self = exchange.open(handle)
-  return asked(self, handle, is_outermost, found(exchange.consult(self, objects[users].f, name, password, self.environment)))
+  local self, owner = exchange.open(handle), objects[users]
+  if not owner then return true end
+  return asked(self, handle, is_outermost, found(exchange.consult(self, owner.f, name, password, self.environment)))
 end
 
 function entries.authorize(handle, is_outermost, permits, name, method, path, number)
-  local self = exchange.open(handle)
-  local function decide() return objects[permits].f(name, method, path, session.wrap(number)) == true end
+  local self, owner = exchange.open(handle), objects[permits]
+  local function decide() return owner and owner.f(name, method, path, session.wrap(number)) == true end
   return asked(self, handle, is_outermost, exchange.consult(self, decide))
 end
 
 -- The stored secret is there for who asks for it by name; encoding the table as JSON does not give it away.
 function entries.show(handle, is_outermost, guard, told, upwd)
-  local self = exchange.open(handle)
+  local self, owner = exchange.open(handle), objects[guard]
   local info = setmetatable(core.table_codec.load(told), {__index = {upwd = upwd}})
-  exchange.consult(self, objects[guard].response, self.environment, info)
+  if owner then exchange.consult(self, owner.response, self.environment, info) end
   if is_outermost then return exchange.finish(self, handle) end
 end
 
