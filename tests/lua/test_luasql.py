@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from pathlib import Path
 
 import gevent
 import pytest
 
 from smqrt.lua.api import luasql
 from smqrt.lua.sqlite import statements
+from smqrt.net import workers
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -422,6 +424,20 @@ def test_a_killed_page_ends_its_statement_and_a_write_that_waits(server: AppServ
         other.execute("COMMIT")
         assert server.vm.eval('return assert(select(-1, a:execute "SELECT count(*) FROM t")):fetch()') == (b"0",)
         assert server.vm.eval('return b:execute "INSERT INTO t VALUES(1)"') == (1,)
+
+
+def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
+    binding = luasql.SqlBinding(lambda: str(tmp_path), {})
+    (handle,) = workers.wait(binding.connect(b"a.db", b"", None))
+    endless = b"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+    busy = binding.execute(handle, endless, None)
+    closed = binding._connections[handle].shut()
+    binding.close(handle).cancel()
+    assert not closed.done
+    busy.cancel()
+    workers.wait(closed)
+    assert not binding._connections
+    assert not binding._of_group
 
 
 def test_statements_are_split_in_linear_time() -> None:

@@ -169,7 +169,11 @@ class SqlBinding:
 
     def close(self, handle: int) -> Deferred[LuaValues] | bool:
         connection = self._connections.get(handle)
-        return False if connection is None else _Answer(connection.shut(), _true)
+        if connection is None:
+            return False
+        closed: Deferred[LuaValues] = Deferred()  # who waits no more takes it from nobody else
+        connection.shut().then(lambda _value, _error: closed.resolve((True,)))
+        return closed
 
     def make_folder(self, path: bytes) -> Deferred[LuaValues]:
         """Make a folder, and those above it, when it is not there."""
