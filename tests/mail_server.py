@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import warnings
 from collections.abc import Sequence
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -43,6 +44,7 @@ class Mailbox:
         self.was_secure: list[bool] = []
         self._users, self._refused = users or {}, refused
         out = [name for name in ("PLAIN", "LOGIN") if mechanisms and name not in mechanisms]
+        warnings.filterwarnings("ignore", "Requiring AUTH while not requiring TLS")
         self._controller = Controller(
             self,
             hostname="127.0.0.1",

@@ -94,6 +94,8 @@ class MailServer:
             return self._send(mail)
 
     def _send(self, mail: Mail) -> list[str]:
+        if not (self.user + self.password).isascii():
+            raise StreamError("auth", "user and password: ASCII only")  # smtplib knows no other
         sender, recipients = mail.envelope()
         with _composing:
             data = workers.in_thread(mail.encoded)
@@ -105,8 +107,8 @@ class MailServer:
             return self._converse(stream, sender, recipients, data)
         except smtplib.SMTPException as error:
             raise _failure(error) from None
-        except UnicodeError:
-            raise StreamError("auth", "user and password are ASCII") from None
+        except ValueError as error:  # a challenge that is no Base64, for instance
+            raise StreamError("invalidresponse", str(error)) from None
         finally:
             stream.close()
 

@@ -172,6 +172,17 @@ def test_cram_md5(lua: Vm) -> None:
         assert answer in server.lines
 
 
+def test_logins_that_make_no_sense(lua: Vm) -> None:
+    login = "user = 'ann', password = 'secret'"
+    with ScriptedSmtp(ehlo=b"250-x\r\n250 AUTH CRAM-MD5", auth=b"334 abcde") as server:
+        assert send(lua, server.port, op=login)[:2] == (None, b"invalidresponse")
+    with ScriptedSmtp(ehlo=b"250-x\r\n250 AUTH GSSAPI") as server:
+        assert send(lua, server.port, op=login)[:2] in [(None, b"auth"), (None, b"failed")]
+        assert send(lua, server.port, op="user = 'änn', password = 'x'")[:2] == (None, b"auth")
+    with ScriptedSmtp() as server:
+        assert send(lua, server.port, op=login)[:2] == (None, b"auth")
+
+
 def test_no_starttls_no_mail(lua: Vm) -> None:
     with ScriptedSmtp() as server:
         assert send(lua, server.port, op="starttls = true, user = 'a', password = 'b'")[:2] == (None, b"sslnotenabled")
@@ -282,6 +293,7 @@ def test_wrong_arguments_raise(lua: Vm) -> None:
       function() mail.send{} end, function() mail:send{from = "a", to = 5, subject = {}} end,
       function() mail:send{from = "a", to = "b", attach = "x"} end, function() mail:send{from = "a", to = {{}}} end,
       function() mail:send{from = "a", to = "b", attach = {{name = "x", data = true}}} end,
+      function() mail:send{from = "a", to = "b", attach = {source = {}}} end,
     } do local ok, message = pcall(call) assert(not ok and message:find"^x:%d+: bad argument", message) end
     assert(require"socket.mail" == socket.mail and type(mail) == "userdata")
     """, "=x")  # fmt: skip

@@ -47,10 +47,11 @@ local function content(item, fname)
   local source = item.source
   if source == nil then source = item.data or item.body end
   if source == nil then return from_io(item, fname) end
-  if rawtype(source) == "function" then return from_source(source, fname) end
-  if rawtype(source) == "string" then return source end
-  if rawtype(source) ~= "table" and rawtype(source) ~= "userdata" then core.bad_argument("source", fname, "string, function or file", source) end
-  return from_file(source)
+  local kind, meta = rawtype(source), core.getmetatable(source)
+  if kind == "string" then return source end
+  if kind == "function" or kind == "table" and meta and meta.__call then return from_source(source, fname) end
+  if kind == "userdata" or kind == "table" and rawtype(source.read) == "function" then return from_file(source) end
+  core.bad_argument("source", fname, "string, function or file", source)
 end
 
 local function text(value, name)
