@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from _queue import Empty, SimpleQueue  # not `queue`: gevent may have put its own there, which is for greenlets
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from greenlet import getcurrent
 from smqrt.net.log_limits import Refusals
 from smqrt.net.readiness import TimedDeferred
 from smqrt.net.scheduling import share
+
+log = logging.getLogger("smqrt")
 
 THREADS = 4  # of one disk
 MAX_WAITING = 1000  # jobs for one disk that no thread has begun
@@ -39,15 +42,17 @@ class Job(TimedDeferred[Any]):
 
     Attributes:
         after: called in the loop when the thread is through with it, also when nobody waits any more.
+        discard: called in the loop with a value that nobody waits for any more.
     """
 
-    __slots__ = ("_error", "after", "args", "function", "must_run", "outcome")
+    __slots__ = ("after", "args", "discard", "function", "must_run", "outcome")
 
     def __init__(self, function: Callable[..., Any], *args: object, must_run: bool = False) -> None:
         super().__init__(PATIENCE_S)
         self.function, self.args, self.must_run = function, args, must_run
         self.outcome: tuple[Any, BaseException | None] = None, None
         self.after: Callable[[], object] | None = None
+        self.discard: Callable[[Any], object] | None = None
 
     def run(self) -> None:
         """Do it; in the thread."""
@@ -58,7 +63,9 @@ class Job(TimedDeferred[Any]):
         except BaseException as error:
             self.outcome = None, error.with_traceback(None)  # it would keep the frames of this thread
         else:
-            self.outcome = (None if self.done else value), None  # a file that nobody wants is closed here
+            if self.done and self.discard is None:
+                value = None  # a file that nobody wants is closed here
+            self.outcome = value, None
 
     def finish(self) -> None:
         """Tell whoever waits; in the loop."""
@@ -66,6 +73,8 @@ class Job(TimedDeferred[Any]):
         self.outcome = None, None
         if self.after is not None:  # first: who waits may want to go on with the same file at once
             self.after()
+        if self.done and self.discard is not None and value is not None:
+            self.discard(value)
         if error is None:
             self.resolve(value)
         else:
@@ -96,7 +105,10 @@ class _Returns:
             if self._share.spent():
                 self._share.later(self._work)
                 return
-            self._done.popleft().finish()
+            try:
+                self._done.popleft().finish()
+            except Exception:  # the others wait as well
+                log.exception("error behind a file operation")
 
 
 def _returns() -> _Returns:

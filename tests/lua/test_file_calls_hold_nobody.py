@@ -7,12 +7,14 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter, thread_time
 
 import gevent
 import pytest
 
 from smqrt.http import disk
+from smqrt.http.disk import DiskIo
 from smqrt.http.disk_file import MAX_READ_BYTES
 from smqrt.http.disks import Disks
 from tests.lua.app_server import AppServer
@@ -151,12 +153,13 @@ class HungDisk:
     """A disk on which nothing answers until `answer` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
-        self.answer = threading.Event()
+        self.asked, self.answer = threading.Event(), threading.Event()
         for name in operations:
             monkeypatch.setattr(os, name, self.hung(getattr(os, name)))
 
     def hung(self, function):
         def call(*args, **more):
+            self.asked.set()
             if threading.current_thread() is not threading.main_thread():
                 assert self.answer.wait(20)
             return function(*args, **more)
@@ -187,26 +190,53 @@ def test_a_disk_that_hangs_holds_nobody_and_what_waits_goes_on(server: AppServer
 def test_a_file_is_closed_behind_the_read_that_hangs(server: AppServer, hung: HungDisk):
     server.write("", {"big": b"x" * 300_000})
     reading = gevent.spawn(told, server, "app.f = io:open'big' print(#app.f:read'a')")
-    wait_until_in(server, ".read")
+    wait_until(hung.asked.is_set)
     server.write("", {"close.lsp": "<?lsp print(app.f:close()) print(pcall(app.f.read, app.f)) ?>"})
-    open_before = len(os.listdir("/proc/self/fd"))
     assert server.ask("/close.lsp").text.startswith("true\nfalse\t")
+    assert is_open(server.folder / "root" / "big")
     hung.answer.set()
     assert reading.get(timeout=10) == ["300000"]
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) < open_before)
+    wait_until(lambda: not is_open(server.folder / "root" / "big"))
 
 
 def test_an_application_is_unloaded_while_its_read_hangs(server: AppServer, hung: HungDisk):
     application = server.app({"page.lsp": "<?lsp local f <close> = io:open'big' f:read'a' ?>", "big": b"x" * 300_000})
-    open_before = len(os.listdir("/proc/self/fd"))
     reading = gevent.spawn(server.ask, "/page.lsp")
-    wait_until_in(server, ".read")
+    wait_until(hung.asked.is_set)
     application.unload()
     server.vm.stop()
     wait_until(lambda: server.vm.activities.blocked == 0)
     hung.answer.set()
     reading.kill()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
+    wait_until(lambda: not is_open(server.folder / "root" / "big"))
+
+
+def is_open(file: Path) -> bool:
+    """Whether this process has the file open."""
+    return str(file) in {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+
+
+def test_a_file_that_opens_when_nobody_waits_any_more_is_closed(server: AppServer, monkeypatch: pytest.MonkeyPatch):
+    begun, answer, seen = threading.Event(), threading.Event(), []
+    opened = DiskIo.open
+
+    def slow(io: DiskIo, name: str, mode: str = "r"):
+        begun.set()
+        assert answer.wait(20)
+        file = opened(io, name, mode)
+        seen.append(is_open(server.folder / "root" / "new"))
+        return file
+
+    server.page("")
+    monkeypatch.setattr(DiskIo, "open", slow)
+    opening = gevent.spawn(server.page, "<?lsp io:open('new', 'w') ?>")
+    wait_until(begun.is_set)
+    server.vm.stop()
+    wait_until(lambda: server.vm.activities.blocked == 0)
+    opening.kill()
+    answer.set()
+    wait_until(lambda: seen == [True])
+    wait_until(lambda: not is_open(server.folder / "root" / "new"))
 
 
 def test_where_nobody_can_wait_the_calls_work_or_say_so(server: AppServer):

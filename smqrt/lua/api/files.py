@@ -82,7 +82,14 @@ class FilesBinding:
         io, path = self.io(handle), from_utf8(name)
         place = io.place(path)
         job = LuaJob(with_words(disks.doing(place, self._operation(operation))), io, path, more)
+        if operation == b"open":
+            job.discard = self._drop_opened
         return disks.threads(place).submit(job)
+
+    def _drop_opened(self, number: int | tuple[object, ...]) -> None:
+        """Nobody waited until the file was open."""
+        if isinstance(number, int):
+            self.drop(number)
 
     def perform_here(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
         """The same, in the loop."""

@@ -23,6 +23,7 @@ from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, from_utf8
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
 
+_ASKED_BYTES = 64 << 10  # of a callback, in one call
 _PATIENCE_S = 60.0  # of a thread that waits for the loop
 _new_lock = monkey.get_original("_thread", "allocate_lock")
 _thread_id = monkey.get_original("_thread", "get_ident")
@@ -214,9 +215,17 @@ class LuaFile(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Read what comes next, at most `size` bytes; everything for -1."""
+        """Read so much, or to the end when there is less, or for -1."""
         if size < 0:
             return self.readall()
+        pieces: list[bytes] = []
+        while size and (piece := self._read_piece(min(size, _ASKED_BYTES))):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _read_piece(self, size: int) -> bytes:
+        """What the application gives at once; empty at the end."""
         values = self._ask(b"read", self._number, size)
         data = cast(bytes, values[0] if values else None) or b""
         if len(data) > size:
@@ -240,7 +249,8 @@ class LuaFile(io.RawIOBase):
         """Move, as files do."""
         base = {0: 0, 1: self._position}.get(whence)
         position = offset + (self._owner.stat(self._name).size if base is None else base)
-        self._ask(b"tell", self._number, b"seek", position)
+        if position != self._position:  # else it works without `seek`
+            self._ask(b"tell", self._number, b"seek", position)
         self._position = position
         return position
 
