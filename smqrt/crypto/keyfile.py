@@ -27,8 +27,15 @@ MAX_KEYS, MAX_NAME_BYTES = 1000, 255
 
 
 def default_path() -> Path:
-    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`.
+
+    Raises:
+        CryptoError: "ioerror": the user has no home.
+    """
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # a user whom the system does not know, as containers have them
+        raise CryptoError("ioerror", "this user has no home; set key_file") from None
     return Path(base) / "smqrt" / "tpm.key"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 from cryptography import x509
@@ -99,15 +100,19 @@ def public(key: Key) -> PublicKey:
 
 
 def curve_key(x: bytes, y: bytes) -> PublicKey:
-    """The public key with the point x, y; the length tells the curve. Raises CryptoError when it is on none."""
-    size = max(len(x), len(y))
-    curve = next((curve for curve in (kind() for kind in CURVES.values()) if (curve.key_size + 7) // 8 >= size), None)
-    if curve is None:
-        raise CryptoError("sslcryptoerr", f"a point of {size} bytes is of no known curve")
-    try:
-        return ec.EllipticCurvePublicNumbers(int.from_bytes(x), int.from_bytes(y), curve).public_key()
-    except ValueError:
-        raise CryptoError("sslcryptoerr", f"the point is not on the curve {curve.name}") from None
+    """The public key with the point x, y, of the smallest curve that it is on, zeros in front or not.
+
+    Raises:
+        CryptoError: "sslcryptoerr": it is on none.
+    """
+    if max(len(x), len(y)) > MAX_PEM_BYTES:
+        raise CryptoError("sslcryptoerr", "the point is too long")
+    numbers = int.from_bytes(x), int.from_bytes(y)
+    for kind in CURVES.values():
+        if max(numbers).bit_length() <= kind().key_size:
+            with suppress(ValueError):
+                return ec.EllipticCurvePublicNumbers(*numbers, kind()).public_key()
+    raise CryptoError("sslcryptoerr", f"the point is on none of the curves {', '.join(CURVES)}")
 
 
 def rsa_key(n: bytes, e: bytes) -> PublicKey:

@@ -182,7 +182,10 @@ def test_keys_and_signatures(lua: Lua, kind: str) -> None:
     assert(ba.crypto.verify("text", ba.crypto.sign("text", key, {hash = "sha512"}), raw, {hash = "sha512"}))
     assert(ba.crypto.keyparams(raw) == a)
     local r, s = ba.crypto.sigparams(signature)
-    if not KIND.bits then assert(ba.crypto.verify("text", r .. s, raw)) end
+    if not KIND.bits then
+      assert(ba.crypto.verify("text", r .. s, raw))
+      assert(ba.crypto.verify("text", signature, {x = "\\0" .. a, y = "\\0" .. b}))
+    end
     return key, signature, ba.crypto.keysize(key), a, b"""
     pem, signature, size, *_ = lua(source.replace("KIND", f"({kind})"))
     key: Any = serialization.load_pem_private_key(pem, None)
@@ -290,6 +293,7 @@ def test_tokens_with_a_shared_secret(lua: Lua) -> None:
     assert(select(2, jwt.verify(jwt.sign({exp = "soon"}, "s"), "s")) == "expired")
     assert(select(2, jwt.verify(jwt.sign({nbf = now + 100}, "s"), "s")) == "notyetvalid")
     assert(jwt.verify(jwt.sign({exp = now + 100, nbf = now - 100}, "s"), "s"))
+    assert(jwt.verify(jwt.sign({}, "s"), {kty = "oct", k = ba.b64urlencode "s"}))
     local named = jwt.sign({}, "two", {kid = "second"})
     assert(jwt.verify(named, {first = "one", second = "two"}, true).kid == "second")
     assert(select(2, jwt.verify(named, {first = "one"}, true)) == "notfound")
@@ -329,6 +333,9 @@ def test_tokens_with_a_key(lua: Lua, kind: str, alg: str) -> None:
       assert(jwt.verify(token, public).alg == ALG)
       assert(jwt.verify(token, {["1"] = public}, true).alg == ALG)
     end
+    encoded.kid = "1"
+    assert(jwt.verify(token, {keys = {{kid = "2"}, encoded}}, true).alg == ALG)
+    assert(select(2, jwt.verify(token, {keys = {{kid = "2"}}}, true)) == "notfound")
     local wrong, word = jwt.verify(token, ba.create.key(KIND))
     assert(wrong == nil and word == "failed")
     local nothing, reason = jwt.sign({}, encoded)

@@ -156,11 +156,9 @@ def test_output_is_bounded_and_the_child_waits(vm: Vm, services: Services) -> No
     wait_until(lambda: child._out.full)
     gevent.sleep(0.05)
     assert len(child._out.buffer) == pty.MAX_BUFFERED_BYTES
-    assert vm.eval("return #pty:read(10), #pty:read(1 << 20), #pty:read() > 0") == (
-        10,
-        pty.MAX_BUFFERED_BYTES - 10,
-        True,
-    )
+    first, second, third = vm.eval("return #pty:read(10), #pty:read(1 << 20), #pty:read() > 0")
+    assert (first, third) == (10, True)
+    assert second in (pty.MAX_BUFFERED_BYTES - 10, pty.MAX_BUFFERED_BYTES)  # there may have been a turn in between
 
 
 def test_pause(vm: Vm, services: Services) -> None:

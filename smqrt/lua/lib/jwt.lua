@@ -8,6 +8,7 @@ local LEEWAY_S <const> = 60 -- clocks differ
 
 -- A shared secret, a key in PEM format or a table with its numbers -> kind and texts.
 local function secret_of(value, index, fname)
+  if type(value) == "table" and rawtype(value.k) == "string" then return "secret", ba.b64decode(value.k) end -- a JSON Web Key
   if type(value) == "table" then return key_of(value, index, fname) end
   value = core.octets(value, index, fname)
   return find(value, "-----BEGIN ", 1, true) and "pem" or "secret", value
@@ -52,14 +53,22 @@ local function verified(header, payload)
   return setmetatable(ba.json.decode(header), {__index = payload}), payload
 end
 
+-- The secret of a name: of a table by names, or of a set of JSON Web Keys.
+local function named(secrets, kid)
+  if type(secrets.keys) ~= "table" then return secrets[kid] end
+  for _, key in ipairs(secrets.keys) do
+    if type(key) == "table" and key.kid == kid then return key end
+  end
+end
+
 -- syntax: jwt.verify(token, secret [, usekid]) -> header, payload | nil, error
--- usekid: secret is a table of secrets, of which the header's "kid" names one.
+-- usekid: secret is a table of secrets, of which the header's "kid" names one, or a set of JSON Web Keys: {keys = {...}}.
 function jwt.verify(token, secret, usekid)
   token = arg.string(token, 1, "verify")
   if usekid then
     local kid, message, detail = py.token_key(token)
     if message then return nil, message, detail end
-    secret = kid and arg.table(secret, 2, "verify")[kid]
+    secret = kid and named(arg.table(secret, 2, "verify"), kid)
     if secret == nil then return nil, "notfound", "there is no key " .. tostring(kid) end
   end
   local kind, text, more = secret_of(secret, 2, "verify")
