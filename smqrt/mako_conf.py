@@ -31,6 +31,7 @@ NOT_HONOURED = frozenset(
     + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
 )
 """What Mako knows and this server does not; everything unknown is the applications' own."""
+TLS_PORT = 443  # of Mako, when there is a certificate
 _MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
 
 Value = Any
@@ -167,9 +168,14 @@ def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, ob
             value = table[setting].metadata["rule"].check(name, values[name])
             if value != 0:
                 yield setting, value
-    for name, setting in (("certfile", "cert"), ("keyfile", "key")):
-        if values.get(name) is not None:
-            yield setting, str(home / _first_text(name, values[name]))
+    files = {name: values[name] for name in ("certfile", "keyfile") if values.get(name) is not None}
+    if len(files) == 1:
+        raise ArgumentError(f"{next(iter(files))} is alone; certfile and keyfile belong together.")
+    if files:
+        yield "cert", str(home / _first_text("certfile", files["certfile"]))
+        yield "key", str(home / _first_text("keyfile", files["keyfile"]))
+        if values.get("sslport") is None:
+            yield "tls_port", TLS_PORT
 
 
 def _first_text(name: str, value: Value) -> str:

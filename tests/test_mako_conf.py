@@ -69,6 +69,12 @@ def test_settings(tmp_path: Path) -> None:
     assert found.not_honoured == ["acme", "commandcnt"]
 
 
+def test_a_certificate_means_tls(tmp_path: Path) -> None:
+    given = "certfile, keyfile = 'c', 'k'"
+    assert conf(tmp_path, given).settings["tls_port"] == 443
+    assert "tls_port" not in conf(tmp_path, given + " sslport = 0").settings
+
+
 def test_the_port_0_is_no_port(tmp_path: Path) -> None:
     found = conf(tmp_path, "port, sslport = 0, 0")
     assert (found.settings, found.plain_http) == ({}, False)
@@ -96,7 +102,8 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("apps = {1}", r"mako.conf: apps\[1\] must be a path, or a table with one"),
         ("apps = {{name = 'a/b', path = 'x'}}", r"apps\[1\].name must be one path segment, not 'a/b'"),
         ("apps = {{path = 'x', prio = 128}}", r"apps\[1\].prio must be a whole number from -127 to 127, not 128"),
-        ("certfile = {}", r"certfile must be the path of a file"),
+        ("certfile, keyfile = {}, 'k'", r"certfile must be the path of a file"),
+        ("keyfile = 'k'", r"keyfile is alone; certfile and keyfile belong together\.$"),
         ("homeio = '/not/here'", r"homeio must be a folder, not '/not/here'\.$"),
         ("sslhost = {}", r"sslhost must be a text"),
     ],
