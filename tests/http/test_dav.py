@@ -22,6 +22,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.logins import Acl, Authenticator, UserTable
 from smqrt.http.message import Request
 from smqrt.http.sessions import COOKIE
+from smqrt.http.tree import Directory, ResourceReader
 from tests.http.http_bench import Bench
 from tests.waiting import wait_until
 
@@ -440,6 +441,26 @@ def test_the_owner_sees_all(bench: Bench, folder: Path) -> None:
     directory.setauth(None)
     assert dav("GET", "/fs/.preload").status == 404
     assert dav("GET", "/fs/.preload", **ann).status == 404
+
+
+def test_who_was_not_asked_is_no_owner(bench: Bench, folder: Path) -> None:
+    """The guard around a file server does not stand before prologues and what is public."""
+    (folder / "x.lua").write_text("code")
+    reader = ResourceReader("app", io=DiskIo(folder))
+    reader.setauth(Authenticator(UserTable({"ann": "secret"}), "basic"))
+    public = Directory("public")
+    public.insert(DavDirectory("fs", io=DiskIo(folder)))
+    reader.insert(public)
+    reader.insertprolog(DavDirectory("before", io=DiskIo(folder)))
+    reader.insert(DavDirectory("inside", io=DiskIo(folder)))
+    bench.root.insert(reader)
+    dav = Client(bench, folder)
+    ann = {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
+    for path, status in (("public/fs", 404), ("before", 404), ("inside", 207)):
+        assert dav("PROPFIND", f"/app/{path}/x.lua", **ann).status == status, path
+        assert dav("PROPFIND", f"/app/{path}/.x", **ann).status == 404, path
+    assert dav("PROPFIND", "/app/inside/x.lua").status == 401
+    assert dav("PROPFIND", "/app/inside/.x").status == 401
 
 
 def test_session_urls(bench: Bench, folder: Path) -> None:

@@ -12,6 +12,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.dav.names import canonical, href
 from smqrt.http.dav.share import Share
 from smqrt.http.files import StaticFiles, content_type
+from smqrt.http.logins.guard import passed
 from smqrt.http.message import Request
 from smqrt.http.private import hidden
 from smqrt.http.resources import Io, IoError, Stat
@@ -126,13 +127,11 @@ class DavDirectory(Directory):
         return self._views[owner]
 
     def _is_owner(self, request: Request) -> bool:
-        """Whether the client has logged in at a guard of this directory or around it."""
-        around: Branch | None = self
-        while isinstance(around, Directory):
-            if around.guard is not None:
-                return request.user() is not None
-            around = around.parent
-        return False
+        """Whether a guard of this directory or around it has let the client in."""
+        around: list[Branch] = [self]
+        while isinstance(around[-1], Directory) and around[-1].parent is not None:
+            around.append(around[-1].parent)
+        return any(guard.directory in around for guard in passed(request))
 
     # Reading
 

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from smqrt.http.tree import Directory
 
 
+_PASSED = "guards"  # in Request.env
+
+
+def passed(request: Request) -> list[Guard]:
+    """Give the guards that have let a request in so far."""
+    found: list[Guard] = request.env.get(_PASSED, [])
+    return found
+
+
 class Guard:
     """Stands before a directory.
 
@@ -42,6 +51,7 @@ class Guard:
             request.response.headers.set("Cache-Control", "private")  # what a cookie opens is for nobody else
         try:
             if self.authorizer is None or self.authorizer.allows(request, login, request.method, relpath):
+                request.env.setdefault(_PASSED, []).append(self)
                 return False
         except Answered:
             return True
