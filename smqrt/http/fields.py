@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from functools import cached_property
-from typing import SupportsIndex, overload
+from typing import NoReturn, SupportsIndex, overload
 
 from smqrt.http.forms import parse_parameters
 from smqrt.http.status import HttpError
@@ -19,36 +19,24 @@ class MissingFieldError(HttpError, KeyError):
     __str__ = Exception.__str__  # that of KeyError shows the sentence in quotes
 
 
-class Fields(Mapping[str, str]):
-    """Values by name; where a name comes more than once, the first, and all with `getall`. A name that did not come
+class Fields(dict[str, str]):
+    """Values by name; where a name comes more than once, the first, and all with `getall`. An index that did not come
     raises MissingFieldError.
 
     Args:
         pairs: names and values in the client's order.
     """
 
-    __slots__ = ("_values", "pairs")
+    __slots__ = ("pairs",)
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__()
         self.pairs: list[tuple[str, str]] = list(pairs)
-        self._values: dict[str, str] = {}
         for name, value in self.pairs:
-            self._values.setdefault(name, value)
+            self.setdefault(name, value)
 
-    def __getitem__(self, name: str) -> str:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise MissingFieldError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Fields({self.pairs!r})"
+    def __missing__(self, name: str) -> NoReturn:
+        raise MissingFieldError(name)
 
     def getall(self, name: str) -> list[str]:
         """Give all values of that name, in their order."""

@@ -91,7 +91,7 @@ def test_forms(app: AppServer) -> None:
     assert seen["fields"] == [["a", "1"], ["b", "ü"]]
     assert seen["files"] == [["up", "x.txt", "text/x-test", "content"], ["none", "", "text/x-test", ""]]
     assert value(app.ask("/pyapi/form"))["fields"] == []
-    assert value(post(app, "missing", b"a=1", URLENCODED)) == ["1", False, "1"]
+    assert value(post(app, "missing", b"a=1", URLENCODED)) == ["1", False, "1", {"a": "1"}]
     missing = post(app, "missing", b"b=1", URLENCODED)
     assert missing.status == 400
     assert "The field &#x27;a&#x27; is missing." in missing.text

@@ -68,7 +68,7 @@ ANSWERS = {
     "names": names,
     "json": lambda request: {"value": request.json(), "again": request.json(), "bytes": len(request.body())},
     "caught": caught,
-    "missing": lambda request: [request.form().get("a"), "b" in request.form(), request.form()["a"]],
+    "missing": lambda request: [request.form().get("a"), "b" in request.form(), request.form()["a"], request.form()],
     "twice": twice,
     "said": lambda request: app.said,
     "form": form,
