@@ -305,6 +305,26 @@ def test_another_user_gets_nothing_of_the_last_one(app: AppServer):
     assert app.ask("/form/file.txt", headers=cookie(first)).text == "form nil nil 0 false"
 
 
+def test_who_logs_in_again_goes_on(app: AppServer):
+    """Nobody in particular becomes somebody, and somebody is so twice: what the session has stays."""
+    old = cookie(app.ask("/login.lsp?do=login"))
+    app.ask("/login.lsp?do=session", headers=old)
+    for _ in range(2):
+        again = app.ask("/form/", "POST", b"ba_username=ann&ba_password=secret", FORM_TYPE | old)
+        assert app.ask("/form/file.txt", headers=old).text.startswith("form"), "the id of before"
+        old = cookie(again)
+        assert app.ask("/login.lsp", headers=old).text == "ann\tsecret\tform\napples\t1200\nann\n1\n"
+
+
+def test_a_stolen_cookie_ends_nobodys_session(app: AppServer):
+    here = cookie(sign_in(app, "/form/", username="ann", password="secret"))
+    body = b"ba_username=bob&ba_password=pass"
+    there = app.ask("/form/", "POST", body, FORM_TYPE | here, source="127.0.0.2")
+    assert there.status == 302
+    assert cookie(there) != here
+    assert app.ask("/form/file.txt", headers=here).text == "open"
+
+
 def test_a_cookie_from_another_address_is_no_login(app: AppServer):
     here = cookie(sign_in(app, "/form/", username="ann", password="secret"))
     assert app.ask("/form/file.txt", headers=here, source="127.0.0.2").text == "form nil nil 0 false"
@@ -340,7 +360,8 @@ def test_a_login_by_program(app: AppServer):
     assert nameless.text.startswith("true\nanonymous\tnil\t?\n")
     assert app.ask("/form/file.txt", headers=cookie(nameless)).text == "open"
     app.ask("/login.lsp?do=login")
-    assert app.ask("/form/file.txt", headers=cookie(nameless)).text == "open", "of nameless ones there may be many"
+    app.ask("/login.lsp?do=everywhere", headers=cookie(app.ask("/login.lsp?do=login&name=")))
+    assert app.ask("/form/file.txt", headers=cookie(nameless)).text == "open", "they have nothing to do with each other"
 
 
 def test_a_user_database_that_is_slow(app: AppServer):

@@ -35,6 +35,7 @@ class Login:
         kind: "basic", "digest", "form" or "?".
         peer: the IP address it is good for.
         session: its session; the login ends with it.
+        is_nameless: whether it is of nobody in particular: the name is `ANONYMOUS`, and nothing is counted by it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Login:
     kind: str
     peer: str
     session: HttpSession
+    is_nameless: bool = False
 
     @property
     def needs_credentials(self) -> bool:
@@ -110,11 +112,11 @@ class Logins:
             None when the name has as many sessions as it may.
         """
         peer = str(request.peer[0])
-        same = self._same(request, name, kind, peer)
+        same = self._same(request, name, kind, peer) if name else None
         if same is None:
-            if name is not None and not self._make_room(request, name, maxusers, recycle):
+            if name and not self._make_room(request, name, maxusers, recycle):
                 return None
-            same = self._new(request, name or ANONYMOUS, kind, peer)
+            same = self._new(request, name, kind, peer)
         same.password = password
         if inactive_s is not None:
             same.session.max_inactive_s = inactive_s
@@ -135,10 +137,10 @@ class Logins:
         if nonce is not None:
             self.nonces.end(nonce)
         if login is not None:
-            sessions = self.sessions_of(login.name) if everywhere else [login.session]
-            for one in sessions:
+            everyone = everywhere and not login.is_nameless
+            for one in self.sessions_of(login.name) if everyone else [login.session]:
                 self.sessions.terminate(one)
-        if session is not None:
+        if session is not None and session.login is None:
             self.sessions.terminate(session)
         return login is not None
 
@@ -151,9 +153,9 @@ class Logins:
         nonce: str | None = request.env.get(_NONCE)
         return nonce
 
-    def _same(self, request: Request, name: str | None, kind: str, peer: str) -> Login | None:
+    def _same(self, request: Request, name: str, kind: str, peer: str) -> Login | None:
         """Give a login that this one continues: each request of Basic and Digest is one, with or without a cookie."""
-        if kind not in (BASIC, DIGEST) or name is None:
+        if kind not in (BASIC, DIGEST):
             return None
         session = self.sessions.of(request)
         logins = [session.login] if session is not None and session.login else self._by_name.get(name, [])
@@ -165,7 +167,7 @@ class Logins:
         return None
 
     def _make_room(self, request: Request, name: str, maxusers: int, recycle: bool) -> bool:
-        own = self.sessions.of(request)
+        own = self._own(request)
         others = [session for session in self.sessions_of(name) if session is not own]
         if len(others) >= maxusers and not recycle:
             return False
@@ -173,22 +175,30 @@ class Logins:
             self.sessions.terminate(session)
         return True
 
-    def _new(self, request: Request, name: str, kind: str, peer: str) -> Login:
+    def _own(self, request: Request) -> HttpSession | None:
+        """Give the session of a request, unless it is from another address: then the cookie may be stolen."""
         session = self.sessions.of(request)
-        if session is not None and session.login is not None:
+        return session if session is not None and session.peer == str(request.peer[0]) else None
+
+    def _new(self, request: Request, name: str | None, kind: str, peer: str) -> Login:
+        session = self._own(request)
+        before = session.login if session is not None else None
+        if session is not None and before is not None and not before.is_nameless and before.name != name:
             self.sessions.terminate(session)  # another user begins with nothing of the last one
             session = None
-        if session is None or session.peer != peer:
+        if session is None:
             session = self.sessions.begin(request)
         else:
+            self._forget(session)
             self.sessions.change_id(request)
-        login = session.login = Login(name, None, kind, peer, session)
-        self._by_name.setdefault(name, []).append(login)
+        login = session.login = Login(name or ANONYMOUS, None, kind, peer, session, not name)
+        if name:
+            self._by_name.setdefault(name, []).append(login)
         return login
 
     def _forget(self, session: HttpSession) -> None:
         login, session.login = session.login, None
-        if login is None:
+        if login is None or login.is_nameless:
             return
         logins = self._by_name[login.name]
         logins.remove(login)
