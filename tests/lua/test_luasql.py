@@ -426,6 +426,24 @@ def test_a_killed_page_ends_its_statement_and_a_write_that_waits(server: AppServ
         assert server.vm.eval('return b:execute "INSERT INTO t VALUES(1)"') == (1,)
 
 
+def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
+    source = """
+        local conn <close> = luasql.sqlite():connect "a.db"
+        conn:execute "CREATE TABLE IF NOT EXISTS t(a)"
+        conn:execute "BEGIN IMMEDIATE"
+        ba.sleep(60000)"""
+    server.vm.start(server.vm.compile(source))
+    wait_until(lambda: any("sleep" in line for line in server.vm.waiting()))
+    server.vm.stop()
+    wait_until(lambda: server.vm.activities.blocked == 0)
+    write = """
+        local conn = luasql.sqlite():connect "a.db"
+        conn:setbusytimeout(5000)
+        return conn:execute "INSERT INTO t VALUES(1)" """
+    assert server.vm.eval(write) == (1,)
+    assert not caplog.records
+
+
 def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
     binding = luasql.SqlBinding(lambda: str(tmp_path), {})
     (handle,) = workers.wait(binding.connect(b"a.db", b"", None))

@@ -195,17 +195,12 @@ function connection:close()
   if self.closed then return false end
   self.closed = true
   self.env.open = self.env.open - 1
-  return py.close(self.handle)
+  if core.isyieldable() then return py.close(self.handle) end
+  py.drop(self.handle) -- a `<close>` variable of code that is killed, or the garbage collector: nobody can wait
+  return true
 end
 
-conn_class.__close = connection.close
-
-function conn_class:__gc()
-  if self.closed then return end
-  self.closed = true
-  self.env.open = self.env.open - 1
-  py.drop(self.handle)
-end
+conn_class.__close, conn_class.__gc = connection.close, connection.close
 
 -- ---- statements with parameters
 
