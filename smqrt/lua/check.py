@@ -307,7 +307,7 @@ class _Reader:
         """What the server calls `a.b:c`; empty when it is not the server's."""
         if ":" in parts:
             colon = parts.index(":")
-            kind = self._kinds.get(parts[colon - 1]) or _OBJECTS.get(parts[colon - 1], "")
+            kind = self._kinds.get(parts[colon - 1], _OBJECTS.get(parts[colon - 1], ""))
             return f"{kind}:{parts[colon + 1]}" if kind else ""
         name = self._aliases.get(parts[0], parts[0]) + "".join(parts[1:])
         return name if name.partition(".")[0] in _ROOTS and "." in name else ""
@@ -341,9 +341,7 @@ class _Reader:
         variable, name = self._tokens[begin - 2].text, self._meaning(parts) or "".join(parts)
         end = begin + len(parts)
         if self._text(end) in ("(", "{") or (end < len(self._tokens) and self._tokens[end].kind == "string"):
-            self._kinds.pop(variable, None)
-            if name in _MAKERS:
-                self._kinds[variable] = _MAKERS[name]
+            self._kinds[variable] = _MAKERS.get(name, "")
         elif name.partition(".")[0] in _ROOTS[:3]:
             self._aliases[variable] = name
         elif parts[-1] in _OBJECTS and len(parts) > 1:

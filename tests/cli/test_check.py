@@ -46,6 +46,7 @@ local f = io:open "x" f:read()
 f:nothing()
 os.exit() string.format "x" x.ba.gone() y:sub(1) dir:sub(1)
 local alias = ba.gone
+local response = up:response() response:setdigest()
 """
 
 
