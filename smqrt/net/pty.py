@@ -146,11 +146,12 @@ class _Source:
         self.pause(False)
 
     def _watch(self) -> None:
-        wanted = not (self.ended or self.paused or self.full)
-        if wanted and not self._watcher.active:
-            self._watcher.start(self._ready)
-        elif not wanted:
+        if self.ended:
+            return
+        if self.paused or self.full:
             self._watcher.stop()
+        elif not self._watcher.active:
+            self._watcher.start(self._ready)
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -388,12 +389,14 @@ class Pty:
 
     def _take_late(self) -> None:
         """The end of output when others, whom the child has left behind, still have the terminal open."""
-        for source in self._sources:
-            if not (source.ended or source.full or source.paused) and not source.receive():
+        waiting = [source for source in self._sources if not (source.ended or source.full or source.paused)]
+        for source in waiting:
+            if not source.receive():
                 source.end()
         if self.ended:
             self._late.stop()
-        self._arrived()
+        if waiting:
+            self._arrived()
 
 
 def _started(command: Command, terminal: int, errors: int) -> int:

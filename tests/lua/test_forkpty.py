@@ -161,6 +161,25 @@ def test_output_is_bounded_and_the_child_waits(vm: Vm, services: Services) -> No
     assert second in (pty.MAX_BUFFERED_BYTES - 10, pty.MAX_BUFFERED_BYTES)  # there may have been a turn in between
 
 
+def test_what_came_before_the_end_can_still_be_read(vm: Vm, services: Services) -> None:
+    vm.eval('pty = sh "echo last; exec sleep 100"')
+    child = services.processes._ptys[max(services.processes._ptys)]
+    wait_until(lambda: len(child._out.buffer) == 5)
+    assert vm.eval("pty:close() return pty:read(2), pty:read(), pty:read()") == (b"la", b"st\n", None, b"terminated")
+
+
+def test_a_paused_child_calls_nobody(vm: Vm, recorder: Recorder, services: Services) -> None:
+    vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read(true)) end, "sh", "-c", "echo a; read x; echo b")""")
+    wait_until(lambda: len(recorder.seen) == 1)
+    vm.eval('pty:pause() pty:write "\\n"')
+    child = services.processes._ptys[max(services.processes._ptys)]
+    wait_until(lambda: child.status == 0)
+    gevent.sleep(2.5 * pty.LATE_OUTPUT_S)
+    assert len(recorder.seen) == 1
+    vm.eval("pty:pause(false)")
+    wait_until(lambda: recorder.seen[-1] == (None, b"terminated"))
+
+
 def test_pause(vm: Vm, services: Services) -> None:
     vm.eval('pty = sh "while :; do echo x; sleep 0.01; done" pty:read() pty:pause()')
     child = services.processes._ptys[max(services.processes._ptys)]
