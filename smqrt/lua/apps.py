@@ -20,6 +20,7 @@ from smqrt.app.directory import ApplicationDirectory
 from smqrt.app.modules import PRELOAD
 from smqrt.errors import SmqrtError
 from smqrt.http.disk import DiskIo, ZipIo
+from smqrt.http.disks import disks
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Directory, ResourceReader
@@ -322,7 +323,12 @@ class Applications:
 
 
 def _opened(path: Path, inner: str) -> Io:
-    return DiskIo(path) if path.is_dir() else ZipIo(path, inner)
+    if path.is_dir():
+        return DiskIo(path)
+    try:
+        return disks.call(str(path), ZipIo, path, inner)  # the directory of an archive may be long
+    except TimeoutError as error:
+        raise IoError.of(error, str(path)) from None
 
 
 def _about(io: Io) -> str:
