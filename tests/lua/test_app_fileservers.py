@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.lua.app_server import Answer, AppServer
 
 FOLDER = Path(__file__).parent.parent / "apps" / "fileservers"
@@ -116,6 +117,18 @@ def test_a_login_before_a_file_manager(running: AppServer) -> None:
     assert (refused.status, refused.text) == (403, "403 Forbidden\n")
     assert "<h1>403" in ask("bob", Accept="text/html").text
     assert running.ask("/app/fs/new.lsp").status == 404, "who has not logged in does not see it"
+
+
+def test_the_example_of_the_manual_in_python(server: AppServer) -> None:
+    page = (REPOSITORY / "smqrt/help/file-servers.md").read_text("utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    application = server.app({".preload.py": code, "shared/a.txt": "alpha", "docs/b.txt": "beta"}, "app")
+    assert application.error is None, application.error
+    ann = {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
+    assert server.ask("/app/fs/").status == 401
+    assert 'data-name="a.txt"' in server.ask("/app/fs/", headers=ann).text
+    assert server.ask("/app/fs/n.txt", "PUT", b"x", ann).status == 201
+    assert server.ask("/app/readme/b.txt").text == "beta"
 
 
 def test_require_adds_the_file_manager(server: AppServer) -> None:
