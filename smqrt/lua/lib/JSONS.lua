@@ -6,6 +6,7 @@ local core = ...
 local arg, setmetatable = core.arg, setmetatable
 
 local MAX_DOCUMENT_BYTES <const> = 1 << 20 -- whoever sends them must not fill the memory
+local DOCUMENTS_A_TURN <const> = 32        -- of one piece; then others run
 local MAX_MESSAGE_BYTES <const> = 65535    -- a WebSocket takes no more in a call
 
 local JSONS = {}
@@ -52,6 +53,7 @@ local function next_ready(self)
   if value == nil then return nil end
   self.ready[self.first] = nil
   self.first = self.first + 1
+  if self.first % DOCUMENTS_A_TURN == 0 and core.isyieldable() then core.pause() end
   return value
 end
 

@@ -5,12 +5,13 @@
 local core = ...
 
 local arg, gsub, ipairs, max, min, running, sub = core.arg, string.gsub, ipairs, math.max, math.min, coroutine.running, string.sub
-local rawtype, remove, tointeger, tostring = core.rawtype, table.remove, math.tointeger, tostring
+local isyieldable, rawtype, remove, tointeger, tostring = core.isyieldable, core.rawtype, table.remove, math.tointeger, tostring
 
 local layer, socket = core.luasocket, core.socket
 local py, word_of = layer.py, layer.word
 
-local MAX_RECEIVE_BYTES <const> = 64 << 20 -- of one call: whoever sends them must not fill the memory
+local MAX_RECEIVE_BYTES <const> = 16 << 20 -- of one call: whoever sends them must not fill the memory
+local CALLS_A_TURN <const> = 32            -- that found what they asked for in the inbox; then others run
 local CHUNK_BYTES <const> = 65536
 
 local tcp = {settimeout = layer.settimeout, gettimeout = layer.gettimeout}
@@ -143,6 +144,12 @@ local function receive_all(self, limit, prefix)
   return prefix .. self.inbox:take(self.inbox.size)
 end
 
+-- Who always finds something lets the others run.
+local function give_way(self)
+  self.calls = (self.calls or 0) + 1
+  if self.calls % CALLS_A_TURN == 0 and isyieldable() then core.pause() end
+end
+
 local PATTERNS <const> = {["*l"] = receive_line, l = receive_line, ["*a"] = receive_all, a = receive_all}
 
 -- syntax: tcp:receive(["*l" | "*a" | bytes [, prefix]]) -> data | nil, error, what came
@@ -158,6 +165,7 @@ function tcp:receive(pattern, prefix)
     local _, word = unconnected(self)
     return nil, word, prefix
   end
+  give_way(self)
   if receive then return receive(self, layer.limit(self), prefix) end
   return receive_count(self, layer.limit(self), prefix, count > #prefix and count - #prefix or 0)
 end
