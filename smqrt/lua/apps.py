@@ -301,7 +301,10 @@ class Applications:
             open_io: gives its files; called at every start.
         """
         number = self._next_number()
-        start = lambda: self._start(number, name, path, open_io(), priority, entry)  # noqa: E731
+
+        def start() -> Running:
+            return self._start(number, name, path, open_io(), priority, entry)
+
         application = Application(name, path, start, number, priority)
         self.all.append(application)
         return application

@@ -63,6 +63,7 @@ end
 local function set_up_trace_logger(conf, is_wanted)
   local op = conf.tracelogger or is_wanted
   if not op then return end
+  if conf.users ~= nil and not users then error("tracelogger: it is to have a login, and the users are wrong", 0) end
   local tracelogger = ba.create.tracelogger()
   if type(op) == "table" then tracelogger:configure(op) end
   if users then tracelogger:setauth(users.authenticator) end
