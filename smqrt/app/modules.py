@@ -130,10 +130,10 @@ class Modules:
         """What `import` calls in the application's code."""
         names = fromlist or ()
         top = name.partition(".")[0]
+        if names and not level and name == smqrt.app.__name__:
+            return self._facade()
         if level or self._scope.is_on_path():
             return builtins.__import__(name, globals, locals, names, level)
-        if names and name == smqrt.app.__name__:
-            return self._facade()
         if self._owns(top):
             return self._import_own(name, top, names)
         try:

@@ -125,7 +125,16 @@ def test_a_module_is_a_module_to_others_too(server: AppServer, caplog: pytest.Lo
     application.unload()
 
 
-PROCESS_WIDE = "import sys\nsys.path.insert(0, io.realpath(''))\n" + PRELOAD + "assert 'store' in sys.modules\n"
+LATER = """
+import gevent
+
+def later():
+    from smqrt.app import io as same
+    return same is io
+
+assert gevent.spawn(later).get()
+"""
+PROCESS_WIDE = "import sys\nsys.path.insert(0, io.realpath(''))\n" + PRELOAD + "assert 'store' in sys.modules\n" + LATER
 
 
 def test_a_folder_on_the_path_has_modules_of_the_process(server: AppServer) -> None:
