@@ -109,6 +109,16 @@ def test_digest(app: AppServer, algorithm: str):
     assert "stale" not in wrong.headers["WWW-Authenticate"]
 
 
+def test_the_page_of_a_401(app: AppServer):
+    answer = app.ask("/shown/file.txt")
+    assert (answer.status, answer.text) == (401, "login page /shown/file.txt")
+    assert len(answer.headers.get_all("WWW-Authenticate") or []) == 2
+    challenge = challenges(answer.headers.get_all("WWW-Authenticate") or [])["MD5"]
+    for count, (user, status) in enumerate((("nobody", 401), ("broken", 500), ("ann", 200)), 1):
+        field = authorization(challenge, user, "secret", "/shown/file.txt", count=count)
+        assert app.ask("/shown/file.txt", headers={"Authorization": field}).status == status, user
+
+
 def test_a_logout_from_digest(app: AppServer):
     """The browser, which sends what it knows with every request, has to ask its user again."""
     challenge = digest_of(app, "/digest/x")["MD5"]
