@@ -206,7 +206,10 @@ def certificate(
         .not_valid_after(end)
     )
     for extension in asked.extensions:
-        builder = builder.add_extension(extension.value, extension.critical)
+        if not isinstance(extension.value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier):
+            builder = builder.add_extension(extension.value, extension.critical)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(asked.public_key()), False)
+    builder = builder.add_extension(_authority_identifier(issuer, key), False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -225,6 +228,17 @@ def _issuer(pem: bytes, key: keys.PrivateKey) -> x509.Certificate:
     if keys.parameters(keys.load(pem)) != keys.parameters(key):
         raise CryptoError("sslcryptoerr", "the issuer's certificate and the key do not belong together")
     return x509.load_pem_x509_certificate(pem)
+
+
+def _authority_identifier(issuer: x509.Certificate | None, key: keys.PrivateKey) -> x509.AuthorityKeyIdentifier:
+    """That of the issuer's certificate, as it calls itself; strict clients look for it (RFC 5280 §4.2.1.1)."""
+    try:
+        if issuer is not None:
+            own = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+            return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
+    except (x509.ExtensionNotFound, ValueError):
+        pass
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def _parameters_of(key: object) -> tuple[bytes, bytes]:

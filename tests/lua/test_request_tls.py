@@ -36,7 +36,9 @@ def test_a_page_over_tls(server: AppServer, tmp_path):
 
 def test_the_certificate_of_a_client(server: AppServer) -> None:
     ca, devices = trustme.CA(), trustme.CA()
-    page = "<?lsp local c = request:certificate() print(c and c.subjectaltnames[1]) ?>"
+    page = """<?lsp local c, same = request:certificate(), request:clientcert()
+    print(c and c.subjectaltnames[1])
+    assert((c and c.serial) == (same and same.serial)) ?>"""
     server.write("", {"p.lsp": page})
     server.app({})
     context = server_of(ca.issue_cert("127.0.0.1"), devices).context()

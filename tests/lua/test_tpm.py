@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from gevent import socket, ssl
 
 from smqrt.crypto.keyfile import MAX_KEYS, KeyFile, default_path
 from smqrt.errors import CryptoError
@@ -194,3 +195,28 @@ def test_the_file_is_never_served(server: AppServer, tmp_path: Path) -> None:
     assert server.services.key_file.exists()
     for name in os.listdir(server.services.key_file.parent):
         assert server.ask(f"/{name}").status == (200 if name == "page.lsp" else 404), name
+
+
+def test_a_server_by_a_key_that_nobody_sees(server: AppServer, services: Services, tmp_path: Path) -> None:
+    """Its certificate and that of the authority are made in Lua; a client of Python's own checks them."""
+    server.services.key_file = services.key_file
+    page = """<?lsp
+    local ca = ba.create.key()
+    local root = ba.create.certificate(ba.create.csr(ca, {CN = "root"}, {"SSL_CA"}, {"KEY_CERT_SIGN"}), ca)
+    ba.tpm.createkey "server"
+    local csr = ba.tpm.createcsr("server", {CN = "gate"}, {"SSL_SERVER"}, {"DIGITAL_SIGNATURE"}, "localhost 127.0.0.1")
+    local tls = ba.create.sharkssl(nil, {server = true})
+    tls:addcert(assert(ba.tpm.sharkcert("server", assert(ba.create.certificate(csr, root, ca)))))
+    connection = ba.create.servcon(0, {intf = "127.0.0.1", shark = tls})
+    app.connection = connection
+    response:json{root = root, port = connection:port()} ?>"""
+    made = json.loads(server.page(page).body)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    context.load_verify_locations(cadata=made["root"])
+    with (
+        socket.create_connection(("127.0.0.1", made["port"]), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        client.sendall(b"GET /none.html HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 404")
