@@ -125,7 +125,8 @@ class MailServer:
         if self.user:
             client.login(self.user, self.password)
         refused = client.sendmail(sender, recipients, data)  # type: ignore[arg-type]
-        client.say_goodbye()
+        stream.push_or_forget(b"QUIT\r\n")  # the mail is sent: what the server says to that is of no interest
+        stream.close(graceful=True)
         return [f"{address}: {_words(code, text)}" for address, (code, text) in refused.items()]
 
 
@@ -192,13 +193,6 @@ class _Client(smtplib.SMTP):
         for piece in msg.stuffed():
             self._stream.write(piece, SILENCE_S)
         return self.getreply()
-
-    def say_goodbye(self) -> None:
-        """The mail is sent: what the server thinks of QUIT is of no interest."""
-        try:
-            self.quit()
-        except (smtplib.SMTPException, StreamError):
-            pass
 
     def close(self) -> None:
         """The stream is closed by who made it."""

@@ -114,6 +114,8 @@ def test_timeouts_keep_what_came(vm: Vm) -> None:
         local began = socket.gettime()
         assert(select(2, s:receive(9)) == "timeout" and socket.gettime() - began < 2)
         s:settimeout(0) s:settimeout(nil, "t")
+        local other = socket.tcp() other:settimeout(0)
+        assert(other:connect("127.0.0.1", ...) == 1)
         assert(select(2, s:receive(9)) == "timeout")
         """,
             "=x",

@@ -19,6 +19,7 @@ from smqrt.net import smtp
 from tests import pki
 from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp
+from tests.waiting import wait_until
 
 CA, OTHERS_CA = trustme.CA(), trustme.CA()
 SEND = """
@@ -223,6 +224,14 @@ def test_servers_that_refuse_hang_and_lie(lua: Vm, answers: dict[str, Any], word
         assert (value, found) == (None, word)
         assert said in reason
     assert send(lua, server.port)[:2] == (None, b"cannotconnect")
+
+
+def test_a_server_that_knows_no_good_bye(lua: Vm) -> None:
+    with ScriptedSmtp(quit=None) as server:
+        began_s = time.monotonic()
+        assert send(lua, server.port) == (True,)
+        assert time.monotonic() - began_s < 5
+        wait_until(lambda: server.lines[-1] == b"QUIT")
 
 
 def test_a_hanging_server_holds_nobody_else(lua: Vm) -> None:

@@ -13,6 +13,7 @@ local py, word_of = layer.py, layer.word
 local MAX_RECEIVE_BYTES <const> = 16 << 20 -- of one call: whoever sends them must not fill the memory
 local CALLS_A_TURN <const> = 32            -- that found what they asked for in the inbox; then others run
 local CHUNK_BYTES <const> = 65536
+local CONNECT_MS <const> = 20000           -- with a timeout of 0, which LuaSocket's users give to look again later
 
 local tcp = {settimeout = layer.settimeout, gettimeout = layer.gettimeout}
 local class = layer.class("tcp", tcp)
@@ -47,6 +48,7 @@ layer.tcp = {new = new, class = class}
 
 local function connected(self, host, port)
   local me, timeout_ms = socket.owners[running()], layer.limit(self)()
+  if timeout_ms == 0 then timeout_ms = CONNECT_MS end -- it holds the caller only, and needs no second call
   local op = {timeout = timeout_ms or 1e12, intf = self.local_host, ipv6 = self.is_ipv6 or nil}
   if not (me and me.handle) then return ba.socket.connect(host, port, op) end
   -- The cosocket has a connection already: this one is beside it.
