@@ -101,11 +101,12 @@ class DiskIo(Io):
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """See `Io.files`; entries that vanish meanwhile are left out."""
+        folder = self.realpath(path)
         try:
-            entries = list(os.scandir(self.realpath(path)))
+            names = os.listdir(folder)  # not scandir: an entry of it takes four times the memory while somebody lists
         except OSError as error:
             raise IoError.of(error, path) from None
-        return _stats(entries)
+        return _stats(folder, names)
 
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
@@ -213,10 +214,10 @@ def _stat_of(name: str, info: os.stat_result) -> Stat:
     return Stat(name, info.st_size, int(info.st_mtime), mode_bits.S_ISDIR(info.st_mode), _version(info))
 
 
-def _stats(entries: list[os.DirEntry[str]]) -> Iterator[Stat]:
-    for entry in entries:
+def _stats(folder: str, names: list[str]) -> Iterator[Stat]:
+    for name in names:
         try:
-            yield _stat_of(entry.name, entry.stat())
+            yield _stat_of(name, os.stat(f"{folder}/{name}"))
         except OSError:
             continue
 
