@@ -295,10 +295,11 @@ class Database:
             return int(found[1])
         return 0
 
-    def execute_all(self, sql: bytes) -> None:
-        """Run several statements."""
-        for statement in statements(sql_text(sql)):
+    def execute_all(self, script: Script) -> None:
+        """Run several statements. When one finds the database locked, a second call goes on with that one."""
+        while (statement := script.next_statement()) is not None:
             self._run(statement)[0].close()
+            script.is_done = True
 
     def last_id(self) -> int:
         """The rowid of the last row that was inserted."""
@@ -332,6 +333,25 @@ class Database:
         finally:
             self._connection.execute("DROP VIEW temp.smqrt_columns")
         return b"".join(parts)
+
+
+class Script:
+    """Several statements, of which some have been run.
+
+    Attributes:
+        is_done: whether the last one that was given has been run.
+    """
+
+    def __init__(self, sql: bytes) -> None:
+        self._statements = statements(sql_text(sql))
+        self._last: str | None = None
+        self.is_done = True
+
+    def next_statement(self) -> str | None:
+        """The next one, the last one again when that isn't done; None at the end."""
+        if self.is_done:
+            self._last, self.is_done = next(self._statements, None), False
+        return self._last
 
 
 _TOKEN = re.compile(
@@ -379,7 +399,7 @@ class Job(Deferred[Any]):
 
     def _release(self) -> None:
         if self.is_running:
-            self.connection.database.interrupt()
+            self.connection.end_current()
 
 
 class Connection:
@@ -444,7 +464,7 @@ class Connection:
             if job.function != self.database.close:
                 job.reject(SqlFailure("INTERRUPT", "the application ends"))
         if current and current.function != self.database.close:
-            self.database.interrupt()
+            self.end_current()
         workers.wait(closed)
 
     def _next(self) -> None:
@@ -458,9 +478,16 @@ class Connection:
                 self._post(job)
                 return
 
+    def end_current(self) -> None:
+        """End the statement that is running, with INTERRUPT. SQLite forgets who interrupts before it has begun, so the
+        deadlines do it again until it is over.
+        """
+        self.database.interrupt()
+        self.deadline_s = monotonic()
+
     def expired(self) -> None:
         """The statement has taken too long."""
-        self.database.interrupt()
+        self.end_current()
 
     def _post(self, job: Job) -> None:
         if job.done:  # cancelled while it waited for a lock

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import gevent
 import pytest
 
+from smqrt.lua.sqlite import Database
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -71,8 +72,19 @@ def test_what_a_thread_timer_or_cosocket_opens_ends_with_the_application(server:
         other.execute("BEGIN EXCLUSIVE")
 
 
-def test_an_application_that_ends_in_the_middle_of_a_statement(server: AppServer) -> None:
+def test_an_application_that_ends_in_the_middle_of_a_statement(
+    server: AppServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread is free, the lock is gone, and the page is told."""
+    calls: list[object] = []
+    interrupt = Database.interrupt
+
+    def lost_once(database: Database) -> None:  # as one that comes before the statement has begun
+        calls.append(database)
+        if len(calls) > 1:
+            interrupt(database)
+
+    monkeypatch.setattr(Database, "interrupt", lost_once)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     preload = 'env = luasql.sqlite() conn = env:connect "own.db" conn:execute "CREATE TABLE t(a)" begun = true'
     page = f"""<?lsp

@@ -426,6 +426,27 @@ def test_a_killed_page_ends_its_statement_and_a_write_that_waits(server: AppServ
         assert server.vm.eval('return b:execute "INSERT INTO t VALUES(1)"') == (1,)
 
 
+def test_what_waits_for_a_lock_does_nothing_twice(server: AppServer) -> None:
+    with sqlite3.connect(server.folder / "b.db", isolation_level=None) as other:
+        other.execute("CREATE TABLE u(x)")
+        other.execute("BEGIN IMMEDIATE")
+        source = """
+            conn = luasql.sqlite():connect "a.db"
+            conn:setbusytimeout(20000)
+            conn:mexec "CREATE TABLE t(x); ATTACH 'b.db' AS b"
+            ran = conn:mexec "INSERT INTO t VALUES(1); INSERT INTO b.u VALUES(2); INSERT INTO t VALUES(3)" """
+        source = source.replace("b.db", str(server.folder / "b.db"))
+        server.vm.start(server.vm.compile(source))
+        with sqlite3.connect(server.folder / "a.db", isolation_level=None) as reader:
+            reader.row_factory = lambda _cursor, row: row[0]
+            first = "SELECT count(*) FROM sqlite_master"
+            wait_until(lambda: reader.execute(first).fetchone() and reader.execute("SELECT x FROM t").fetchall())
+            gevent.sleep(0.02)  # it has tried again meanwhile
+            other.execute("COMMIT")
+            wait_until(lambda: server.vm.eval("return ran") == (True,))
+            assert reader.execute("SELECT x FROM t").fetchall() == [1, 3]
+
+
 def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
     source = """
         local conn <close> = luasql.sqlite():connect "a.db"

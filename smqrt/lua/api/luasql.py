@@ -18,7 +18,7 @@ from smqrt.errors import ClosedError
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaValue, LuaValues, fail, from_utf8, methods
 from smqrt.lua.services import Services
-from smqrt.lua.sqlite import Connection, Database, Job, Rows, SqlFailure, Value, full_path, quoted
+from smqrt.lua.sqlite import Connection, Database, Job, Rows, Script, SqlFailure, Value, full_path, quoted
 from smqrt.lua.vm import Vm
 from smqrt.net.scheduling import Deadlines
 from smqrt.net.threads import Threads
@@ -159,7 +159,7 @@ class SqlBinding:
         return self._call(_one, handle, "prepare", sql)
 
     def execute_all(self, handle: int, sql: bytes) -> Deferred[LuaValues]:
-        return self._call(_true, handle, "execute_all", sql)
+        return self._call(_true, handle, "execute_all", Script(sql))
 
     def last_id(self, handle: int) -> Deferred[LuaValues]:
         return self._call(_one, handle, "last_id")
