@@ -146,6 +146,11 @@ def test_an_application_that_does_not_answer_or_fails(uploads: Uploads, caplog: 
     assert uploads.names == ["a"]
 
 
+def test_a_response_that_is_forgotten_is_complete(uploads: Uploads):
+    answer = uploads.ask("disk/a", b"x", X_Mode="forget")
+    assert (answer.status, answer.text) == (200, "forgotten")
+
+
 def test_the_page_ends_or_goes_on(uploads: Uploads):
     assert uploads.ask("disk/a", b"x", X_Cont="1").text == "stored a"
     assert uploads.events()[0] == "went on"

@@ -15,8 +15,6 @@ function exchange.methods:deferred()
   return setmetatable({handle = number}, class)
 end
 
-function core.deferred_response(number) return setmetatable({handle = number}, class) end
-
 function deferred:setstatus(code) return py.set_status(self.handle, arg.integer(code, 1, "setstatus")) end
 
 function deferred:setheader(name, value)
@@ -49,3 +47,9 @@ function deferred:abort() return py.abort(self.handle) end
 
 class.__close = deferred.close
 class.__gc = deferred.abort
+
+-- One that is complete when the application forgets it: of an upload.
+local kind_class = core.class("deferred", deferred)
+kind_class.__close, kind_class.__gc = deferred.close, deferred.close
+
+function core.deferred_response(number) return setmetatable({handle = number}, kind_class) end

@@ -44,7 +44,17 @@ local function tell(number, what, ...)
   return false
 end
 
-local function forget(number) uploads[number] = nil end
+-- The upload is over. A response that nobody has any more is complete: the client waits for the collector to find it.
+local function forget(number)
+  local response = uploads[number].up.deferred
+  uploads[number] = nil
+  local is_open = response and response:valid()
+  response = nil
+  if is_open then
+    core.collect()
+    core.collect() -- the first may have begun before
+  end
+end
 
 py.attach(core.ref(tell), core.ref(forget))
 
