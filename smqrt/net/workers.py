@@ -27,6 +27,7 @@ from smqrt.net.log_limits import Refusals
 log = logging.getLogger("smqrt")
 
 MAX_IDLE = 256  # a burst's workers beyond this end instead of waiting for work; each holds a few KB of stack
+_ASIDE = "smqrt_workers_set_aside"
 _POOL = "smqrt_idle_workers"  # the attribute of the hub that holds its pool: threads have hubs of their own
 
 T = TypeVar("T")
@@ -104,12 +105,30 @@ def _switch_into_worker(hub: Hub, job: Job) -> None:
         worker = idle.pop()
         if getrefcount(worker) <= _REFERENCES:
             break
+        _set_aside(hub, worker)
     else:
         worker = greenlet(_work, hub)
     worker.switch(job)
 
 
 _REFERENCES = 2  # the local variable above, and the argument of getrefcount
+
+
+def _set_aside(hub: Hub, worker: greenlet) -> None:
+    """Keep a worker that others refer to, and end those of before to whom nobody does any more.
+
+    The end of a greenlet is a switch. Without this it would come wherever the last reference goes, for instance when
+    the garbage collector runs in the middle of a call from Lua.
+    """
+    aside: list[greenlet] = getattr(hub, _ASIDE, [])
+    setattr(hub, _ASIDE, aside)
+    for _ in range(len(aside)):
+        former = aside.pop(0)
+        if getrefcount(former) > _REFERENCES:
+            aside.append(former)
+        else:
+            former.throw(GreenletExit)
+    aside.append(worker)
 
 
 def _pool(hub: Hub) -> list[greenlet]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,22 @@ def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> N
 
     found: list[Any] = []
     assert in_hub(body) == ["done"]
+
+
+def test_a_worker_that_somebody_refers_to_is_not_freed_in_the_middle_of_something() -> None:
+    """It ends in the Hub, when nobody refers to it any more."""
+    found: list[Any] = []
+
+    def body() -> list[bool]:
+        workers.start(lambda: found.append(getcurrent()))
+        workers.start(len, ())  # finds it referred to
+        is_freed = weakref.ref(found.pop())
+        was_kept = is_freed() is not None
+        workers.start(lambda: found.append(getcurrent()))
+        workers.start(len, ())
+        return [was_kept, is_freed() is None]
+
+    assert in_hub(body) == [True, True]
 
 
 def test_all_who_wait_get_the_answer_though_one_fails() -> None:
