@@ -252,7 +252,7 @@ class Applications:
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
         uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
-        pipes.install(vm, self.files)
+        pipes.install(vm, services, self.files)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
         fileservers.install(vm, self.dirs, self.files)
@@ -260,7 +260,8 @@ class Applications:
         self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         self.send_mail_log = mail.install_log(vm)
-        vm.namespace("ba.apps", {"entry": self._entry})
+        knows = {"knows_application": lambda: app_folder.current_app.get() is not None}
+        vm.namespace("ba.apps", {"entry": self._entry, **knows})
         manage.install(vm, self, self.files)
         self._next_number = itertools.count(1).__next__
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from smqrt.app_folder import AppScope
+from smqrt.app_folder import AppScope, current_app
 from smqrt.http.client.conversation import HttpConversation
 from smqrt.http.logins import Logins
 from smqrt.http.private import Private
@@ -75,3 +75,11 @@ class Services:
     load_certificates: Callable[[], str | None] | None = None
     conf: Path | None = None
     tracelogger: bool = False
+
+    def scope_of(self, application: int | None) -> AppScope | None:
+        """What belongs to the application whose code is running.
+
+        Args:
+            application: its number as `core.application` of Lua says it, where it isn't known on this side.
+        """
+        return current_app.get() or self.scopes.get(application or 0)

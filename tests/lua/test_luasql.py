@@ -466,7 +466,7 @@ def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: py
 
 
 def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
-    binding = luasql.SqlBinding(lambda: str(tmp_path), {})
+    binding = luasql.SqlBinding(lambda: str(tmp_path), lambda _: None)
     (handle,) = workers.wait(binding.connect(b"a.db", b"", None))
     endless = b"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     busy = binding.execute(handle, endless, None)

@@ -505,13 +505,13 @@ def test_info_is_one_table_for_both_and_knows_the_session(lua: Callable[[str], L
       smq = require"smq.hub".create{
         authenticate = function(credentials, info) seen = info return 0 end,
         onconnect = function(etid, info, peer)
-          local user = info.session and info.session.user
+          local user = info.session and info.session.who
           record(info == seen, info.sock == peer.sock, user, info.uname, info.url, info.data.b)
         end,
       }
       ba.session(1)
     """)
-    site.server.write("", {"login.lsp": "<?lsp request:session(true).user = 'ada' ?>"})
+    site.server.write("", {"login.lsp": "<?lsp request:session(true).who = 'ada' ?>"})
     cookie = site.server.ask("/login.lsp").headers["Set-Cookie"].partition(";")[0]
     for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", False)):
         site.devices.append(Device(("127.0.0.1", site.server.port), RAW))

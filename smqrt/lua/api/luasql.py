@@ -7,7 +7,7 @@ import itertools
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -104,11 +104,11 @@ class SqlBinding:
 
     Args:
         home: the folder where relative paths begin.
-        scopes: what belongs to applications, by their numbers.
+        scope_of: see `Services.scope_of`.
     """
 
-    def __init__(self, home: Callable[[], str], scopes: Mapping[int, app_folder.AppScope]) -> None:
-        self._home, self._scopes = home, scopes
+    def __init__(self, home: Callable[[], str], scope_of: Callable[[int | None], app_folder.AppScope | None]) -> None:
+        self._home, self._scope_of = home, scope_of
         self._threads = Threads(THREADS, THREADS_PER_APPLICATION)
         self._deadlines = Deadlines()
         self._opened = Recent()
@@ -121,9 +121,9 @@ class SqlBinding:
     def connect(self, path: bytes, mode: bytes, application: int | None) -> Deferred[LuaValues] | LuaValues:
         """The handle of a new connection.
 
-        application: the number of the one whose code is running, when that isn't known here.
+        application: see `Services.scope_of`.
         """
-        scope = app_folder.current_app.get() or self._scopes.get(application or 0)
+        scope = self._scope_of(application)
         group: Hashable = scope or _NO_APPLICATION
         mine = self._of_group[group]
         if len(mine) >= MAX_CONNECTIONS and sum(not one.is_closed for one in mine) >= MAX_CONNECTIONS:
@@ -184,10 +184,6 @@ class SqlBinding:
         return _Answer(self._threads.submit(_NO_APPLICATION, os.path.isfile, self._full(path)), _one)
 
     # ---- direct
-
-    def knows_application(self) -> bool:
-        """Whether the running application is known on this side, as in pages and `.preload`."""
-        return app_folder.current_app.get() is not None
 
     def set_busy_timeout(self, handle: int, milliseconds: float) -> bool:
         self._of(handle).busy_timeout_s = milliseconds / 1000
@@ -281,7 +277,7 @@ def install(vm: Vm, services: Services) -> None:
         io = services.ios.get("home")
         return io.realpath() if io else os.getcwd()
 
-    binding = SqlBinding(home, services.scopes)
-    functions = methods(binding, "knows_application set_busy_timeout drop drop_cursor")
+    binding = SqlBinding(home, services.scope_of)
+    functions = methods(binding, "set_busy_timeout drop drop_cursor")
     functions |= {"quote": quoted, "version": lambda: sqlite3.sqlite_version.encode()}
     vm.namespace("luasql", functions, parking=methods(binding, _PARKING))

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import stat
 
-from smqrt.app_folder import close_with_app
 from smqrt.lua.api.files import FilesBinding
 from smqrt.lua.api.open_files import with_words
 from smqrt.lua.bridge import LuaResult, fail, from_utf8
+from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net import workers
 
@@ -26,11 +26,13 @@ def check(path: bytes) -> LuaResult:
     return True if stat.S_ISFIFO(status.st_mode) else fail("invalidname")
 
 
-def install(vm: Vm, files: FilesBinding) -> None:
+def install(vm: Vm, services: Services, files: FilesBinding) -> None:
     """Give Lua `ba.pipe`. What it opens is closed when its application ends."""
     blocking = {"make": with_words(make), "check": with_words(check)}
 
-    def end_with_app(number: int) -> None:
-        close_with_app(files.file(number))
+    def end_with_app(number: int, application: int | None) -> None:
+        scope = services.scope_of(application)
+        if scope is not None:
+            scope.add(files.file(number))
 
     vm.namespace("ba.pipes", {"end_with_app": end_with_app}, blocking)

@@ -10,7 +10,7 @@ from time import monotonic
 
 from gevent import sleep
 
-from smqrt.app_folder import AppScope, close_with_app, current_app
+from smqrt.app_folder import AppScope
 from smqrt.lua.bridge import LuaResult, fail, from_utf8, methods, with_words
 from smqrt.lua.services import Services
 from smqrt.lua.table_codec import load
@@ -18,7 +18,7 @@ from smqrt.lua.vm import Vm
 from smqrt.net.pty import HANG_UP_S, KILL_S, Command, Pty, PtyRead
 
 MAX_PER_APP = 32
-"""Children of one application; those begun outside of pages and `.preload` count as of one."""
+"""Children of one application."""
 MAX_IN_ALL = 128
 _POLL_S = 0.02
 
@@ -28,10 +28,11 @@ class ProcessBinding:
 
     Args:
         vm: runs the callbacks.
+        services: know the applications.
     """
 
-    def __init__(self, vm: Vm) -> None:
-        self._vm = vm
+    def __init__(self, vm: Vm, services: Services) -> None:
+        self._vm, self._scope_of = vm, services.scope_of
         self._next = count(1).__next__
         self._ptys: dict[int, Pty] = {}
         self._alive: dict[Pty, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
@@ -42,16 +43,17 @@ class ProcessBinding:
         """The Lua function that calls the callback of the child with a number."""
         self._callback_ref = callback_ref
 
-    def fork(self, words: bytes, options: bytes, is_async: bool) -> LuaResult:
-        """Start a child: its number. words, options: tables as bytes."""
-        owner = current_app.get()
+    def fork(self, words: bytes, options: bytes, is_async: bool, application: int | None) -> LuaResult:
+        """Start a child: its number. words, options: tables as bytes. application: see `Services.scope_of`."""
+        owner = self._scope_of(application)
         if not self._may_have_one_more(owner):
             return fail("mem", f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all")
         pty = Pty(_command(words, options, is_async))
         number = self._next()
         self._ptys[number] = pty
         self._alive[pty] = owner
-        close_with_app(pty)
+        if owner is not None:
+            owner.add(pty)
         if is_async:
             pty.on_output = lambda: self._advance(number)
         return number
@@ -154,7 +156,7 @@ def _command(words: bytes, options: bytes, apart: bool) -> Command:
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `ba.forkpty`."""
-    binding = services.processes = ProcessBinding(vm)
+    binding = services.processes = ProcessBinding(vm, services)
     direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_words)
     blocking = methods(binding, "fork write close_and_wait terminate", with_words)
     vm.namespace("ba.forkpty", direct, blocking, parking={"read": binding.read})

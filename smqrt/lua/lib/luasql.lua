@@ -302,7 +302,7 @@ local function mode_of(options)
 end
 
 local function connect(path, mode)
-  return py.connect(path, mode, not py.knows_application() and core.apps and core.apps.running() or nil)
+  return py.connect(path, mode, core.application())
 end
 
 local LIMIT_REACHED <const> = "LIMIT"

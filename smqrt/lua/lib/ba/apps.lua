@@ -101,9 +101,10 @@ local function number_of_function(f)
   end
 end
 
---- The number of the application whose code is running, found by the environments of its functions: also in timers, threads and
--- cosockets, where Python does not know it. nil when there is none.
-function core.apps.running()
+--- The number of the application whose code is running, where Python does not know it: in timers, threads and cosockets. It is found
+-- by the environments of the functions that run. nil when there is none. For `Services.scope_of`.
+function core.application()
+  if py.knows_application() then return nil end
   for level = 2, 100 do
     local info = getinfo(level, "Sf")
     if not info then return nil end

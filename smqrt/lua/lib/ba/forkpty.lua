@@ -70,7 +70,7 @@ end
 
 local function fork(op, ...)
   local f = arg.optional(arg["function"], op.async, nil, "async", "forkpty")
-  local number, message, detail = py.fork(dump(words_of(...)), dump(options_of(op)), f ~= nil)
+  local number, message, detail = py.fork(dump(words_of(...)), dump(options_of(op)), f ~= nil, core.application())
   if not number then return nil, message, detail end
   local self = setmetatable({number = number, callback = f}, class)
   if f then

@@ -36,6 +36,6 @@ function ba.pipe.open(path, mode)
   local is_pipe, word = py.check(full)
   if not is_pipe then return nil, word end
   local file, fault = io:open(path, mode)
-  if file then py.end_with_app(file.handle) end
+  if file then py.end_with_app(file.handle, core.application()) end
   return file, fault
 end

@@ -37,4 +37,6 @@ function dofile(name)
   return chunk()
 end
 
+function core.application() return nil end -- until lib/ba/apps.lua knows of applications
+
 ba = {} -- the namespace of the application server, filled by the parts in lib/ba
