@@ -213,9 +213,8 @@ class _Decoder(_Counted):
         if which == "template_value":
             return self._template(message.template_value, depth + 1)
         if which == "bytes_value" and kind.endswith("Array"):
-            items = _items(kind, message.bytes_value)
-            self._take(len(items), depth)
-            return items
+            self._take(_count_items(kind, message.bytes_value), depth)
+            return _items(kind, message.bytes_value)
         return _read(message, which, kind)
 
     def _properties(self, message: Any, depth: int) -> Fields:
@@ -234,6 +233,7 @@ class _Decoder(_Counted):
         return found
 
     def _data_set(self, message: Any, depth: int) -> Fields:
+        self._take(len(message.columns) + len(message.types), depth)
         kinds = [_name(kind) for kind in message.types]
         rows = []
         for row in message.rows:
@@ -347,14 +347,23 @@ def _array(kind: str, items: Sequence[Any], where: str) -> bytes:
         raise ArgumentError(f"{where}: an item does not fit into {kind}") from None
 
 
+def _count_items(kind: str, data: bytes) -> int:
+    """How many items an array has: a bit may be one, so it is counted before it is unpacked."""
+    if kind == "StringArray":
+        return data.count(b"\0")
+    if kind == "BooleanArray":
+        return min(int.from_bytes(data[:4], "little"), 8 * max(len(data) - 4, 0))
+    return len(data) // struct.calcsize(f"<{_ARRAYS[kind]}")
+
+
 def _items(kind: str, data: bytes) -> list[Any]:
     if kind == "StringArray":
         return [text.decode("utf-8", "replace") for text in data.split(b"\0")[:-1]]
+    count = _count_items(kind, data)
     if kind == "BooleanArray":
-        count = min(int.from_bytes(data[:4], "little"), 8 * max(len(data) - 4, 0))
         return [bool(data[4 + at // 8] >> 7 - at % 8 & 1) for at in range(count)]
-    size = struct.calcsize(f"<{_ARRAYS[kind]}")
-    return list(struct.unpack(f"<{len(data) // size}{_ARRAYS[kind]}", data[: len(data) // size * size]))
+    code = f"<{count}{_ARRAYS[kind]}"
+    return list(struct.unpack(code, data[: struct.calcsize(code)]))
 
 
 def _dict(value: Any, where: str) -> Mapping[str, Any]:

@@ -172,10 +172,15 @@ def test_documents_are_limited_and_do_not_hold_the_loop(vm: Vm, services: Servic
     assert b"raise json_values" in message
     members = services.json_values // 4 + 1
     message = vm.eval(
-        "return select(4, cbor.pdecode(...))", "=test", b"\xba" + members.to_bytes(4) + b"\x01\x01" * members
+        "return select(4, cbor.pdecode(...))", "=test", b"\xba" + members.to_bytes(4) + b"\xf4\x01" * members
     )[0]
     assert isinstance(message, bytes)
     assert b"members" in message
+    scattered = b"".join(b"\x1b" + (32767 * at).to_bytes(8) + b"\x01" for at in range(1, 25001))
+    message = vm.eval("return select(4, cbor.pdecode(...))", "=test", b"\xba" + (25000).to_bytes(4) + scattered)[0]
+    assert b"numbers as keys, in no order" in (message or b"")  # type: ignore[operator]
+    dense = b"".join(b"\x1a" + at.to_bytes(4) + b"\x01" for at in range(5000))
+    assert vm.eval("return cbor.decode(...)[4999]", "=test", b"\xba" + (5000).to_bytes(4) + dense) == (1,)
     turns = gevent.spawn(_count_turns)
     vm.eval("local list = {} for at = 1, 50000 do list[at] = at end assert(#cbor.decode(cbor.encode(list)) == 50000)")
     turns.kill()

@@ -98,6 +98,7 @@ def test_callbacks_may_fail_block_reset_and_destroy(vm: Vm) -> None:
         ("<a>", "the document is not complete"),
         ('<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>', "entities can't be declared here: line 1, column 24"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><a>&x;</a>', "entities can't be declared here"),
+        ('<!DOCTYPE a [<!ATTLIST b c CDATA "x">]><a><b/></a>', "attributes can't be declared here"),
         ('<!DOCTYPE a SYSTEM "http://127.0.0.1:1/x.dtd"><a>&x;</a>', None),
         ("<a>\xff</a>", "not well-formed (invalid token): line 1, column 3"),
     ],
@@ -116,12 +117,21 @@ def test_what_is_no_document(vm: Vm, text: str, fault: str | None) -> None:
     [
         ("('<a>'):rep(201)", "elements are nested more than 200 deep"),
         ("'<a ' .. ('x'):rep(300000)", "a tag or comment has more than 262144 bytes"),
+        ("'<' .. ('x'):rep(1001) .. '/>'", "a name with its namespace has more than 1000 characters"),
+        ("'<a ' .. ('x'):rep(1001) .. '=\"\"/>'", "a name with its namespace has more than 1000 characters"),
         ("'<a>' .. (' '):rep(17 * 1024 * 1024)", "the document has more than 16777216 bytes"),
         ("'<a>' .. ('<b/>'):rep(100001)", "the document has more than 100000 elements and texts"),
     ],
 )
 def test_bounds(vm: Vm, text: str, fault: str) -> None:
     assert str(run(vm, f"return select(2, xml2table.parse({text}))")[0]).startswith(fault)
+
+
+def test_a_long_namespace_does_not_come_with_every_element(vm: Vm) -> None:
+    source = """
+    local parser = xparser.create({}, nil, "namespaces")
+    return select(2, parser:parse('<a xmlns="' .. ("u"):rep(200000) .. '">' .. ("<b/>"):rep(2000)))"""
+    assert str(run(vm, source)[0]).startswith("a name with its namespace has more than 1000 characters")
 
 
 def test_too_many_attributes(vm: Vm) -> None:

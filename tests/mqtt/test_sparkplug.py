@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Any
 
 import pytest
 
 from smqrt.errors import ArgumentError
 from smqrt.mqtt.sparkplug import MAX_BYTES, decode, encode
-from smqrt.mqtt.sparkplug_schema import TYPES
+from smqrt.mqtt.sparkplug_schema import TYPES, payload_class
 
 
 def metric(kind: str | None, value: Any, **more: Any) -> dict[str, Any]:
@@ -133,6 +134,22 @@ def nested(depth: int) -> dict[str, Any]:
 def test_what_is_no_payload_or_too_large(data: bytes, sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         decode(data)
+
+
+def test_a_bit_may_be_a_value() -> None:
+    """An array is counted before it is unpacked: 250 KB are two million booleans."""
+    message = payload_class()()
+    one = message.metrics.add()
+    one.datatype, one.bytes_value = TYPES.index("BooleanArray"), b"\xff" * 250_000
+    data, begin_s = message.SerializeToString(), thread_time()
+    with pytest.raises(ArgumentError, match="at most 10000 values"):
+        decode(data)
+    assert thread_time() - begin_s < 0.05
+    one.Clear()
+    one.datatype = TYPES.index("DataSet")
+    one.dataset_value.types.extend([1] * 10_001)
+    with pytest.raises(ArgumentError, match="at most 10000 values"):
+        decode(message.SerializeToString())
 
 
 def test_depth_is_bounded() -> None:

@@ -1,7 +1,7 @@
 """XML for Lua: `require "xparser"`, on expat with the rules of defusedxml (spec: bas-api §13).
 
-No entities are declared and none are fetched, so that nothing in a document is larger than the document itself. What
-a chunk holds goes to Lua as one text of packed events, in their order:
+No entities or attributes are declared and none are fetched, and names are short, so that nothing in a document is much
+larger than the document itself. What a chunk holds goes to Lua as one text of packed events, in their order:
 
     "S" name, count of attributes, name and value of each    "E" name    "T" text
     "C" comment                                              "P" target, data
@@ -23,6 +23,7 @@ DOCUMENT_BYTES = 16 << 20
 TOKEN_BYTES = 256 << 10  # a tag with its attributes, a comment; expat looks at it anew with every chunk
 MAX_DEPTH = 200
 MAX_ATTRIBUTES = 1000
+MAX_NAME = 1000  # characters, with the URI of a namespace, which each element repeats
 SLICE_BYTES = 8 << 10  # 2,000 empty elements: some milliseconds
 _TEXT_BYTES = 32 << 10  # text comes in pieces of this size
 
@@ -49,6 +50,7 @@ class XmlParser:
         parser.CharacterDataHandler, parser.CommentHandler = self._text, self._comment
         parser.ProcessingInstructionHandler = self._instruction
         parser.EntityDeclHandler = parser.UnparsedEntityDeclHandler = self._refuse_entity
+        parser.AttlistDeclHandler = self._refuse_attribute
         parser.ExternalEntityRefHandler = self._refuse_reference
         self._parser = parser
         self._parts: list[bytes] = []
@@ -81,6 +83,8 @@ class XmlParser:
             raise XmlError(f"elements are nested more than {MAX_DEPTH} deep")
         if len(attributes) > 2 * MAX_ATTRIBUTES:
             raise XmlError(f"an element has more than {MAX_ATTRIBUTES} attributes")
+        if len(name) > MAX_NAME or any(len(each) > MAX_NAME for each in attributes[::2]):
+            raise XmlError(f"a name with its namespace has more than {MAX_NAME} characters")
         self._put(b"S", name)
         self._parts.append(pack(">I", len(attributes) // 2))
         for text in attributes:
@@ -103,6 +107,9 @@ class XmlParser:
 
     def _refuse_entity(self, *_declaration: object) -> NoReturn:
         raise XmlError("entities can't be declared here")
+
+    def _refuse_attribute(self, *_declaration: object) -> NoReturn:
+        raise XmlError("attributes can't be declared here")  # one with a default value comes with every element
 
     def _refuse_reference(self, *_reference: object) -> NoReturn:
         raise XmlError("external entities are not read")

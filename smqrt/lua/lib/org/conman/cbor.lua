@@ -13,6 +13,7 @@ local MAX_DEPTH <const> = 200
 local MAX_ENCODED_DEPTH <const> = 100 -- each level is a pcall, of which Lua takes 200
 local MAX_VALUES <const> = core.json_values -- of a document, for the same reasons as with JSON
 local MAX_MEMBERS <const> = math.max(MAX_VALUES // 4, 1)
+local MAX_SCATTERED <const> = 4096 -- keys of a map that are numbers out of their order: Lua's hash of numbers is known to all
 local VALUES_A_TURN <const> = 4096 -- a few ms
 
 local cbor = {TYPE = {}, TAG = {}, SIMPLE = {}}
@@ -356,12 +357,16 @@ end
 
 TYPE[0xA0] = function(packet, position, _, size, conv, ref)
   if size and (size < 0 or size > (#packet - position + 1) // 2) then fail(position, "more data is needed") end
-  local value, at = new_table(ref, position), 0
+  local value, at, scattered = new_table(ref, position), 0, 0
   while size and at < size or not size and byte(packet, position) ~= 0xFF do
     at = at + 1
     check_members(at, position)
     local key, behind = decode(packet, position, conv, ref, true)
     if key == nil or key ~= key then fail(position, "a key of a map that can't be one") end
+    if rawtype(key) == "number" and key ~= at and key ~= at - 1 then
+      scattered = scattered + 1
+      if scattered > MAX_SCATTERED then fail(position, "a map with more than " .. MAX_SCATTERED .. " numbers as keys, in no order") end
+    end
     value[key], position = decode(packet, behind, conv, ref)
   end
   leave(ref)
