@@ -35,6 +35,10 @@ class _OwnGuard(Guard):
         """See `Guard.stops`."""
         return self._as_own(request, super().stops, request, relpath)
 
+    def allows_also(self, request: Request, method: str, path: str) -> bool:
+        """See `Guard.allows_also`."""
+        return self._as_own(request, super().allows_also, request, method, path)
+
 
 class ApplicationDirectory(ResourceReader):
     """The directory of an application: what it serves runs as the application's own code.

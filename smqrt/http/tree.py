@@ -28,6 +28,7 @@ MAX_NESTING = 10  # forwards and includes of one request, each (spec: bas-api §
 PUBLIC = "public/"
 """What needs no login in a directory that reads files (spec: bas-api §5)."""
 _SLASHES = re.compile("/{2,}")
+_DOTS = frozenset((".", ".."))
 _INDEX = ("index.html", "index.htm", "index.lsp")
 
 
@@ -306,7 +307,8 @@ class Root(Branch):
     def _hide(self, request: Request, path: str) -> None:
         """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4). File servers have rules
         of their own."""
-        door = self._open_door(self._children, path)
+        is_plain = not _DOTS.intersection(path.split("/"))  # or an authorizer would not know "./a" for "a"
+        door = self._open_door(self._children, path) if is_plain else None
         if door is not None:
             if not door.lets_in(request):
                 request.response.error(404)

@@ -160,8 +160,8 @@ def test_locks(dav: Client) -> None:
     for method, headers in (("PUT", {}), ("DELETE", {}), ("MOVE", {"Destination": "/fs/x"}), ("PROPPATCH", {})):
         body = b"<D:propertyupdate xmlns:D='DAV:'/>" if method == "PROPPATCH" else None
         assert dav(method, "/fs/a.txt", body, **headers).status == 423, method
-    for other in ("/fs/./a.txt", "/fs//a.txt", "/fs/sub/../a.txt", "/fs/%61.txt"):
-        assert dav("PUT", other, b"x").status == 423, other
+    for other, status in (("/fs/./a.txt", 404), ("/fs//a.txt", 423), ("/fs/sub/../a.txt", 404), ("/fs/%61.txt", 423)):
+        assert dav("PUT", other, b"x").status == status, other
     assert dav("COPY", "/fs/sub/b.txt", Destination="/fs/a.txt").status == 423
     assert dav("PUT", "/fs/a.txt", b"mine", If=f"({token})").status == 204
     assert dav("LOCK", "/fs/a.txt", LOCK % b"shared").status == 423
@@ -580,3 +580,44 @@ def test_properties_of_clients(bench: Bench, folder: Path) -> None:
     second.unlink()
     bench.root.insert(DavDirectory("fs", io=DiskIo(folder)))
     assert "403 Forbidden" in change("/fs/a.txt", "<x:a>1</x:a>")
+
+
+def test_an_acl_is_not_gone_around(bench: Bench, folder: Path) -> None:
+    """By the URL of a session, by another spelling, by a Destination."""
+    directory = WfsDirectory("fs", io=DiskIo(folder), lockdir=".LOCK")
+    users = UserTable({"ann": {"pwd": "secret", "roles": ["user"]}})
+    rules = {"all": {"urls": ["/*"], "roles": ["user"]}, "sub": {"urls": ["/sub/*", "/a.txt"], "roles": ["admin"]}}
+    directory.setauth(Authenticator(users, "basic"), Acl(users, rules))
+    bench.root.insert(directory)
+    (folder / "free.txt").write_text("free")
+    session_id = bench.server.logins.sessions.create("127.0.0.1").id
+    dav, ann = Client(bench, folder), {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
+    for base in ("/fs/", f"/fs/{session_id}/"):
+        assert dav("GET", base + "free.txt", **ann).status == 200
+        spellings = ("sub//b.txt", "%73ub/b.txt", "/sub/b.txt", "./sub/b.txt", "x/../sub/b.txt", "a.txt/", "./a.txt")
+        for name in ("a.txt", "sub/b.txt", "sub/", *spellings):
+            for method in ("GET", "PROPFIND", "DELETE", "PUT", "PROPPATCH"):
+                assert dav(method, base + name, **ann).status in (403, 404, 409), (base, name, method)
+        for name in ("sub/b.txt", "sub/new.txt", "sub//new.txt", "a.txt", "sub"):
+            for method in ("COPY", "MOVE"):
+                answer = dav(method, base + "free.txt", Destination=base + name, **ann)
+                assert answer.status == 403, (base, name, method)
+    assert (folder / "sub/b.txt").read_text() == "beta"
+    assert dav("MOVE", "/fs/free.txt", Destination="/fs/other.txt", **ann).status == 201
+
+
+def test_an_acl_around_a_file_server_is_not_gone_around(bench: Bench, folder: Path) -> None:
+    users = UserTable({"ann": {"pwd": "secret", "roles": ["user"]}})
+    rules = {"all": {"urls": ["/*"], "roles": ["user"]}, "sub": {"urls": ["/fs/sub/*"], "roles": ["admin"]}}
+    outer = Directory("app")
+    outer.setauth(Authenticator(users, "basic"), Acl(users, rules))
+    outer.insert(DavDirectory("fs", io=DiskIo(folder)))
+    bench.root.insert(outer)
+    session_id = bench.server.logins.sessions.create("127.0.0.1").id
+    dav, ann = Client(bench, folder), {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
+    for base in ("/app/fs/", f"/app/fs/{session_id}/"):
+        assert dav("GET", base + "a.txt", **ann).status == 200
+        for name in ("sub/b.txt", "sub/.b", "./sub/b.txt", "sub"):
+            assert dav("PROPFIND", base + name, **ann).status in (403, 404), (base, name)
+            assert dav("COPY", base + "a.txt", Destination=base + name, **ann).status in (403, 404), (base, name)
+    assert (folder / "sub/b.txt").read_text() == "beta"

@@ -86,6 +86,8 @@ class DavDirectory(Directory):
 
     def _own(self, request: Request, relpath: str) -> bool:
         base, rest = self._without_session(request, relpath)
+        if rest != relpath and not self._allows_also(request, request.method, rest):
+            raise HttpError(403)  # the guards around it were told of the session, and not of the file
         if super()._own(request, rest):
             return True
         return self._serve(Asked(request, base, canonical(rest), rest.endswith("/") or not rest))
@@ -132,6 +134,10 @@ class DavDirectory(Directory):
         while isinstance(around[-1], Directory) and around[-1].parent is not None:
             around.append(around[-1].parent)
         return any(guard.directory in around for guard in passed(request))
+
+    def _allows_also(self, request: Request, method: str, name: str) -> bool:
+        """Whether the guards that have let a request in allow that it does something with another file."""
+        return all(guard.allows_also(request, method, self.baseuri() + name) for guard in passed(request))
 
     # Reading
 
@@ -183,6 +189,7 @@ class DavDirectory(Directory):
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
             environ["smqrt.path"] = "/" + asked.name + ("/" if asked.is_folder and asked.name else "")
+            environ["smqrt.allows"] = lambda method, name: self._allows_also(request, method, name)
             return engine(share, bases, _user(request), environ, start)
 
         try:

@@ -257,6 +257,8 @@ class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
     def create_empty_resource(self, name: str) -> _File:
         """A file for LOCK; PUT makes its own when all of it has come."""
         path = _joined(self.own_name, unescaped(name))
+        if self.environ["smqrt.path"].endswith("/"):
+            raise DAVError(409, "the name of a file does not end in a slash")
         if not self.share.shows(path):
             raise DAVError(403, "that name is not for clients")
         self.provider.forget_properties(path)
@@ -379,6 +381,8 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
         name = destination(environ.get("HTTP_DESTINATION", ""), hosts, bases)
         if not name:
             raise HttpError(403, "the destination is the file server itself")
+        if not environ["smqrt.allows"]("PUT", name):
+            raise HttpError(403)
         environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))
     if method in _WITH_XML:
         body = environ["smqrt.xml"] = environ["wsgi.input"].read(bodies.MAX_XML_BYTES + 1)

@@ -95,6 +95,8 @@ class Acl:
     def _fits(self, pattern: str, path: str) -> bool:
         if not self.is_case_sensitive:
             pattern, path = pattern.lower(), path.lower()
+        if pattern.endswith("/*") and path == pattern[:-2]:
+            return True  # who may not touch what is in a folder may not delete it either
         return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
 
 

@@ -9,6 +9,7 @@ from smqrt.http.logins.authorizer import Authorizer
 from smqrt.http.logins.users import Answered
 
 if TYPE_CHECKING:
+    from smqrt.http.logins.registry import Login
     from smqrt.http.message import Request
     from smqrt.http.tree import Directory
 
@@ -18,7 +19,11 @@ _PASSED = "guards"  # in Request.env
 
 def passed(request: Request) -> list[Guard]:
     """Give the guards that have let a request in so far."""
-    found: list[Guard] = request.env.get(_PASSED, [])
+    return list(_logins(request))
+
+
+def _logins(request: Request) -> dict[Guard, Login]:
+    found: dict[Guard, Login] = request.env.setdefault(_PASSED, {})
     return found
 
 
@@ -50,10 +55,26 @@ class Guard:
         if not login.needs_credentials and not request.response.committed:
             request.response.headers.set("Cache-Control", "private")  # what a cookie opens is for nobody else
         try:
-            if self.authorizer is None or self.authorizer.allows(request, login, request.method, relpath):
-                request.env.setdefault(_PASSED, []).append(self)
+            if self._allows(request, login, request.method, relpath):
+                _logins(request)[self] = login
                 return False
         except Answered:
             return True
         self.directory.refuse(request)
         return True
+
+    def allows_also(self, request: Request, method: str, path: str) -> bool:
+        """Whether a request that it has let in may be about another path as well. May block.
+
+        Args:
+            method: what it does there.
+            path: from the root of the server.
+        """
+        relpath = path.removeprefix(self.directory.baseuri())
+        try:
+            return self._allows(request, _logins(request)[self], method, relpath)
+        except Answered:
+            return False
+
+    def _allows(self, request: Request, login: Login, method: str, relpath: str) -> bool:
+        return self.authorizer is None or self.authorizer.allows(request, login, method, relpath)
