@@ -138,3 +138,13 @@ def test_require_adds_the_file_manager(server: AppServer) -> None:
         print(before, type(ba.create.wfs), made == ba.create.wfs, type(ba.create.dav))
     ?>""")
     assert answer.text.strip() == "nil\tfunction\ttrue\tfunction"
+
+
+def test_methods_of_directories_take_the_table_of_a_file_manager(server: AppServer) -> None:
+    answer = server.page("""<?lsp
+        require "wfs"
+        local wfs, child = ba.create.wfs("fs", app.io), ba.create.dir "child"
+        print(app.dir.name(wfs), app.dir.insert(wfs, child, true), app.dir.unlink(child), pcall(app.dir.name, {}))
+    ?>""")
+    wrong = "page.lsp:4: bad argument #1 to 'name' (directory expected, got table)"
+    assert answer.text.strip() == f"fs\ttrue\ttrue\tfalse\t{wrong}"

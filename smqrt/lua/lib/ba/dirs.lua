@@ -1,8 +1,8 @@
 -- Virtual directories and resource readers (spec: bas-api 4). The tree is Python's; here live the objects and their functions.
 local core, py = ...
 
-local error, getmetatable, math, pairs, rawget, setmetatable, tostring, type =
-  error, core.getmetatable, math, pairs, rawget, setmetatable, tostring, type
+local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, tostring, type =
+  error, core.getmetatable, ipairs, math, pairs, rawget, setmetatable, tostring, type
 
 local exchange = core.exchange
 local dir, reader = {}, {}
@@ -151,6 +151,20 @@ function reader:lspfilter(app)
 end
 
 function reader:getapp() return self.app end
+
+-- A method takes the table of a file manager too: `dir.insert(wfs, child)`.
+local function of_directory(name, method)
+  return function(self, ...)
+    if classes[getmetatable(self)] then return method(self, ...) end
+    return method(check_dir(self, 1, name), ...)
+  end
+end
+
+for _, methods in ipairs{dir, reader} do
+  for name, method in pairs(methods) do
+    if type(method) == "function" and name:sub(1, 2) ~= "__" then methods[name] = of_directory(name, method) end
+  end
+end
 
 core.dir = {
   handles = handles, methods = dir, check = check_dir, derive = derive, wrap = wrap,

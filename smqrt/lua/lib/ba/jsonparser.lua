@@ -1,6 +1,7 @@
 -- ba.json.parser: JSON documents that arrive in pieces (spec: bas-api §7).
 --
 -- Only the ends of documents are searched for as the pieces come, so a byte is looked at once however small they are.
+-- The first piece of a document is parsed as well: who sends what is no JSON hears of it at once, not when brackets close.
 local core = ...
 
 local arg, byte, concat, count, decode = core.arg, string.byte, table.concat, core.json_count, core.json_decode
@@ -10,6 +11,7 @@ local methods = {}
 local Parser = core.class("jsonparser", methods)
 
 local MAX_DOCUMENT_BYTES <const> = 16 << 20 -- whoever sends them must not fill the memory
+local LOOKED_AT_BYTES <const> = 16384       -- of the first piece of a document, at once
 local MAX_DOCUMENTS <const> = 100000        -- of a piece: so many results a call may give
 
 local function reset(parser)
@@ -79,6 +81,12 @@ local function documents_of(parser, text)
   end
 end
 
+local function can_begin(rest)
+  if #rest > LOOKED_AT_BYTES then return true end
+  local _, word = decode(rest, true)
+  return word ~= "parse"
+end
+
 --- parser:parse(piece [,all]): true as long as a document is not complete, then true and the value of each complete one.
 -- all: the values come in one table. Returns nil, "parse" for what is no JSON, and nil, "mem" when a document grows beyond
 -- MAX_DOCUMENT_BYTES or a table in it beyond what `decode` takes, or when a piece ends more than MAX_DOCUMENTS; the parser can be used again then.
@@ -89,7 +97,12 @@ function methods:parse(piece, all)
     reset(parser)
     return nil, rest
   end
-  if match(rest, "[^ \t\r\n]") or parser.pieces[1] then
+  local goes_on = parser.pieces[1]
+  if goes_on or match(rest, "[^ \t\r\n]") then
+    if not goes_on and not can_begin(rest) then
+      reset(parser)
+      return nil, "parse"
+    end
     parser.pieces[#parser.pieces + 1], parser.bytes = rest, parser.bytes + #rest
     if parser.bytes > MAX_DOCUMENT_BYTES then
       reset(parser)
