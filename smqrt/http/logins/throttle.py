@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from ipaddress import ip_address
 from math import ceil
 from typing import TypeVar
@@ -15,6 +16,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _MAX_KEPT = 8192  # addresses and names, some 200 bytes each; the one that was used least recently goes
+_MAX_NAME = 64  # characters; of a longer one a hash is kept
 _SITE_BITS = 64  # of an IPv6 address: one visitor has all below
 
 
@@ -61,13 +63,15 @@ class Throttle:
 
     def take(self, address: str, name: str) -> bool:
         """Take a guess; tell whether there was one."""
-        site = site_of(address)
+        site, name = site_of(address), _short(name)
         is_known = (site, name) in self._known
         if is_known and (site, name) not in self._counts:  # by far the most are so
             _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
             return True
-        of_name, of_site = self._count(site, name), self._count(site, None)
-        if of_name.left < 1 or (of_site.left < 1 and not is_known):
+        of_site = self._count(site, None)
+        # Nothing is kept of a name that an address may not try: else one could drive out the counts of all others.
+        of_name = self._count(site, name) if of_site.left >= 1 or is_known else None
+        if of_name is None or of_name.left < 1:
             self.refused.add(f"too many failed logins from {address}: further ones are refused for a while")
             return False
         of_name.left -= 1
@@ -78,12 +82,12 @@ class Throttle:
     def failed(self, address: str, name: str) -> None:
         """Note that an attempt failed."""
         site = site_of(address)
-        self._count(site, name)
+        self._count(site, _short(name))
         self._count(site, None).failures += 1
 
     def succeeded(self, address: str, name: str) -> None:
         """Give back what an attempt took, and forget the failures of that name."""
-        site = site_of(address)
+        site, name = site_of(address), _short(name)
         self._counts.pop((site, name), None)
         if (site, name) not in self._known:
             self._count(site, None).left += 1  # `_count` cuts it to what there may be
@@ -99,8 +103,10 @@ class Throttle:
 
     def wait_s(self, address: str, name: str) -> int:
         """Give the seconds after which an attempt will not be refused."""
-        site = site_of(address)
-        waits = [self._name.one_more_s * (1 - self._count(site, name).left)]
+        site, name = site_of(address), _short(name)
+        waits = [0.0]
+        if (site, name) in self._counts:
+            waits.append(self._name.one_more_s * (1 - self._count(site, name).left))
         if (site, name) not in self._known:
             waits.append(self._address.one_more_s * (1 - self._count(site, None).left))
         return max(1, ceil(max(waits)))
@@ -122,6 +128,10 @@ def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
     table.move_to_end(key)
     if len(table) > _MAX_KEPT:
         table.popitem(last=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else sha256(name.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def site_of(address: str) -> str:

@@ -77,6 +77,25 @@ def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     assert len(throttle._known) <= 10
 
 
+def test_who_may_guess_no_more_drives_nobody_out(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_MAX_KEPT", 20)
+    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    while throttle.take("1.1.1.1", "ann"):
+        pass
+    for at in range(100):
+        throttle.take("2.2.2.2", f"name{at}")
+        throttle.wait_s("2.2.2.2", f"name{at}")
+    assert not throttle.take("1.1.1.1", "ann")
+
+
+def test_long_names_take_no_room(clock: Clock):
+    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    assert [throttle.take("1.1.1.1", "x" * 3000) for _ in range(4)] == [True] * 3 + [False]
+    throttle.succeeded("1.1.1.1", "x" * 3000)
+    assert throttle.take("1.1.1.1", "x" * 3000)
+    assert all(len(name or "") <= 64 for _, name in [*throttle._counts, *throttle._known])
+
+
 def test_an_ipv6_network_is_one_visitor():
     assert site_of("1.2.3.4") == "1.2.3.4"
     assert site_of("2001:db8:1:2::1") == site_of("2001:db8:1:2:ffff::") != site_of("2001:db8:1:3::1")
