@@ -55,6 +55,21 @@ def test_what_a_session_knows(server: AppServer):
     ]
 
 
+def test_a_session_of_a_url_becomes_the_requests(server: AppServer):
+    source = """<?lsp
+      local id = request:data "id"
+      if not id then response:write(request:session(true):id(true)) return end
+      local found, rest = ba.session(request, id .. "/x/y")
+      print(found:id(), rest, request:session())
+      local ours = ba.session(request, id .. "/x/y", true)
+      print(ours == found, request:session() == found, ba.session(request, "x/y", true))
+      print(pcall(ba.session, request, "x", 1))
+    ?>"""
+    ours = server.page(source).text
+    wrong = "page.lsp:8: bad argument #3 to 'session' (boolean expected, got number)"
+    assert server.ask(f"/page.lsp?id={ours}").text == f"1\tx/y\tfalse\ntrue\ttrue\tnil\nfalse\t{wrong}\n"
+
+
 def test_terminate_calls_onterminate_and_the_object_is_dead(server: AppServer):
     source = """<?lsp
       local s = request:session(true)

@@ -39,6 +39,10 @@ class SessionsBinding:
         session = self.sessions.find(from_utf8(session_id))
         return None if session is None else session.number
 
+    def adopt(self, handle: int, number: int) -> None:
+        """Let this session be the request's. A login counts from its own address only, as with a cookie."""
+        self.sessions.adopt(self._exchanges.request(handle), self._of(number))
+
     def exists(self, number: int) -> bool:
         return self.sessions.by_number(number) is not None
 
@@ -93,7 +97,7 @@ class SessionsBinding:
         self._vm.start(self._ended, session.number)
 
 
-_DIRECT = "session by_id exists numbers id created accessed max_inactive peername uses hold terminate attach"
+_DIRECT = "session by_id adopt exists numbers id created accessed max_inactive peername uses hold terminate attach"
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:

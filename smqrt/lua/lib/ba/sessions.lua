@@ -51,9 +51,16 @@ local function by_url(path)
 end
 
 -- syntax: ba.session(number) -> session | nil
---         ba.session(request, relpath) -> session, rest of the path | nil      its first segment is the session's id
-function ba.session(first, path)
-  if core.getmetatable(first) == exchange.class then return by_url(core.arg.string(path, 2, "session")) end
+--         ba.session(request, relpath [, set]) -> session, rest of the path | nil      its first segment is the session's id
+-- set: it is the request's session from then on, as if its cookie had come.
+function ba.session(first, path, set)
+  if core.getmetatable(first) == exchange.class then
+    path, set = core.arg.string(path, 2, "session"), core.arg.optional(core.arg.boolean, set, false, 3, "session")
+    local session, rest = by_url(path)
+    if not session then return nil end
+    if set then py.adopt(exchange.handle_of(first), numbers[session]) end
+    return session, rest
+  end
   local number = core.arg.integer(first, 1, "session")
   if py.exists(number) then return wrap(number) end
 end
