@@ -16,7 +16,8 @@ from smqrt.http.resources import Stat
 from smqrt.http.status import HttpError
 
 MAX_NAMES = 64  # of properties that one request asks for
-_BATCH = 32  # entries that are sent together, 20 KB
+MAX_NAMES_CHARACTERS = 4096  # of them together: each entry repeats those it does not have
+_BATCH_CHARACTERS = 20 << 10  # of entries that are sent together: usually some 30, with many locks one
 _DAV = "{DAV:}"
 
 HEAD = b'<?xml version="1.0" encoding="utf-8"?>\n<D:multistatus xmlns:D="DAV:">'
@@ -104,6 +105,8 @@ class Properties:
         names = list(dict.fromkeys(child.tag for child in prop))
         if len(names) > MAX_NAMES:
             raise HttpError(400, f"more than {MAX_NAMES} properties at once")
+        if sum(map(len, names)) > MAX_NAMES_CHARACTERS:
+            raise HttpError(400, f"the names of the properties have more than {MAX_NAMES_CHARACTERS} characters")
         return names
 
     def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
@@ -127,12 +130,15 @@ def entries(properties: Properties, found: Iterable[tuple[str, Stat]], base: str
         base: the path of the share, with "/" at its end.
     """
     batch: list[str] = []
+    characters = 0
     for name, stat in found:
         url = href(base + name + ("/" if stat.isdir and name else ""))
         batch.append(properties.entry(url, name, stat))
-        if len(batch) == _BATCH:
+        characters += len(batch[-1])
+        if characters >= _BATCH_CHARACTERS:
             yield "".join(batch).encode()
             batch.clear()
+            characters = 0
     yield "".join(batch).encode()
 
 
