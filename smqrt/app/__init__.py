@@ -1,4 +1,4 @@
-"""What an application in Python works with.
+"""The names that an application in Python works with.
 
     from smqrt.app import app, dir, io
 

@@ -11,7 +11,7 @@ from smqrt.app.failure import describe
 from smqrt.app.modules import PRELOAD
 from smqrt.errors import ArgumentError
 from smqrt.http.files import StaticFile
-from smqrt.http.logins import Authenticator, Authorizer, Guard
+from smqrt.http.logins import Authenticator, Authorizer, LoginGuard
 from smqrt.http.message import Request
 from smqrt.http.resources import Io
 from smqrt.http.status import ClientGoneError, HttpError
@@ -19,7 +19,7 @@ from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
 
 
-class _OwnGuard(Guard):
+class _OwnGuard(LoginGuard):
     """A guard whose users, login pages and authorizers are an application's own code.
 
     Args:
@@ -27,12 +27,12 @@ class _OwnGuard(Guard):
         as_own: runs a function as that code.
     """
 
-    def __init__(self, guard: Guard, as_own: Callable[..., bool]) -> None:
+    def __init__(self, guard: LoginGuard, as_own: Callable[..., bool]) -> None:
         super().__init__(guard.authenticator, guard.authorizer, guard.directory)
         self._as_own = as_own
 
     def stops(self, request: Request, relpath: str) -> bool:
-        """See `Guard.stops`."""
+        """See `LoginGuard.stops`."""
         return self._as_own(request, super().stops, request, relpath)
 
     def allows_also(self, request: Request, method: str, path: str) -> bool:

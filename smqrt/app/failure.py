@@ -1,5 +1,5 @@
-"""What went wrong in an application's Python code, as its author wants to read it: file and line first, Python's
-traceback below, without the frames of the server around it."""
+"""Errors in an application's Python code, as its author wants to read them: file and line first, Python's traceback
+below, without the frames of the server around it."""
 
 from __future__ import annotations
 

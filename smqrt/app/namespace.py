@@ -1,4 +1,4 @@
-"""What an application in Python has defined: its variables, as a mapping and as attributes."""
+"""The variables of an application in Python, as a mapping and as attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which disks answer at once: what lies on a file system of this machine's kernel may be looked at by the loop itself,
+"""Disks that answer at once: what lies on a file system of this machine's kernel may be looked at by the loop itself,
 all other file systems (of a network, of a FUSE program) are for threads.
 """
 

@@ -1,4 +1,4 @@
-"""What a client sends as names and values: the parameters of a query or a form, cookies; looked up by name."""
+"""Names and values that a client sends: the parameters of a query or a form, cookies; looked up by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fields(dict[str, str]):
         return [value for key, value in self.pairs if key == name]
 
 
-class Query(str):
+class QueryText(str):
     """A query as it was sent, without the "?". An index that is a text, `in`, `get`, `getall`, `keys` and `items` are
     about its parameters.
     """

@@ -11,7 +11,7 @@ import re
 
 import httptools
 
-from smqrt.http.fields import Query
+from smqrt.http.fields import QueryText
 from smqrt.http.status import BadRequest
 
 MAX_FIELDS = 100  # browsers send about 15
@@ -29,7 +29,7 @@ _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
 _HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
 _SINGLE = ("host", *_FRAMING, *_HANDSHAKE)  # a second one changes what the message means
 _MAX_PORT = 65535
-NO_QUERY = Query()
+NO_QUERY = QueryText()
 _MAX_RECENT = 256
 _MAX_RECENT_BYTES = 1024  # of one head
 
@@ -59,7 +59,7 @@ class Head:
     method: str
     target: str
     path: str
-    query: Query
+    query: QueryText
     version: str
     host: str
     headers: list[tuple[str, str]]
@@ -128,7 +128,7 @@ class Head:
 
     def _split_target(self) -> None:
         path, mark, query = self.target.partition("?")
-        self.query = Query(query) if mark else NO_QUERY
+        self.query = QueryText(query) if mark else NO_QUERY
         self.path = decode_path(path) if "%" in path else path
         if path == "*" and self.method != "OPTIONS":
             raise BadRequest("the target * belongs to OPTIONS only")

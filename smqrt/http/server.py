@@ -52,7 +52,7 @@ class Dispatcher(Protocol):
         """Answer `request`; runs in a worker and may block."""
 
 
-class Observer(Protocol):
+class RequestObserver(Protocol):
     """What is told of requests; must not block."""
 
     def began(self, request: Request) -> None:
@@ -88,7 +88,7 @@ class HttpServer:
         self.limits = limits or HttpLimits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
-        self.observers: tuple[Observer, ...] = ()
+        self.observers: tuple[RequestObserver, ...] = ()
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(

@@ -13,7 +13,7 @@ from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.files import StaticFile, StaticFiles
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer
-from smqrt.http.logins.guard import Guard
+from smqrt.http.logins.guard import LoginGuard
 from smqrt.http.message import Request
 from smqrt.http.private import hidden
 from smqrt.http.resources import Io, Stat
@@ -56,7 +56,7 @@ class Door:
 
     directory: Directory
     relpath: str
-    guards: list[tuple[Guard, str]]
+    guards: list[tuple[LoginGuard, str]]
 
     def lets_in(self, request: Request) -> bool:
         """Have the directory answer, if all guards agree; tell whether anybody answered."""
@@ -95,7 +95,7 @@ class Branch:
                 return True
         return False
 
-    def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[Guard, str]]:
+    def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[LoginGuard, str]]:
         """Give the guards that a request for `relpath` meets, and what they are told of the path."""
         for child in tuple(children):
             if relpath.startswith(child.prefix):
@@ -131,7 +131,7 @@ class Directory(Branch):
         self.name = (name or "").strip("/")
         self.priority = priority
         self.func: Func | None = None
-        self.guard: Guard | None = None
+        self.guard: LoginGuard | None = None
         self.parent: Branch | None = None
         self.prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
@@ -154,13 +154,13 @@ class Directory(Branch):
             authenticator: asks for logins; None lets everybody in again.
             authorizer: says what they may do; None for everything.
         """
-        self.guard = None if authenticator is None else Guard(authenticator, authorizer, self)
+        self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
 
     def refuse(self, request: Request) -> None:
         """Answer a request that the authorizer has refused."""
         request.response.error(403)
 
-    def guards(self, relpath: str) -> Iterator[tuple[Guard, str]]:
+    def guards(self, relpath: str) -> Iterator[tuple[LoginGuard, str]]:
         """Give the guards that a request for the hidden name `relpath` meets."""
         if self.guard is not None:
             yield self.guard, relpath
@@ -243,7 +243,7 @@ class ResourceReader(Directory):
         """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
         child.link(self, self._prologues)
 
-    def guards(self, relpath: str) -> Iterator[tuple[Guard, str]]:
+    def guards(self, relpath: str) -> Iterator[tuple[LoginGuard, str]]:
         """See `Directory.guards`."""
         yield from self._guards(self._prologues, relpath)
         if not relpath.startswith(PUBLIC):

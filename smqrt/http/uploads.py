@@ -30,7 +30,7 @@ class UploadError(Exception):
         self.word, self.detail = word, detail
 
 
-class Watcher(Protocol):
+class UploadWatcher(Protocol):
     """Who is told of an upload; its functions may block."""
 
     def begin(self, name: str) -> bool:
@@ -48,7 +48,7 @@ def is_form(request: Request) -> bool:
     return boundary_of(request.get("content-type") or "") is not None
 
 
-def receive(request: Request, io: Io, name: str, watcher: Watcher) -> None:
+def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None:
     """Write the body of a request to a file: all of it, or the files of a form. Blocks the greenlet.
 
     Args:
@@ -82,7 +82,7 @@ def receive(request: Request, io: Io, name: str, watcher: Watcher) -> None:
         raise UploadError("timeout" if error.status == 408 else "mem", str(error)) from None
 
 
-def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: Watcher) -> None:
+def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: UploadWatcher) -> None:
     _check_name(name)
     if not watcher.begin(name):
         return
@@ -95,7 +95,7 @@ def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: Watcher) 
     watcher.end()
 
 
-def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher: Watcher) -> None:
+def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher: UploadWatcher) -> None:
     events = read_form(request.chunks(_RECEIVED_BYTES), boundary, request.hold)
     event = next(events, None)
     found = False

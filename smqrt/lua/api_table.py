@@ -1,5 +1,5 @@
-"""What of the Barracuda App Server's API is there: the rows of the manual's page lua-api, which a test holds to the
-truth, for programs."""
+"""The table of the Barracuda App Server's API for programs: the rows of the manual's page lua-api, which a test holds
+to the truth."""
 
 from __future__ import annotations
 

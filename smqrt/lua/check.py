@@ -1,4 +1,4 @@
-"""What an application for the Barracuda App Server calls that is absent here, found by reading its Lua and pages
+"""Calls of a Barracuda application that are absent here, found by reading its Lua and pages
 without running them. Which names there are says `api_table`."""
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class Database:
             return int(found[1])
         return 0
 
-    def execute_all(self, script: Script) -> None:
+    def execute_all(self, script: SqlScript) -> None:
         """Run several statements. When one finds the database locked, a second call goes on with that one."""
         while (statement := script.next_statement()) is not None:
             self._run(statement)[0].close()
@@ -335,7 +335,7 @@ class Database:
         return b"".join(parts)
 
 
-class Script:
+class SqlScript:
     """Several statements, of which some have been run.
 
     Attributes:
@@ -387,7 +387,7 @@ def _is_trigger(words: list[str]) -> bool:
 # ---- the side of the loop
 
 
-class Job(Deferred[Any]):
+class SqlJob(Deferred[Any]):
     """A call of a connection; rejected with a `SqlFailure`. Who cancels it ends its statement."""
 
     __slots__ = ("arguments", "attempts", "connection", "function", "give_up_s", "is_running")
@@ -425,8 +425,8 @@ class Connection:
     ) -> None:
         self.database = database
         self._threads, self._group, self._deadlines, self._on_closed = threads, group, deadlines, on_closed
-        self._jobs: deque[Job] = deque()
-        self._current: Job | None = None
+        self._jobs: deque[SqlJob] = deque()
+        self._current: SqlJob | None = None
         self._timer: Any = None
         self._closed: Deferred[None] | None = None
         self.deadline_s = NEVER
@@ -437,9 +437,9 @@ class Connection:
         """Whether somebody has closed it."""
         return self._closed is not None
 
-    def call(self, method: str, *arguments: object) -> Job:
+    def call(self, method: str, *arguments: object) -> SqlJob:
         """Have a thread call a method of the database."""
-        job = Job(self, getattr(self.database, method), arguments)
+        job = SqlJob(self, getattr(self.database, method), arguments)
         self._jobs.append(job)
         if self._current is None:
             self._next()
@@ -489,21 +489,21 @@ class Connection:
         """The statement has taken too long."""
         self.end_current()
 
-    def _post(self, job: Job) -> None:
+    def _post(self, job: SqlJob) -> None:
         if job.done:  # cancelled while it waited for a lock
             self._finished(job, None, None)
             return
         answer = self._threads.submit(self._group, self._in_thread, job)
         answer.then(lambda value, error: self._finished(job, value, error))
 
-    def _in_thread(self, job: Job) -> object:
+    def _in_thread(self, job: SqlJob) -> object:
         if job.done:  # cancelled before its turn
             return None
         if job.function != self.database.close:
             self.database.open()
         return job.function(*job.arguments)
 
-    def _finished(self, job: Job, value: object, error: BaseException | None) -> None:
+    def _finished(self, job: SqlJob, value: object, error: BaseException | None) -> None:
         if error is not None:
             error = failure_of(error)
             if self._will_wait(job, error):
@@ -519,7 +519,7 @@ class Connection:
         if self._current is None:  # who got the answer has not asked again
             self._next()
 
-    def _will_wait(self, job: Job, error: BaseException) -> bool:
+    def _will_wait(self, job: SqlJob, error: BaseException) -> bool:
         """Try again later what found the database locked, unless its time is over."""
         is_busy = isinstance(error, SqlFailure) and error.code == "BUSY"
         left_s = job.give_up_s - monotonic()
@@ -531,7 +531,7 @@ class Connection:
         self._timer.start(self._try_again, job)
         return True
 
-    def _try_again(self, job: Job) -> None:
+    def _try_again(self, job: SqlJob) -> None:
         self._timer.close()
         self._post(job)
 

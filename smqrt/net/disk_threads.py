@@ -32,7 +32,7 @@ _new_lock = monkey.get_original("_thread", "allocate_lock")
 _start_thread = monkey.get_original("_thread", "start_new_thread")
 
 
-class Job(TimedDeferred[Any]):
+class DiskJob(TimedDeferred[Any]):
     """A call in a thread: resolved with its value, rejected with its error or, when it takes too long, with
     `TimeoutError`.
 
@@ -88,14 +88,14 @@ class _Returns:
     """Where threads put jobs that are done, for one hub."""
 
     def __init__(self, hub: Hub) -> None:
-        self._done: deque[Job] = deque()
+        self._done: deque[DiskJob] = deque()
         self._share = share()
         loop: Any = hub.loop
         self._wake = loop.async_()
         self._wake.ref = False
         self._wake.start(self._work)
 
-    def put(self, job: Job) -> None:
+    def put(self, job: DiskJob) -> None:
         """From any thread."""
         self._done.append(job)
         self._wake.send()
@@ -133,11 +133,11 @@ class DiskThreads:
     def __init__(self, name: str) -> None:
         self.refusals = Refusals()
         self._name = name
-        self._jobs: SimpleQueue[tuple[Job, _Returns]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[DiskJob, _Returns]] = SimpleQueue()
         self._lock = _new_lock()
         self._threads = self._idle = self._waiting = 0
 
-    def submit(self, job: Job) -> Job:
+    def submit(self, job: DiskJob) -> DiskJob:
         """Have a thread do a job, which is returned."""
         with self._lock:
             is_full = self._waiting >= MAX_WAITING and not job.must_run
@@ -157,7 +157,7 @@ class DiskThreads:
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Give what a function gives that is called in a thread; blocks this greenlet. Raises what the function raises,
         TimeoutError when it takes too long."""
-        job = self.submit(Job(function, *args))
+        job = self.submit(DiskJob(function, *args))
         hub = get_hub()
         assert getcurrent() is not hub, "the Hub greenlet can't wait"
         waiter: Waiter[None] = Waiter(hub)

@@ -67,7 +67,7 @@ _FLAGS: Mapping[str, tuple[int, int]] = {
 
 
 @dataclass(frozen=True)
-class Command:
+class PtyCommand:
     """A command to run.
 
     Attributes:
@@ -193,7 +193,7 @@ class Pty:
         StreamError: "notfound", "noaccess" or "failed": it can't be run.
     """
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: PtyCommand) -> None:
         _check(command)
         self.status: int | None = None
         self.on_output: Callable[[], object] = lambda: None
@@ -210,7 +210,7 @@ class Pty:
         self._sources = [self._out, *([self._err] if self._err else [])]
         self._writable = Ready(self._master, WRITE)
 
-    def _launch(self, command: Command) -> None:
+    def _launch(self, command: PtyCommand) -> None:
         self._master, slave = os.openpty()
         self._errors, errors = os.pipe() if command.apart else (-1, slave)
         try:
@@ -399,7 +399,7 @@ class Pty:
             self._arrived()
 
 
-def _started(command: Command, terminal: int, errors: int) -> int:
+def _started(command: PtyCommand, terminal: int, errors: int) -> int:
     words = [command.words[0], command.name or command.words[0], *command.words[1:]]
     streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((terminal, terminal, errors))]
     return int(
@@ -415,7 +415,7 @@ def _started(command: Command, terminal: int, errors: int) -> int:
     )
 
 
-def _check(command: Command) -> None:
+def _check(command: PtyCommand) -> None:
     texts = [*command.words, command.name or "", *command.environment, *filter(None, command.environment.values())]
     if any("\0" in text for text in texts):
         raise ArgumentError("forkpty: a NUL character in an argument or a variable")

@@ -1,4 +1,4 @@
-"""What a child on a pseudo terminal begins as: takes the terminal that is its standard input as its own, then becomes
+"""The beginning of a child on a pseudo terminal: takes the terminal that is its standard input as its own, then becomes
 the command. Run by itself, without the package: `python -I -S pty_launcher.py COMMAND ARGV0 ARGV1 ...`.
 """
 

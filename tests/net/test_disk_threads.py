@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.http.disks import Disks, mount_of, read_mounts
 from smqrt.net import disk_threads
-from smqrt.net.disk_threads import DiskThreads, Job
+from smqrt.net.disk_threads import DiskJob, DiskThreads
 from tests.waiting import wait_until
 
 
@@ -30,7 +30,7 @@ def test_values_errors_and_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert [threads.call(pow, 2, number) for number in range(20)] == [2**number for number in range(20)]
     with pytest.raises(ZeroDivisionError):
         threads.call(divmod, 1, 0)
-    jobs = [threads.submit(Job(pow, 3, number)) for number in range(100)]
+    jobs = [threads.submit(DiskJob(pow, 3, number)) for number in range(100)]
     wait_until(lambda: all(job.done for job in jobs))
     assert [job.result() for job in jobs] == [3**number for number in range(100)]
     wait_until(lambda: threads._threads == 0)
@@ -44,10 +44,10 @@ def test_who_waits_too_long_is_told_and_what_must_run_runs(
     monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
     threads, done, after = DiskThreads("a disk"), [], []
     for _ in range(disk_threads.THREADS):
-        job = threads.submit(Job(gate.wait, 20))
+        job = threads.submit(DiskJob(gate.wait, 20))
         job.after = lambda: after.append("after")
-    nobody_waits = threads.submit(Job(done.append, "skipped"))
-    must = threads.submit(Job(done.append, "must run", must_run=True))
+    nobody_waits = threads.submit(DiskJob(done.append, "skipped"))
+    must = threads.submit(DiskJob(done.append, "must run", must_run=True))
     with pytest.raises(TimeoutError):
         threads.call(done.append, "late")
     assert nobody_waits.failed
@@ -59,12 +59,12 @@ def test_who_waits_too_long_is_told_and_what_must_run_runs(
 def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(disk_threads, "MAX_WAITING", disk_threads.THREADS)
     threads, other = DiskThreads("a disk"), DiskThreads("another")
-    hung = [threads.submit(Job(gate.wait, 20)) for _ in range(disk_threads.THREADS)]
+    hung = [threads.submit(DiskJob(gate.wait, 20)) for _ in range(disk_threads.THREADS)]
     wait_until(lambda: threads._waiting == 0)
     killed = gevent.spawn(threads.call, len, "")
     gevent.sleep(0)
     killed.kill()
-    waiting = [threads.submit(Job(len, "")) for _ in range(disk_threads.THREADS - 1)]
+    waiting = [threads.submit(DiskJob(len, "")) for _ in range(disk_threads.THREADS - 1)]
     with pytest.raises(TimeoutError):
         threads.call(len, "")
     assert threads.refusals.count == 1

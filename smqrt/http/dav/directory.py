@@ -10,7 +10,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import ArgumentError
 from smqrt.http.dav.names import canonical, href
-from smqrt.http.dav.share import Share
+from smqrt.http.dav.share import DavShare
 from smqrt.http.files import StaticFiles, content_type
 from smqrt.http.logins.guard import passed
 from smqrt.http.message import Request
@@ -124,7 +124,7 @@ class DavDirectory(Directory):
     def _view(self, request: Request) -> _View:
         owner = self._is_owner(request)
         if owner not in self._views:
-            share = Share(self.io, self._locking.folder if self._locking else None, owner)
+            share = DavShare(self.io, self._locking.folder if self._locking else None, owner)
             self._views[owner] = _View(share, StaticFiles(share.io))
         return self._views[owner]
 
@@ -157,7 +157,7 @@ class DavDirectory(Directory):
             raise HttpError(500, error.word) from None
         return stat is not None and stat.isdir and self._read_folder(asked, view.share, stat)
 
-    def _read_folder(self, asked: Asked, share: Share, stat: Stat) -> bool:
+    def _read_folder(self, asked: Asked, share: DavShare, stat: Stat) -> bool:
         """A folder is not for GET here: the search goes on."""
         return False
 
@@ -223,7 +223,7 @@ class Asked:
 class _View:
     """The files as one kind of client sees them."""
 
-    def __init__(self, share: Share, files: StaticFiles) -> None:
+    def __init__(self, share: DavShare, files: StaticFiles) -> None:
         self.share, self.files = share, files
 
 

@@ -21,7 +21,7 @@ from wsgidav.request_server import RequestServer
 from smqrt.http.dav import bodies, listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
-from smqrt.http.dav.share import Share, Upload
+from smqrt.http.dav.share import DavShare, DavUpload
 from smqrt.http.files import etag
 from smqrt.http.headers import parse_date
 from smqrt.http.resources import IoError, Stat
@@ -67,7 +67,7 @@ class Engine:
         self._locks, self._properties = locks, properties
 
     def __call__(
-        self, share: Share, bases: tuple[str, ...], user: str, environ: Environ, start: Start
+        self, share: DavShare, bases: tuple[str, ...], user: str, environ: Environ, start: Start
     ) -> Iterable[bytes]:
         """Answer one request as a WSGI application does.
 
@@ -97,7 +97,7 @@ class Engine:
             if silent.empty:
                 yield b""
         finally:
-            upload: Upload | None = environ.get("smqrt.upload")
+            upload: DavUpload | None = environ.get("smqrt.upload")
             if upload is not None:
                 upload.abort()
 
@@ -106,7 +106,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
     """A `Share` for WsgiDAV, for one request."""
 
     def __init__(
-        self, share: Share, bases: tuple[str, ...], locks: LockManager | None, properties: DeadProperties | None
+        self, share: DavShare, bases: tuple[str, ...], locks: LockManager | None, properties: DeadProperties | None
     ) -> None:
         super().__init__()
         self.share, self.bases, self.properties, self.verbose = share, bases, properties, 0
@@ -293,7 +293,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
 
     def begin_write(self, *, content_type: str | None = None) -> _Writer:
         """PUT begins."""
-        upload = self.environ["smqrt.upload"] = _done(lambda: Upload(self.share, self.own_name))
+        upload = self.environ["smqrt.upload"] = _done(lambda: DavUpload(self.share, self.own_name))
         return _Writer(upload)
 
     def end_write(self, *, with_errors: bool) -> None:
@@ -305,7 +305,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
 class _Writer:
     """What WsgiDAV writes an upload to."""
 
-    def __init__(self, upload: Upload) -> None:
+    def __init__(self, upload: DavUpload) -> None:
         self._upload = upload
 
     def write(self, data: bytes) -> None:
@@ -415,8 +415,8 @@ def _done(work: Callable[[], T]) -> T:
         raise DAVError(_STATUSES.get(error.word, 500), error.word) from None
 
 
-def _touch(share: Share, name: str) -> None:
-    with Upload(share, name) as upload:
+def _touch(share: DavShare, name: str) -> None:
+    with DavUpload(share, name) as upload:
         upload.finish()
 
 

@@ -1,4 +1,4 @@
-"""What a file server keeps over restarts: JSON in a folder of its io."""
+"""State of a file server that survives restarts: JSON in a folder of its io."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smqrt.http.resources import Io, IoError
 log = logging.getLogger("smqrt")
 
 
-class Kept:
+class SavedState:
     """Something that is kept in a file.
 
     Attributes:

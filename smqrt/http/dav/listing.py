@@ -1,4 +1,4 @@
-"""What PROPFIND answers (RFC 4918 §9.1), entry by entry: a folder may have many."""
+"""Answers to PROPFIND (RFC 4918 §9.1), entry by entry: a folder may have many."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from defusedxml import ElementTree
 from wsgidav.dav_error import DAVError
 from wsgidav.lock_man.lock_storage import LockStorageDict
 
-from smqrt.http.dav.kept import Kept
+from smqrt.http.dav.kept import SavedState
 from smqrt.http.dav.names import unescaped
 
 MAX_LOCK_S = 3600
@@ -18,7 +18,7 @@ MAX_LOCK_S = 3600
 _BUSY = 503
 
 
-class Locks(Kept, LockStorageDict):  # type: ignore[misc]
+class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
     """What WsgiDAV keeps its locks in.
 
     Args:
@@ -28,7 +28,7 @@ class Locks(Kept, LockStorageDict):  # type: ignore[misc]
     file = "locks.json"
 
     def __init__(self, max_locks: int) -> None:
-        Kept.__init__(self)
+        SavedState.__init__(self)
         LockStorageDict.__init__(self)
         self.open()
         self._max_locks = max_locks

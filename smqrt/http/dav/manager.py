@@ -8,7 +8,7 @@ from html import escape
 
 from smqrt.http.dav.directory import Asked, DavDirectory
 from smqrt.http.dav.names import href
-from smqrt.http.dav.share import Share
+from smqrt.http.dav.share import DavShare
 from smqrt.http.forms import parse_parameters
 from smqrt.http.headers import http_date
 from smqrt.http.message import Request
@@ -113,7 +113,7 @@ class WfsDirectory(DavDirectory):
         if self.session_s is not None:
             session.max_inactive_s = self.session_s
 
-    def _read_folder(self, asked: Asked, share: Share, stat: Stat) -> bool:
+    def _read_folder(self, asked: Asked, share: DavShare, stat: Stat) -> bool:
         response = asked.request.response
         if not asked.is_folder:
             response.redirect(asked.url)

@@ -3,14 +3,14 @@ locks."""
 
 from __future__ import annotations
 
-from smqrt.http.dav.kept import Kept
+from smqrt.http.dav.kept import SavedState
 
 MAX_PROPERTIES = 1000
 """So many has a file server; beyond, setting one is answered with 507."""
 MAX_VALUE_CHARACTERS = 1024
 
 
-class DeadProperties(Kept):
+class DeadProperties(SavedState):
     """The properties of all files: by the file's name, by their names in Clark notation, as XML."""
 
     file = "properties.json"

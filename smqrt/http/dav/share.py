@@ -28,7 +28,7 @@ _ROOT = Stat("", 0, 0, True, (0,))
 T = TypeVar("T")
 
 
-class Share:
+class DavShare:
     """An io as a client may see it: what is private or hidden is neither there nor can it be made.
 
     Every operation blocks the greenlet and raises `IoError`.
@@ -131,7 +131,7 @@ class Share:
 
     def copy(self, old: str, new: str) -> None:
         """Copy a file; replaces a file."""
-        with Upload(self, new) as upload:
+        with DavUpload(self, new) as upload:
             source = reach(self.io, old, self.io.open_published, old)
             try:
                 while _reach(self.io, new, lambda: _copy_some(source, upload.file)):
@@ -175,7 +175,7 @@ class Share:
                 continue
 
 
-class Upload:
+class DavUpload:
     """A file that is being written; it takes its name when it is whole. A context: left early, nothing remains.
 
     Args:
@@ -186,7 +186,7 @@ class Upload:
         IoError: it can't be made.
     """
 
-    def __init__(self, share: Share, name: str) -> None:
+    def __init__(self, share: DavShare, name: str) -> None:
         share.check_new(name)
         self._share, self._name = share, name
         folder = name.rpartition("/")[0]
@@ -217,7 +217,7 @@ class Upload:
         if self._leftover is not None:
             self._leftover.detach()
 
-    def __enter__(self) -> Upload:
+    def __enter__(self) -> DavUpload:
         return self
 
     def __exit__(self, *error: object) -> None:

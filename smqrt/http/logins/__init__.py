@@ -10,7 +10,7 @@ A request's user is `request.user()`; `request.login()` and `request.logout()` b
 
 from smqrt.http.logins.authenticator import Authenticator, AuthInfo, LoginPage
 from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer
-from smqrt.http.logins.guard import Guard
+from smqrt.http.logins.guard import LoginGuard
 from smqrt.http.logins.registry import Login, Logins
 from smqrt.http.logins.users import Account, Answered, FunctionUsers, Users, UserTable
 
@@ -23,7 +23,7 @@ __all__ = [
     "Authorizer",
     "FunctionAuthorizer",
     "FunctionUsers",
-    "Guard",
+    "LoginGuard",
     "Login",
     "LoginPage",
     "Logins",

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 _PASSED = "guards"  # in Request.env
 
 
-def passed(request: Request) -> list[Guard]:
+def passed(request: Request) -> list[LoginGuard]:
     """Give the guards that have let a request in so far."""
     return list(_logins(request))
 
 
-def _logins(request: Request) -> dict[Guard, Login]:
-    found: dict[Guard, Login] = request.env.setdefault(_PASSED, {})
+def _logins(request: Request) -> dict[LoginGuard, Login]:
+    found: dict[LoginGuard, Login] = request.env.setdefault(_PASSED, {})
     return found
 
 
-class Guard:
+class LoginGuard:
     """Stands before a directory.
 
     Args:

@@ -1,4 +1,5 @@
-"""Who is logged in: logins are bound to a session and to the address they came from (spec: bas-api §5, runtime §8)."""
+"""The users who are logged in: logins are bound to a session and to the address they came from (spec: bas-api §5,
+runtime §8)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from smqrt.http.logins.throttle import Rule, Throttle
+from smqrt.http.logins.throttle import GuessLimit, Throttle
 from smqrt.http.logins.tickets import Nonces, Seeds
 from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.sessions import HttpSession
@@ -19,9 +20,9 @@ BASIC, DIGEST, FORM, PROGRAM = "basic", "digest", "form", "?"
 ANONYMOUS = "anonymous"
 """The name of a login without a name."""
 
-NAME_RULE = Rule(10, 10.0)
-ADDRESS_RULE = Rule(60, 1.0)
-TRACKER_NAME_RULE = TRACKER_ADDRESS_RULE = Rule(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
+NAME_LIMIT = GuessLimit(10, 10.0)
+ADDRESS_LIMIT = GuessLimit(60, 1.0)
+TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
 
@@ -66,8 +67,8 @@ class Logins:
         self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
         self.sessions.ended.append(self._forget)
         self.nonces, self.seeds = Nonces(time), Seeds(time)
-        self.throttle = Throttle(monotonic, NAME_RULE, ADDRESS_RULE)
-        self.tracker = Throttle(monotonic, TRACKER_NAME_RULE, TRACKER_ADDRESS_RULE)
+        self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT)
+        self.tracker = Throttle(monotonic, TRACKER_NAME_LIMIT, TRACKER_ADDRESS_LIMIT)
         self._by_name: dict[str, list[Login]] = {}
 
     def of(self, request: Request) -> Login | None:

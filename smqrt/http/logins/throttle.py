@@ -21,7 +21,7 @@ _SITE_BITS = 64  # of an IPv6 address: one visitor has all below
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GuessLimit:
     """How many guesses in a row, and after how many seconds there is one more."""
 
     guesses: int
@@ -54,7 +54,7 @@ class Throttle:
         refused: counts the attempts that were refused.
     """
 
-    def __init__(self, now: Callable[[], float], name: Rule, address: Rule) -> None:
+    def __init__(self, now: Callable[[], float], name: GuessLimit, address: GuessLimit) -> None:
         self.refused = Refusals()
         self._now = now
         self._name, self._address = name, address

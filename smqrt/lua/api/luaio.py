@@ -32,7 +32,7 @@ _ENTRY = struct.Struct(">?qQ")
 T = TypeVar("T")
 
 
-class Callbacks:
+class LuaIoCallbacks:
     """The way to the callbacks of one application's io; they are forgotten with it.
 
     Args:
@@ -115,7 +115,7 @@ class LuaIo(Io):
     kind = "lua"
     in_loop = True
 
-    def __init__(self, callbacks: Callbacks, prefix: str = "") -> None:
+    def __init__(self, callbacks: LuaIoCallbacks, prefix: str = "") -> None:
         self.callbacks, self.prefix = callbacks, prefix
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
@@ -296,7 +296,7 @@ class LuaIoBinding:
     def new(self, ref: int, is_shared: bool) -> int:
         """Make an io of the callbacks with this reference; the answer is its handle. It ends with the application,
         unless it belongs to a module that others share."""
-        callbacks = Callbacks(self._vm, self._serve, ref)
+        callbacks = LuaIoCallbacks(self._vm, self._serve, ref)
         if not is_shared:
             close_with_app(callbacks)
         return self._files.handle_of(LuaIo(callbacks))

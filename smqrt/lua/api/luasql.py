@@ -18,7 +18,7 @@ from smqrt.errors import ClosedError
 from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaValue, LuaValues, fail, from_utf8, methods
 from smqrt.lua.services import Services
-from smqrt.lua.sqlite import Connection, Database, Job, Rows, Script, SqlFailure, Value, full_path, quoted
+from smqrt.lua.sqlite import Connection, Database, Rows, SqlFailure, SqlJob, SqlScript, Value, full_path, quoted
 from smqrt.lua.vm import Vm
 from smqrt.net.scheduling import Deadlines
 from smqrt.net.threads import Threads
@@ -159,7 +159,7 @@ class SqlBinding:
         return self._call(_one, handle, "prepare", sql)
 
     def execute_all(self, handle: int, sql: bytes) -> Deferred[LuaValues]:
-        return self._call(_true, handle, "execute_all", Script(sql))
+        return self._call(_true, handle, "execute_all", SqlScript(sql))
 
     def last_id(self, handle: int) -> Deferred[LuaValues]:
         return self._call(_one, handle, "last_id")
@@ -214,7 +214,7 @@ class SqlBinding:
         return connection
 
     def _call(self, shape: Callable[[Any], LuaValues], handle: int, method: str, *arguments: object) -> _Answer:
-        job: Job = self._of(handle).call(method, *arguments)
+        job: SqlJob = self._of(handle).call(method, *arguments)
         return _Answer(job, shape)
 
 

@@ -25,7 +25,7 @@ from smqrt.http.pipe_file import PipeFile
 from smqrt.http.resources import Io, IoError
 from smqrt.lua.bridge import LuaResult, LuaValue, fail
 from smqrt.net import workers
-from smqrt.net.disk_threads import Job
+from smqrt.net.disk_threads import DiskJob
 
 MAX_QUEUED = 1000  # operations on one file that wait for each other
 KEPT_S = 0.5
@@ -34,7 +34,7 @@ MAX_POSITION = 1 << 62
 _STUCK = "this file is in use by a call that waits, and here nobody can wait for it: a C boundary is in between"
 
 
-class LuaJob(Job):
+class LuaJob(DiskJob):
     """A job whose failure to come in time is an error word."""
 
     __slots__ = ()

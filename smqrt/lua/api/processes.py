@@ -15,7 +15,7 @@ from smqrt.lua.bridge import LuaResult, fail, from_utf8, methods, with_words
 from smqrt.lua.services import Services
 from smqrt.lua.table_codec import load
 from smqrt.lua.vm import Vm
-from smqrt.net.pty import HANG_UP_S, KILL_S, Command, Pty, PtyRead
+from smqrt.net.pty import HANG_UP_S, KILL_S, Pty, PtyCommand, PtyRead
 
 MAX_PER_APP = 32
 """Children of one application."""
@@ -137,7 +137,7 @@ class ProcessBinding:
             sleep(_POLL_S)
 
 
-def _command(words: bytes, options: bytes, apart: bool) -> Command:
+def _command(words: bytes, options: bytes, apart: bool) -> PtyCommand:
     given = load(options)
     environment = {
         from_utf8(name): from_utf8(value) if isinstance(value, bytes) else None
@@ -145,7 +145,7 @@ def _command(words: bytes, options: bytes, apart: bool) -> Command:
     }
     name = given.get(b"arg0")
     stty = given.get(b"stty")
-    return Command(
+    return PtyCommand(
         [from_utf8(word) for word in load(words).values()],
         None if name is None else from_utf8(name),
         environment,

@@ -30,7 +30,7 @@ _BUSY = "So many uploads at once are not taken here; try again in a second."
 _NO_ANSWER = "The application gave no answer to the upload."
 
 
-class Upload:
+class LuaUpload:
     """An upload under way, in the worker of its request.
 
     Args:
@@ -111,7 +111,7 @@ class UploadsBinding:
         self._vm, self._exchanges, self._io_of = vm, exchanges, files.io
         self._deferred, self._sessions = deferred, sessions
         self._tell = self._forget = 0
-        self._uploads: dict[int, Upload] = {}
+        self._uploads: dict[int, LuaUpload] = {}
         self._next_uploader = itertools.count(1).__next__
         self._under_way: dict[int, int] = {}  # uploader -> how many
         self._uploader_of: dict[int, int] = {}
@@ -137,7 +137,7 @@ class UploadsBinding:
             self.refusals.add(f"refused an upload: {most} are under way already; see maxuploads")
             exchange.refusal = HttpError(503, _BUSY, headers={"Retry-After": "1"}, close=True)
             return False
-        upload = self._uploads[handle] = Upload(self, handle, request, self._io_of(io), from_utf8(name))
+        upload = self._uploads[handle] = LuaUpload(self, handle, request, self._io_of(io), from_utf8(name))
         self._under_way[uploader] = self._under_way.get(uploader, 0) + 1
         self._uploader_of[handle] = uploader
         exchange.wait = partial(upload.run)
@@ -151,7 +151,7 @@ class UploadsBinding:
         except LuaError:
             return False
 
-    def ended(self, upload: Upload) -> None:
+    def ended(self, upload: LuaUpload) -> None:
         """Called when the body was received, or will not be."""
         del self._uploads[upload.number]
         uploader = self._uploader_of.pop(upload.number)
@@ -180,7 +180,7 @@ class UploadsBinding:
         if upload.response is None:
             upload.response = self._deferred.open(number, upload.request.response)
 
-    def _of(self, number: int) -> Upload:
+    def _of(self, number: int) -> LuaUpload:
         upload = self._uploads.get(number)
         if upload is None:
             raise ArgumentError("the upload has ended")

@@ -6,7 +6,7 @@ import pytest
 
 from smqrt.http.logins import throttle as module
 from smqrt.http.logins import tickets
-from smqrt.http.logins.throttle import Rule, Throttle, site_of
+from smqrt.http.logins.throttle import GuessLimit, Throttle, site_of
 from smqrt.http.logins.tickets import Nonces, Seeds, State
 
 
@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 
 def test_a_name_has_so_many_guesses_and_then_one_now_and_then(clock: Clock):
-    throttle = Throttle(clock, Rule(3, 10), Rule(100, 1))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(100, 1))
     assert [throttle.take("1.1.1.1", "ann") for _ in range(5)] == [True] * 3 + [False] * 2
     assert throttle.take("1.1.1.1", "bob"), "another name"
     assert throttle.take("2.2.2.2", "ann"), "another address"
@@ -39,13 +39,13 @@ def test_a_name_has_so_many_guesses_and_then_one_now_and_then(clock: Clock):
 
 
 def test_an_address_has_so_many_for_all_names(clock: Clock):
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     assert [throttle.take("1.1.1.1", f"name{at}") for at in range(7)] == [True] * 5 + [False] * 2
     assert throttle.wait_s("1.1.1.1", "other") == 2
 
 
 def test_who_logs_in_has_all_guesses_again(clock: Clock):
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     for _ in range(50):
         assert throttle.take("1.1.1.1", "ann")
         throttle.succeeded("1.1.1.1", "ann")
@@ -58,7 +58,7 @@ def test_who_logs_in_has_all_guesses_again(clock: Clock):
 
 def test_a_name_that_was_here_is_not_in_the_way_of_guesses_at_others(clock: Clock):
     """Behind one proxy there are those who work and one who guesses."""
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     throttle.take("1.1.1.1", "ann")
     throttle.succeeded("1.1.1.1", "ann")
     while throttle.take("1.1.1.1", f"guess{clock.now_s}"):
@@ -69,7 +69,7 @@ def test_a_name_that_was_here_is_not_in_the_way_of_guesses_at_others(clock: Cloc
 
 def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_KEPT", 10)
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     for at in range(100):
         throttle.take(f"1.1.1.{at}", "ann")
         throttle.succeeded(f"1.1.2.{at}", "ann")
@@ -79,7 +79,7 @@ def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
 
 def test_who_may_guess_no_more_drives_nobody_out(clock: Clock, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_KEPT", 20)
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     while throttle.take("1.1.1.1", "ann"):
         pass
     for at in range(100):
@@ -89,7 +89,7 @@ def test_who_may_guess_no_more_drives_nobody_out(clock: Clock, monkeypatch: pyte
 
 
 def test_long_names_take_no_room(clock: Clock):
-    throttle = Throttle(clock, Rule(3, 10), Rule(5, 2))
+    throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     assert [throttle.take("1.1.1.1", "x" * 3000) for _ in range(4)] == [True] * 3 + [False]
     throttle.succeeded("1.1.1.1", "x" * 3000)
     assert throttle.take("1.1.1.1", "x" * 3000)
