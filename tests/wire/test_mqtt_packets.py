@@ -200,7 +200,11 @@ def handle_all(endpoint: Any) -> None:
 
 
 def seconds(stream: bytes, code: int = 0x97) -> float:
-    """What it costs to refuse a packet with a reason code."""
+    """What it costs to refuse a packet with a reason code: the least of three, as others use the machine too."""
+    return min(_seconds(stream, code) for _ in range(3))
+
+
+def _seconds(stream: bytes, code: int) -> float:
     begin_s = process_time()
     endpoint: Any = Deaf()
     endpoint.endpoint = server = MqttServerEndpoint(endpoint, 1 << 21)
