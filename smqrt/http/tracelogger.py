@@ -11,6 +11,7 @@ What viewers don't take is bounded and counted; nobody who traces ever waits for
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -42,6 +43,7 @@ QUEUE_BYTES = 64 << 10  # handed to the connection, not yet taken by the viewer
 PATIENCE_S = 30.0  # a viewer that takes nothing for so long is closed
 _MAX_MESSAGE_BYTES = 1024  # viewers have nothing to say
 _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
+_PASSWORD = re.compile(rb"((?:^|[&?\s])[\w.-]{0,32}(?:password|passwd|pwd)=)[^&\s]+", re.IGNORECASE)  # in a form
 _SHOWN = 8  # characters of a secret, to tell one from the other
 _SERVICE = "/rtl/tracelogger.service/"  # in the page, which is a file as well
 _QUIET = "no trace"  # in Request.env: requests of viewers are not shown
@@ -171,6 +173,7 @@ class TraceLogger(Directory):
         if options.requestheaders:
             lines += (f"> {name}: {_shown(name, value)}" for name, value in request.headers)
         if options.requestbody and (body := request.tapped()):
+            body = _PASSWORD.sub(rb"\1...", body)
             lines += (f"> {line}" for line in body.decode("utf-8", "backslashreplace").splitlines())
         if options.responseheaders and not is_detached:
             lines += (f"< {name}: {_shown(name, value)}" for name, value in response.headers)

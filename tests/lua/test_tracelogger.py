@@ -93,11 +93,11 @@ def test_requests_are_shown_when_asked_for(app: AppServer) -> None:
         assert(not pcall(tl.configure, tl, {request=1}) and not pcall(tl.configure, tl)) ?>"""
     )
     headers = {"Cookie": "session=0123456789", "Content-Type": "application/x-www-form-urlencoded"}
-    app.ask("/app/say.lsp", "POST", b"text=two&rest=" + b"x" * 9000, headers)
+    app.ask("/app/say.lsp", "POST", b"ba_password=se.cret&text=two&rest=" + b"x" * 9000, headers)
     text = text_of(client, b"POST /app/say.lsp 200 OK\n")
     assert b"< Content-Type: text/html; charset=utf-8\n" in text
     assert b"> Cookie: session=\xe2\x80\xa6\n" in text
-    assert b"\n> text=two&rest=xxx" in text
+    assert b"\n> ba_password=...&text=two&rest=xxx" in text
     assert text.count(b"x") < 5000
     app.ask(PATH, headers=XHR)
     app.page("<?lsp mako.getapps().app.app.tl:configure{request=false, requestheaders=false} ?>")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 KINDS = ("auth", "digest", "basic", "form", "sform", "dav")
+NOBODYS_HA1 = Account(ha1="0" * 32)
 DEFAULT_REALM = "Barracuda Server"
 _PAGE_METHODS = ("GET", "HEAD", "POST")
 _PAGE_ENDS = ("/", ".htm", ".html", ".lsp")
@@ -181,7 +182,9 @@ class Authenticator:
         return self._begin(request, credentials, account, directory)
 
     def _fail(self, request: Request, credentials: Credentials, account: Account | None, directory: object) -> None:
-        if account is not None and not credentials.can_be_proven(account):
+        # In a table with one HA1 every name is answered as if it had one.
+        stored = NOBODYS_HA1 if isinstance(self._users, UserTable) and self._users.has_ha1 else account
+        if stored is not None and not credentials.can_be_proven(stored):
             self._has_ha1 = True
             self._ask(request, self._info(credentials, directory, State.STALE), is_stale=True)
             return

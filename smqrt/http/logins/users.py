@@ -102,17 +102,22 @@ class UserTable:
         users: by name, a password or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 3, "recycle": False,
             "inactive": seconds}`.
 
+    Attributes:
+        has_ha1: whether there is a user with an HA1 in place of a password.
+
     Raises:
         ArgumentError: an entry is none of these; it names the entry.
     """
 
     def __init__(self, users: Mapping[str, Any] | None = None) -> None:
         self._entries: dict[str, _Entry] = {}
+        self.has_ha1 = False
         self.set(users or {})
 
     def set(self, users: Mapping[str, Any]) -> None:
         """Replace all users. Raises as the constructor; then the old ones stay."""
         self._entries = {name: _entry(name, value) for name, value in users.items()}
+        self.has_ha1 = any(entry.account.ha1 is not None for entry in self._entries.values())
 
     def find(self, name: str, password: str | None = None, request: Request | None = None) -> Account | None:
         """See `Users.find`."""

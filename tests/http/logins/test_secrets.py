@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from hashlib import md5
 from typing import Any
@@ -162,3 +163,17 @@ def test_digest_for_something_else(bench: Bench, other: dict[str, str]) -> None:
         == 401
     )
     assert wire.ask("/", headers=f"Authorization: {right}\r\n").status == 404
+
+
+def test_a_challenge_tells_nothing_of_a_name(bench: Bench) -> None:
+    """A user with an HA1 can't use SHA-256; a client that does all the same doesn't learn who that is."""
+    table = UserTable({"ann": {"pwd": [HA1]}, "eve": "secret"})
+    directory, told = bench.handle(lambda request, relpath: False), set()
+    wire = bench.connect()
+    for name in ("nobody", "ann", "eve"):
+        directory.setauth(Authenticator(table, "digest"))  # another one: it remembers that there are such users
+        challenge = {"algorithm": "SHA-256", "realm": REALM, "nonce": bench.server.logins.nonces.issue()}
+        answer = wire.ask("/", headers=f"Authorization: {authorization(challenge, name, 'wrong', '/')}\r\n")
+        fields = re.findall("WWW-Authenticate: .*", answer.head.decode())
+        told.add(re.sub('nonce="[^"]*"', "", "".join(fields)))
+    assert len(told) == 1, told
