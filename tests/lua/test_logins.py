@@ -442,6 +442,15 @@ def test_wrong_arguments(app: AppServer):
     )
 
 
+def test_tables_from_json(app: AppServer):
+    """Users and rules come as JSON text, or as what was decoded from it."""
+    users = """ba.json.decode'{"ann": {"pwd": "x", "roles": ["r"], "inactive": null}, "bob": null}'"""
+    known = f"(function(u) u:set({users}) return u:getpwd'ann' .. tostring(u:getpwd'bob') end)(ba.create.jsonuser())"
+    assert words_of(app, known) == "xnil"
+    rules = """'{"all": {"urls": ["/*"], "roles": ["r"]}} // all'"""
+    assert words_of(app, f"ba.create.jsonuser():authorizer():set({rules})") == "true"
+
+
 WRONG = {
     "ba.create.authuser()": "bad argument #1 to 'authuser' (function expected",
     "ba.create.authorizer{}": "bad argument #1 to 'authorizer' (function expected",
@@ -451,6 +460,7 @@ WRONG = {
     "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: a quote",
     "ba.create.jsonuser():set(5)": "bad argument #1 to 'set' (table expected, got number)",
     "ba.create.jsonuser():authorizer():set{a={roles={}}}": "rule 'a': 'urls' must be a list",
+    "ba.create.jsonuser():authorizer():set'x'": "set: parse",
     "ba.create.dir():setauth{}": "bad argument #1 to 'setauth' (authenticator expected, got table)",
     "ba.create.dir():setauth(nil, {})": "bad argument #2 to 'setauth'",
     "ba.create.jsonuser():authorizer():authorize()": "bad argument #1 to 'authorize' (request expected",

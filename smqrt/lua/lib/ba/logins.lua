@@ -42,8 +42,19 @@ end
 -- syntax: ba.create.jsonuser() -> user database
 function ba.create.jsonuser() return wrap(jsonuser_class, py.new_table()) end
 
+local DEPTH <const> = 3 -- name, field, list
+
+-- A copy in which what is null is absent: the table may come from ba.json.decode.
+local function without_null(value, depth)
+  if value == ba.json.null then return nil end
+  if depth == 0 or rawtype(value) ~= "table" then return value end
+  local copy = {}
+  for name, field in pairs(value) do copy[name] = without_null(field, depth - 1) end
+  return copy
+end
+
 local function table_of(value, name)
-  if rawtype(value) ~= "string" then return arg.table(value, 1, name) end
+  if rawtype(value) ~= "string" then return without_null(arg.table(value, 1, name), DEPTH) end
   local decoded, message = ba.json.decode(value, false) -- what is null is absent
   if rawtype(decoded) ~= "table" then return nil, message or "parse" end
   return decoded
@@ -73,9 +84,10 @@ function ba.create.authorizer(f)
   return wrap(authorizer_class, py.new_authorizer(), {f = arg["function"](f, 1, "authorizer")})
 end
 
--- syntax: authorizer:set{name = {urls = {}, methods = {}, roles = {}}} -> true
+-- syntax: authorizer:set{name = {urls = {}, methods = {}, roles = {}}} -> true      or the same as JSON text
 function acl:set(rules)
-  local done, message = py.set_entries(self.handle, core.table_codec.dump(arg.table(rules, 1, "set")))
+  local done, message = table_of(rules, "set")
+  if done then done, message = py.set_entries(self.handle, core.table_codec.dump(done)) end
   if not done then core.raise("set: " .. message) end
   return true
 end
