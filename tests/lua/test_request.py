@@ -31,7 +31,7 @@ def shown(server: AppServer, expression: str, **request) -> str:
             {"target": "/page.lsp?x=1", "headers": {"Host": "example.com:81"}},
             "http://example.com:81/page.lsp",
         ),
-        ("request:url(true)", {"headers": {"Host": "example.com:81"}}, "http://example.com:81/page.lsp"),
+        ("request:url(true)", {"headers": {"Host": "example.com:81"}}, "https://example.com/page.lsp"),
         ("request:domain()", {"headers": {"Host": "example.com:81"}}, "example.com"),
         ("request:domain()", {"headers": {"Host": "[::1]:81"}}, "[::1]"),
         ("request:domain()", {"headers": {"Host": "[::1]"}}, "[::1]"),

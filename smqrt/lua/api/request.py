@@ -56,7 +56,7 @@ class RequestBinding:
         return utf8(self._of(handle).path)
 
     def url(self, handle: int, tls: bool) -> bytes:
-        return url_of(self._of(handle), self._services.https_port if tls else 0).encode()
+        return url_of(self._of(handle), (self._services.https_port or 443) if tls else 0).encode()
 
     def domain(self, handle: int) -> LuaResult:
         request = self._of(handle)

@@ -141,6 +141,7 @@ end
 -- syntax: ba.create.authenticator(userdb [, {type=, realm=, response=, tracker=}]) -> authenticator
 function ba.create.authenticator(users, op)
   check_one_of(users, authuser_class, jsonuser_class, 1, "authenticator")
+  if rawtype(op) == "number" then op = nil end -- the count of mako.udb(), the call as the last argument
   op = arg.optional(arg.table, op, {}, 2, "authenticator")
   local kind = check_kind(op)
   local response = arg.optional(arg["function"], op.response, nil, "response", "authenticator")
