@@ -52,7 +52,11 @@ local function collected(self)
 end
 
 io_class.__gc = collected
-core.io = {wrap = wrap, check = check_io, source = source, classes = classes, remember = remember, collected = collected}
+local function of_lua() return nil end -- until lib/ba/luaio.lua knows of ios in Lua
+
+core.io = {
+  wrap = wrap, check = check_io, source = source, classes = classes, remember = remember, collected = collected, of_lua = of_lua,
+}
 
 -- syntax: ba.openio(name) -> io | nil       ba.io() -> table of all       ba.mkio(io, path) -> io | nil, error
 function ba.openio(name) return wrap(py.named_io(core.arg.string(name, 1, "openio"))) end
