@@ -76,9 +76,9 @@ def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatc
 def test_a_process_ends_while_its_disk_hangs() -> None:
     code = """
 import gevent, time
-from smqrt.net.disk_threads import DiskThreads, Job
+from smqrt.net.disk_threads import DiskJob, DiskThreads
 threads = DiskThreads("a disk")
-for _ in range(6): threads.submit(Job(time.sleep, 60))
+for _ in range(6): threads.submit(DiskJob(time.sleep, 60))
 gevent.sleep(0.1)
 """
     subprocess.run([sys.executable, "-c", code], timeout=20, check=True)
