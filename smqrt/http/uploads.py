@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import IO, Protocol
+from typing import Protocol
 
 from smqrt.http.forms import Field, File, MultipartError, boundary_of, read_form
 from smqrt.http.message import Request
-from smqrt.http.reach import reach
+from smqrt.http.new_file import NewFile
 from smqrt.http.resources import Io, IoError
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError
 
@@ -53,7 +53,7 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
 
     Args:
         request: whose body nobody has read.
-        io: gets the file; a file that was not completed is removed.
+        io: gets the file; one that was not completed is dropped, and on a disk the older one of its name stays.
         name: of the file. "" or what ends in "/": the name that the form has for it is put behind; it must not be
             hidden.
         watcher: is told.
@@ -135,13 +135,12 @@ def _check_name(name: str) -> None:
 
 
 class _Target:
-    """The file that is being written. What was not finished is removed at the end of the `with` block."""
+    """The file that is being written, in larger pieces than come. What was not finished is dropped."""
 
     def __init__(self, io: Io, name: str) -> None:
-        self._io, self._name = io, name
+        self._file = NewFile(io, name)
         self._pieces: list[bytes] = []
         self._bytes = 0
-        self._file: IO[bytes] | None = reach(io, name, io.open, name, "w")
 
     def write(self, piece: bytes) -> None:
         self._pieces.append(piece)
@@ -152,32 +151,15 @@ class _Target:
     def _write_out(self) -> None:
         pieces, self._pieces, self._bytes = self._pieces, [], 0
         if pieces:
-            reach(self._io, self._name, _write, self._file, pieces)
+            self._file.write(*pieces)
 
     def finish(self) -> None:
         self._write_out()
-        file, self._file = self._file, None
-        assert file is not None
-        try:
-            reach(self._io, self._name, file.close)
-        except BaseException:
-            self._remove()
-            raise
+        self._file.finish()
 
     def __enter__(self) -> _Target:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            with suppress(IoError, OSError):
-                reach(self._io, self._name, self._file.close)
-            self._remove()
-
-    def _remove(self) -> None:
-        with suppress(IoError, OSError):
-            reach(self._io, self._name, self._io.remove, self._name)
-
-
-def _write(file: IO[bytes], pieces: list[bytes]) -> None:
-    for piece in pieces:
-        file.write(piece)
+        with suppress(IoError):
+            self._file.abort()

@@ -195,6 +195,17 @@ def test_a_client_that_goes_away(uploads: Uploads):
     wait_until(lambda: uploads.names == [])
 
 
+def test_a_client_that_goes_away_leaves_the_file_that_was_there(uploads: Uploads):
+    (uploads.files / "kept").write_bytes(b"old")
+    begun(uploads, "disk/kept").close()
+    wait_until(lambda: uploads.events() == ["failed kept socketreadfailed string"])
+    wait_until(lambda: uploads.names == ["kept"])
+    assert (uploads.files / "kept").read_bytes() == b"old"
+    assert uploads.ask("disk/kept", b"new").status == 201
+    assert (uploads.files / "kept").read_bytes() == b"new"
+    assert uploads.names == ["kept"]
+
+
 def test_one_too_many_is_refused_and_later_ones_are_taken(uploads: Uploads):
     first = begun(uploads, "lua/first", 3)
     answer = uploads.ask("lua/second", b"xx")

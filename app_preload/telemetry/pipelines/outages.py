@@ -1,4 +1,4 @@
-"""When a sensor fell silent, and for how long: state of one's own, with a timer.
+"""Outages of sensors, and how long they took: state of one's own, with a timer.
 
 `smqrt help pipeline-state` explains it. `absent=` of an alert tells the same without any code, but not for how long.
 """

@@ -21,9 +21,10 @@ from wsgidav.request_server import RequestServer
 from smqrt.http.dav import bodies, listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
-from smqrt.http.dav.share import DavShare, DavUpload
+from smqrt.http.dav.share import DavShare
 from smqrt.http.files import etag
 from smqrt.http.headers import parse_date
+from smqrt.http.new_file import NewFile
 from smqrt.http.resources import IoError, Stat
 from smqrt.http.status import HttpError
 from smqrt.http.wsgi import Environ
@@ -97,7 +98,7 @@ class Engine:
             if silent.empty:
                 yield b""
         finally:
-            upload: DavUpload | None = environ.get("smqrt.upload")
+            upload: NewFile | None = environ.get("smqrt.upload")
             if upload is not None:
                 upload.abort()
 
@@ -293,7 +294,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
 
     def begin_write(self, *, content_type: str | None = None) -> _Writer:
         """PUT begins."""
-        upload = self.environ["smqrt.upload"] = _done(lambda: DavUpload(self.share, self.own_name))
+        upload = self.environ["smqrt.upload"] = _done(lambda: self.share.new_file(self.own_name))
         return _Writer(upload)
 
     def end_write(self, *, with_errors: bool) -> None:
@@ -305,7 +306,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
 class _Writer:
     """What WsgiDAV writes an upload to."""
 
-    def __init__(self, upload: DavUpload) -> None:
+    def __init__(self, upload: NewFile) -> None:
         self._upload = upload
 
     def write(self, data: bytes) -> None:
@@ -416,7 +417,7 @@ def _done(work: Callable[[], T]) -> T:
 
 
 def _touch(share: DavShare, name: str) -> None:
-    with DavUpload(share, name) as upload:
+    with share.new_file(name) as upload:
         upload.finish()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from itertools import islice
-from typing import IO, TypeVar
-from weakref import finalize
+from typing import IO
 
+from smqrt.http.new_file import NewFile, reach_file
 from smqrt.http.private import NothingPrivate, hidden, is_page
 from smqrt.http.reach import reach
 from smqrt.http.resources import Io, IoError, Stat
@@ -21,11 +19,8 @@ MAX_ENTRIES = 10_000
 MAX_LISTED = 100_000
 """So many may a folder have that is listed."""
 _PIECE_BYTES = 1 << 20
-_UPLOAD = ".smqrt-upload-"
 
 _ROOT = Stat("", 0, 0, True, (0,))
-
-T = TypeVar("T")
 
 
 class DavShare:
@@ -131,14 +126,19 @@ class DavShare:
 
     def copy(self, old: str, new: str) -> None:
         """Copy a file; replaces a file."""
-        with DavUpload(self, new) as upload:
+        with self.new_file(new) as upload:
             source = reach(self.io, old, self.io.open_published, old)
             try:
-                while _reach(self.io, new, lambda: _copy_some(source, upload.file)):
+                while reach_file(self.io, new, lambda: _copy_some(source, upload.file)):
                     pass
             finally:
                 reach(self.io, old, source.close)
             upload.finish()
+
+    def new_file(self, name: str) -> NewFile:
+        """Begin to write a file; replaces a file when it is whole."""
+        self.check_new(name)
+        return NewFile(self.io, name)
 
     def _count(self, name: str) -> int:
         return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
@@ -175,69 +175,6 @@ class DavShare:
                 continue
 
 
-class DavUpload:
-    """A file that is being written; it takes its name when it is whole. A context: left early, nothing remains.
-
-    Args:
-        share: where.
-        name: the name; a file that has it is replaced.
-
-    Raises:
-        IoError: it can't be made.
-    """
-
-    def __init__(self, share: DavShare, name: str) -> None:
-        share.check_new(name)
-        self._share, self._name = share, name
-        folder = name.rpartition("/")[0]
-        own = f"{_UPLOAD}{secrets.token_hex(8)}"
-        # Only a disk renames so that nobody sees a half.
-        self._path = (f"{folder}/{own}" if folder else own) if share.io.kind == "disk" else name
-        self.file: IO[bytes] = reach(share.io, name, share.io.open, self._path, "w")
-        self._finished = False
-        # Also when the server ends meanwhile: then no greenlet comes to `abort`.
-        self._leftover = finalize(self, _unlink, share.io.realpath(self._path)) if self._path != name else None
-
-    def write(self, data: bytes) -> None:
-        """Add to it. Raises IoError."""
-        _reach(self._share.io, self._name, lambda: self.file.write(data))
-
-    def finish(self) -> None:
-        """Give it its name. Raises IoError."""
-        _reach(self._share.io, self._name, self._close_and_rename)
-        self._finished = True
-
-    def abort(self) -> None:
-        """Drop it, unless it is finished."""
-        if not self._finished:
-            self._finished = True
-            _reach(self._share.io, self._name, self._drop)
-
-    def _keep(self) -> None:
-        if self._leftover is not None:
-            self._leftover.detach()
-
-    def __enter__(self) -> DavUpload:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
-
-    def _close_and_rename(self) -> None:
-        self.file.close()
-        if self._path != self._name:
-            self._share.io.rename(self._path, self._name)
-        self._keep()
-
-    def _drop(self) -> None:
-        try:
-            self.file.close()
-        except OSError:  # what was in the buffer had no room
-            pass
-        self._share.io.remove(self._path)
-        self._keep()
-
-
 def _order(entry: Stat) -> str:
     """Folders first. One text: sorting holds the interpreter, and 100,000 tuples take 80 ms."""
     return ("0" if entry.isdir else "1") + entry.name.casefold()
@@ -247,21 +184,6 @@ def _hidden(name: str) -> bool:
     """As `hidden`, but for the files that macOS writes beside others: without them it can't copy."""
     folder, _, own = name.rpartition("/")
     return hidden(f"{folder}/") if own.startswith("._") or own == ".DS_Store" else hidden(name)
-
-
-def _reach(io: Io, name: str, work: Callable[[], T]) -> T:
-    """As `reach`, for work with open files, which has errors of the system."""
-    try:
-        return reach(io, name, work)
-    except OSError as error:
-        raise IoError.of(error, name) from None
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:  # it is gone, or its disk
-        pass
 
 
 def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""What an attacker could learn: no answer, and no work behind it, tells an unknown user from a wrong password."""
+"""Secrets of the logins: no answer, and no work behind it, tells an unknown user from a wrong password."""
 
 from __future__ import annotations
 

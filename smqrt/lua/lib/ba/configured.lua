@@ -1,4 +1,4 @@
--- What mako.conf asks for beside ports and applications: users, the file server, the trace logger, and what it says of single
+-- Parts of mako.conf beside ports and applications: users, the file server, the trace logger, and what it says of single
 -- applications (spec: runtime 1.2).
 local core = ...
 

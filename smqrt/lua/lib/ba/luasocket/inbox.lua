@@ -1,4 +1,4 @@
--- What a TCP object of the LuaSocket layer has received and nobody asked for yet: pieces, of the first of which a part may be taken.
+-- Bytes that a TCP object of the LuaSocket layer has received and nobody asked for yet: pieces, of the first of which a part may be taken.
 local core = ...
 
 local concat, find, setmetatable, sub = table.concat, string.find, setmetatable, string.sub

@@ -1,4 +1,4 @@
--- What the objects of the LuaSocket layer share: their limits of time, and the words of its errors (spec: bas-api §12, §17).
+-- Common parts of the objects of the LuaSocket layer: their limits of time, and the words of its errors (spec: bas-api §12, §17).
 local core, py = ...
 
 local arg, clock, rawtype, setmetatable = core.arg, core.clock, core.rawtype, setmetatable
