@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from typing import Any, NoReturn, Protocol
@@ -322,8 +323,8 @@ class Posted:
         """
         return self._posted().files(limit_bytes)
 
-    def _posted(self) -> Form:
-        raise NotImplementedError
+    @abstractmethod
+    def _posted(self) -> Form: ...
 
 
 def _translated(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:

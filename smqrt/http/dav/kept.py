@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import abstractmethod
 
 from smqrt.http.reach import reach
 from smqrt.http.resources import Io, IoError
@@ -24,13 +25,13 @@ class SavedState:
     def __init__(self) -> None:
         self.changed = False
 
+    @abstractmethod
     def as_json(self) -> object:
         """What the file shall hold."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, kept: object) -> None:
         """Take up what the file held; raises ValueError, TypeError, KeyError or AttributeError when that is damaged."""
-        raise NotImplementedError
 
     def load(self, io: Io, folder: str) -> None:
         """Take up what is kept in a folder, which is made if it is missing; blocks the greenlet.
