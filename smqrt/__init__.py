@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 __all__ = ["__version__", "client", "hub"]
 
 

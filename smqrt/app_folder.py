@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,7 +21,7 @@ class Closable(Protocol):
     """What ends with the application that made it."""
 
     def close(self) -> object:
-        """End it; may block. A second call does nothing."""
+        """End it; may block. A second call does nothing. `_end_with_app` is called instead, if it has that."""
 
 
 class AppScope:
@@ -29,18 +29,26 @@ class AppScope:
 
     Args:
         folder: the application's, absolute; None when it is a ZIP file.
+        name: by which its hubs are found again, in the next process too.
 
     Attributes:
+        when_loaded: called once its code has run without a mistake.
+        hubs_made: how many hubs without a name it has made.
         package: the name of the package its Python modules are in, empty without any.
         names: what `smqrt.app` gives its code: `app`, `dir`, `io`.
         kept: what the server keeps in memory for it.
+        is_internal: it is part of the server: operators are not shown its hubs.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, name: str = "") -> None:
         self.folder = folder
+        self.name = name
+        self.hubs_made = 0
+        self.when_loaded: list[Callable[[], None]] = []
         self.package = ""
         self.names: dict[str, object] = {}
         self.kept: dict[object, object] = {}
+        self.is_internal = False
         self._path_before = set(sys.path)
         self._things: WeakSet[Closable] = WeakSet()
         self._packages_before = _packages()
@@ -51,7 +59,7 @@ class AppScope:
         """
         for thing in list(self._things):
             try:
-                thing.close()
+                getattr(thing, "_end_with_app", thing.close)()
             except Exception:
                 log.exception("closing %r failed", thing)
         self._things.clear()

@@ -35,6 +35,8 @@ class CloseReason(Enum):
     WRITE_FAILED = "write failed"
     TAKEN_OVER = "reconnect"
     REFUSED = "refused"
+    LOGIN_ENDED = "login ended"
+    BAD_CONNECT = "bad connect"
     CONNECT_TIMEOUT = "timeout"
     FORGED_PUBLISHER = "corrupt frame"
     SHORT_PACKET = "short packet"
@@ -48,8 +50,11 @@ class CloseReason(Enum):
     TOO_MANY_FRAGMENTS = "too many fragments"
     MESSAGE_TOO_LARGE = "message too large"
     SLOW_CONSUMER = "slow consumer"
+    PUBLISH_RATE = "publish rate"
+    IDLE = "idle"
     HOOK_FAILED = "hook failed"
     SHUTDOWN = "sysshutdown"
+    RESTARTED = "restart"
 
     @property
     def word(self) -> str:
@@ -65,8 +70,10 @@ _WORDS = {
     CloseReason.READ_FAILED: "socketreadfailed",
     CloseReason.WRITE_FAILED: "socketwritefailed",
     CloseReason.SLOW_CONSUMER: "socketwritefailed",
+    CloseReason.IDLE: "socketreadfailed",
     CloseReason.TAKEN_OVER: "reconnect",
     CloseReason.SHUTDOWN: "sysshutdown",
+    CloseReason.RESTARTED: "sysshutdown",
 }
 
 

@@ -19,7 +19,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from math import inf, isfinite
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -50,11 +50,13 @@ class Rule(Generic[T]):
         says: what follows "must be" in errors.
         read: returns the value to use; raises NotThisError, or ArgumentError with a sentence of its own.
         kind: the type that a text of a command line or the environment is read as first.
+        schema: the same for other programs, as JSON Schema; empty for anything.
     """
 
     says: str
     read: Callable[[object], T]
     kind: type = str
+    schema: Mapping[str, object] = field(default_factory=dict)
 
     def check(self, name: str, value: object) -> T:
         """Returns the value to use.
@@ -69,8 +71,32 @@ class Rule(Generic[T]):
         except ArgumentError as error:  # of a table inside, which has said the name
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
+    def from_text(self, text: str) -> object:
+        """Returns what a text of a command line or the environment is, for `check`; the text itself when it is not of
+        the kind that is asked for."""
+        if self.kind is bool:
+            return _WORDS_OF_SWITCHES.get(text.strip().lower(), text)
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
 
-def option(default: object, rule: Rule[T], help_text: str, *, name: str | None = None, shown: str | None = None) -> T:
+
+_WORDS_OF_SWITCHES = {"1": True, "true": True, "yes": True, "on": True} | {
+    "0": False, "false": False, "no": False, "off": False
+}  # fmt: skip
+
+
+def option(
+    default: object,
+    rule: Rule[T],
+    help_text: str,
+    *,
+    name: str | None = None,
+    shown: str | None = None,
+    live: bool = False,
+    secret: bool = False,
+) -> T:
     """Returns the dataclass field of an option.
 
     Args:
@@ -79,14 +105,38 @@ def option(default: object, rule: Rule[T], help_text: str, *, name: str | None =
         help_text: for the manual and the command line.
         name: what users call it, when that is not the name of the field.
         shown: the default as the manual shows it, when it isn't a plain value.
+        live: a setting of the server that may change while it runs.
+        secret: its value is shown to nobody, and may stand in a file that a variable `..._FILE` names.
     """
-    metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown}
+    metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown, "live": live, "secret": secret}
     made: Any = (
         field(default_factory=default, metadata=metadata)
         if callable(default)
         else field(default=default, metadata=metadata)
     )
     return cast(T, made)  # of the field's type, for mypy, as `field` has it
+
+
+def group(table: type[T], help_text: str) -> T:
+    """Returns the dataclass field of a table inside a table: `limits.publish_rate`.
+
+    Args:
+        table: a dataclass of options whose defaults are all there.
+        help_text: one sentence, for the manual.
+    """
+    made: Any = field(default_factory=table, metadata={"group": table, "help": help_text})
+    return cast(T, made)
+
+
+def tables(table: type[T], help_text: str) -> Mapping[str, T]:
+    """Returns the dataclass field of tables by name: `listener.main.port`, of which there are none by default.
+
+    Args:
+        table: a dataclass of options: each table's.
+        help_text: one sentence, for the manual.
+    """
+    made: Any = field(default_factory=dict, metadata={"tables": table, "help": help_text})
+    return cast(Mapping[str, T], made)
 
 
 def options_of(table: type) -> dict[str, Field[object]]:
@@ -154,6 +204,10 @@ def _span(least: float, most: float, unit: str) -> str:
     return f"{span} ({unit})" if unit else span
 
 
+def _range_schema(kind: str, least: float, most: float) -> dict[str, object]:
+    return {"type": kind, "minimum": least} | ({"maximum": most} if most < inf else {})
+
+
 def whole(least: int, most: float = inf, unit: str = "") -> Rule[int]:
     """Whole numbers from `least` to `most`; a float without a fraction is one, because Lua may give it."""
 
@@ -163,7 +217,7 @@ def whole(least: int, most: float = inf, unit: str = "") -> Rule[int]:
             raise NotThisError
         return int(found)
 
-    return Rule(f"a whole number {_span(least, most, unit)}", read_whole, int)
+    return Rule(f"a whole number {_span(least, most, unit)}", read_whole, int, _range_schema("integer", least, most))
 
 
 def number(least: float, most: float = inf, unit: str = "", *, above: bool = False) -> Rule[float]:
@@ -178,7 +232,10 @@ def number(least: float, most: float = inf, unit: str = "", *, above: bool = Fal
     span = _span(least, most, unit)
     if above:
         span = span.replace("of at least", "greater than").replace("from 0 to", "greater than 0, at most")
-    return Rule(f"a number {span}", read_number, float)
+    schema = _range_schema("number", least, most)
+    if above:
+        schema["exclusiveMinimum"] = schema.pop("minimum")
+    return Rule(f"a number {span}", read_number, float, schema)
 
 
 def switch() -> Rule[bool]:
@@ -189,7 +246,7 @@ def switch() -> Rule[bool]:
             raise NotThisError
         return bool(value)
 
-    return Rule("true or false", read_switch, bool)
+    return Rule("true or false", read_switch, bool, {"type": "boolean"})
 
 
 @overload
@@ -209,7 +266,20 @@ def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T |
 
 def text() -> Rule[str]:
     """Texts."""
-    return instance("a text", str)
+    return replace(instance("a text", str), schema={"type": "string"})
+
+
+def texts() -> Rule[tuple[str, ...]]:
+    """Texts without commas: several, or one text with commas between them."""
+
+    def read_texts(value: object) -> tuple[str, ...]:
+        several = value.split(",") if isinstance(value, str) else value
+        if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
+            raise NotThisError
+        return tuple(one.strip() for one in several if one.strip())
+
+    schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    return Rule("a list of texts, or one text with commas between", read_texts, schema=schema)
 
 
 def path() -> Rule[str]:
@@ -220,7 +290,7 @@ def path() -> Rule[str]:
             raise NotThisError
         return os.fsdecode(value)
 
-    return Rule("the path of a file", read_path)
+    return Rule("the path of a file", read_path, schema={"type": "string", "minLength": 1})
 
 
 def function() -> Rule[Callable[..., Any]]:
@@ -244,29 +314,35 @@ def choice(*words: T) -> Rule[T]:
         raise NotThisError
 
     listed = ", ".join(map(repr, words))
-    return Rule(f"one of {listed}" if len(words) > 1 else listed, read_choice)
+    return Rule(f"one of {listed}" if len(words) > 1 else listed, read_choice, type(words[0]), {"enum": list(words)})
 
 
 def optional(rule: Rule[T]) -> Rule[T | None]:
     """None, or what `rule` takes."""
-    return Rule(f"{rule.says}, or nothing", lambda value: None if value is None else rule.read(value), rule.kind)
+    return Rule(f"{rule.says}, or nothing", lambda one: None if one is None else rule.read(one), rule.kind, rule.schema)
 
 
 def duration(least_s: float = 0.0, most_s: float = inf) -> Rule[float]:
     """Times in seconds, given as a text such as "10m", or as a number."""
     span = f" from {least_s:g} to {most_s:g} s" if most_s < inf else ""
-    return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, least_s, most_s))
+    read_duration = _quantity(parse_duration, least_s, most_s)
+    return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", read_duration, float, _QUANTITY_SCHEMA)
 
 
 def positive_duration() -> Rule[float]:
     """Times above 0, in seconds."""
-    return Rule("a time above 0 such as '200 ms', '10m', '2h', '7d'", _quantity(parse_duration, 1e-6, inf))
+    read_duration = _quantity(parse_duration, 1e-6, inf)
+    return Rule("a time above 0 such as '200 ms', '10m', '2h', '7d'", read_duration, float, _QUANTITY_SCHEMA)
 
 
 def size(least_bytes: int = 0) -> Rule[int]:
     """Bytes, given as a text such as "64MB", or as a number."""
     span = f" of at least {least_bytes} bytes" if least_bytes else ""
-    return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", _quantity(parse_size, least_bytes, inf))
+    read_size = _quantity(parse_size, least_bytes, inf)
+    return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", read_size, int, _QUANTITY_SCHEMA)
+
+
+_QUANTITY_SCHEMA = {"anyOf": [{"type": "string", "pattern": f"^{_NUMBER.pattern}$"}, {"type": "number", "minimum": 0}]}
 
 
 def _quantity(parse: Callable[[object], N], least: float, most: float) -> Callable[[object], N]:

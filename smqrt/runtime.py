@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import logging
 import os
-import resource
 import signal
-import ssl
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import gevent
 from gevent.event import Event
-from greenlet import getcurrent, greenlet
 
-from smqrt import reload
+from smqrt.admin.access_log import AccessLog
+from smqrt.admin.health import Health
+from smqrt.admin.otel import Tracing
+from smqrt.admin.parts import Parts
+from smqrt.admin.server import AdminServer
+from smqrt.console.mount import mount as mount_console
 from smqrt.errors import StartError
-from smqrt.http.access import Access
-from smqrt.http.body import HttpLimits
 from smqrt.http.builtin_pages import ApplicationList, Manual
+from smqrt.http.client.conversation import fetched
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
 from smqrt.http.private import Private
@@ -35,9 +33,12 @@ from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_SESSIONS
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.http.virtual_files import server_io
+from smqrt.identity import service as identity
+from smqrt.identity.service import IdentityService, ways_in
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
+from smqrt.limit_settings import bring_into_force
 from smqrt.lua import api
 from smqrt.lua.api import smq_client, smq_hub
 from smqrt.lua.apps import Application, Applications
@@ -45,28 +46,31 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.mako_conf import MakoConf
-from smqrt.net import broker
-from smqrt.net.contexts import server_context
-from smqrt.net.listener import Listener, OnAccept, open_connections
+from smqrt.net import broker, keeping
+from smqrt.net.drain import close_clients, refuse_newcomers, wait_handled, wait_sent
 from smqrt.net.log_limits import limit_errors_of_greenlets
-from smqrt.net.origins import Hosts, Origins, is_loopback
+from smqrt.net.origins import is_loopback
 from smqrt.net.scheduling import GarbageCollector
+from smqrt.restart.control import Restarts
+from smqrt.restart.taking import TakeOver
+from smqrt.server import process, reload
+from smqrt.server.applying import apply_connection_limits, apply_settings, http_limits
+from smqrt.server.ending import Ending, Step
+from smqrt.server.listeners import Listeners
+from smqrt.server.live_settings import LiveSettings
+from smqrt.server.renewal import Renewal
+from smqrt.server.supervise import Compactions, Pipelines
+from smqrt.server.systemd import Notifier
 from smqrt.settings import Settings
-from smqrt.supervise import Compactions, Pipelines
 
 log = logging.getLogger("smqrt")
 
 Report = Callable[[str], None]
 
-OTHER_PORTS = {"port": range(9357, 9371), "tls_port": range(9443, 9461)}  # spec: runtime §1.2
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
 MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to disconnect
 SMQ_END_S = 2.0  # the same for SMQ clients
-FLUSH_S = 0.05  # what the last messages take to leave
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
-_DEEPEST_FRAMES = 12  # of a greenlet in a report of the state
+LAST_BYTES_S = 1.0  # for what was sent last to reach the other machines
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,13 @@ class Server:
         pipelines: the command that runs the pipelines of an application, whose folder is put behind it; none are run
             when there is none.
         conf: what mako.conf says; its settings are in `settings` already.
+        take_over: another process whose place this one takes.
+
+    Attributes:
+        renewal: what is read again at SIGHUP, and when its files change.
+        state: "loading", "serving", or "draining" once it was asked to stop.
+        live: the settings in force; tells who watches them of changes.
+        identities: who may connect to hubs; None when everybody may.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -110,19 +121,33 @@ class Server:
         report: Report = print,
         pipelines: Sequence[str] | None = None,
         conf: MakoConf | None = None,
+        take_over: TakeOver | None = None,
     ) -> None:
-        self.settings = settings
+        self.live = LiveSettings(settings, report)
+        self._take_over = take_over
+        self._restarts = Restarts(self, settings.restart, report, self._replaced)
         self._conf = conf
         self.root = Root()
         sessions = RequestSessions(settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
-        limits = HttpLimits(bodies_bytes=settings.bodies_mib << 20)
-        self.http = HttpServer(self.root, limits, logins=Logins(sessions))
+        bring_into_force(settings.limits, settings.topics)
+        self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions))
         self._report = report
+        self.state = "loading"
+        self._systemd = Notifier()
         self._stopping = Event()
+        self._ending = Ending(self._left)
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
-        self._listeners = self._listen()
-        self.http.access = _access(settings, next(iter(self._listeners.values())).address[0])
+        self.identities = self._read_identities()
+        self._listeners = Listeners(settings, self.http, conf)
+        self.renewal = Renewal(report)
+        self.renewal.answered = self._systemd.reloaded
+        self.renewal.add("settings", self.live.reload)  # first: others may find the names of their files there
+        if self._listeners.has_certificates:
+            self.renewal.add("certificates", self._listeners.reload, self._listeners.files)
+        if self.identities is not None:
+            self.renewal.add("users and rules", self.identities.reload, self.identities.paths)
+        apply_settings(self.live, self.http, self._listeners)
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._compactions = Compactions(writer.opened, report)
@@ -130,64 +155,97 @@ class Server:
         self.services = self._make_services(words)
         self.vm = Vm()
         self._collector = GarbageCollector()
-        self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s)
+        self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s, memory_mib=settings.limits.lua_memory_mib)
         api.install(self.vm, self.services)
         self._loader = Applications(self.vm, self.services)
         self.applications = self._loader.all
+        self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
+        self.admin = self._open_admin()
+        self._access_log = self._open_access_log()
+        self._tracing = self._open_tracing()
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
         smq_client.install(self.vm, self.services)
 
-    def _listen(self) -> dict[str, Listener]:
-        settings, conf = self.settings, self._conf
-        listeners = {}
-        if conf is None or conf.plain_http or settings.tls_port is None:
-            listeners["http"] = self._bound("port", settings.host, settings.port, self.http.accepted)
-        if settings.tls_port is not None:
-            host = (conf and conf.tls_host) or settings.host
-            try:
-                context = self._tls_context()
-                accepted = self.http.accepted_secure
-                listeners["https"] = self._bound("tls_port", host, settings.tls_port, accepted, context)
-            except BaseException:
-                for listener in listeners.values():
-                    listener.close()
-                raise
-        return listeners
+    def _open_admin(self) -> AdminServer | None:
+        settings = self.settings.admin
+        if not settings.enabled:
+            return None
+        admin = AdminServer(settings.host, settings.port, self.identities)
+        parts = Parts(
+            health=self.health,
+            listeners=self._listeners,
+            http=self.http,
+            applications=self.applications,
+            vm=self.vm,
+            pipelines=lambda: self._pipelines.states() if self._pipelines else [],
+            restart=self._restart,
+        )
+        admin.mount(parts)
+        if settings.console:
+            admin.application = mount_console(parts, admin.root)
+        return admin
 
-    def _bound(
-        self, setting: str, host: str, port: int, accepted: OnAccept, context: ssl.SSLContext | None = None
-    ) -> Listener:
-        """A listener on this port; when it is mako.conf's and not to be had, on the first free one of Mako's others."""
-        others = OTHER_PORTS[setting] if self._conf and self._conf.settings.get(setting) == port else ()
-        failures: list[StartError] = []
-        for candidate in (port, *others):
-            try:
-                return Listener(host, candidate, accepted, context)
-            except StartError as error:
-                failures.append(error)
-        raise failures[0]
+    def _open_tracing(self) -> Tracing | None:
+        settings = self.settings.otel
+        if not settings.endpoint:
+            return None
+        tracing = Tracing(settings.endpoint, settings.service)
+        self.http.observers = (*self.http.observers, tracing)
+        return tracing
 
-    def _tls_context(self) -> ssl.SSLContext:
-        settings = self.settings
-        assert settings.cert
-        assert settings.key
-        return server_context(settings.cert, settings.key, settings.client_ca)
+    def _open_access_log(self) -> AccessLog | None:
+        settings = self.settings.log
+        if not settings.access:
+            return None
+        try:
+            access_log = AccessLog(settings.access, settings.format == "json")
+        except OSError as error:
+            raise StartError(f"log.access: {settings.access} can't be written: {error.strerror}.") from None
+        self.http.observers = (*self.http.observers, access_log)
+        self.http.on_refused = access_log.refused
+        self.renewal.add("access log", access_log.reopen)
+        return access_log
+
+    def _restart(self, application: Application) -> None:
+        application.reload()
+        self._announcer.refresh()
+        self._tell(application, _outcome(application))
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self.live.current
+
+    def _read_identities(self) -> IdentityService | None:
+        settings, logins = self.settings, self.http.logins
+        identity.serve(None)
+        if not IdentityService.is_wanted(settings.auth):
+            return None
+        lists = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]
+        made = IdentityService(settings.auth, logins.throttle, fetched, list(filter(None, lists)))
+        identity.serve(made)
+        broker.follow(made)
+        made.changed.append(partial(logins.look_again, made.still))
+        return made
 
     def _mount_rtl(self) -> ResourceReader:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
             rtl = ResourceReader("rtl", RTL_PRIORITY, io=DiskIo(folder))
         # Before the files: readers ask often, and no file's name need be looked for.
-        rtl.insertprolog(JournalService(writer.opened, self.settings.commit_mib << 20))
+        rtl.insertprolog(
+            JournalService(writer.opened, self.settings.commit_mib << 20, lambda: self.state == "draining")
+        )
         self.root.insert(rtl)
-        self.root.insert(Manual())
+        if self.settings.pages.manual:
+            self.root.insert(Manual())
         return rtl
 
     def _reachable_url(self) -> str:
         """The address at which processes of this machine reach the server."""
-        scheme, listener = next(iter(self._listeners.items()))
+        name, listener = next(iter(self._listeners.items()))
         host, port = listener.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"{scheme}://{_literal(host)}:{port}"
+        return f"{self._listeners.scheme(name)}://{_literal(host)}:{port}"
 
     def _make_services(self, words: Sequence[str]) -> Services:
         private = Private(self.settings.served_files)
@@ -218,8 +276,7 @@ class Server:
 
     def port(self, scheme: str = "http") -> int:
         """Returns the port listened on for "http" or "https", 0 when there is none."""
-        listener = self._listeners.get(scheme)
-        return listener.address[1] if listener else 0
+        return self._listeners.port_of(scheme)
 
     def load(self, specs: Iterable[AppSpec]) -> None:
         """Loads applications one after the other and reports each; one that fails does not hinder the others."""
@@ -227,7 +284,7 @@ class Server:
         for spec in specs:
             application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner, spec.entry)
             self._tell(application, _outcome(application))
-        if all(application.name for application in self.applications):
+        if self.settings.pages.applications and all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
 
     def _tell(self, application: Application, outcome: str) -> None:
@@ -235,22 +292,40 @@ class Server:
 
     def start(self) -> None:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
-        _prepare_process()
-        self._collector.start()
-        open_connections.limit = self.settings.max_connections
-        open_connections.per_address = self.settings.connections_per_address
+        if self._take_over is None:
+            self._prepare()
         if self.settings.reload:
             watches = {one: reload.FolderWatch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
-        for listener in self._listeners.values():
-            listener.start()
+        self._listeners.start()
+        self.renewal.start()
+        if self.identities is not None:
+            self.identities.start()
         self._announcer.start()
         self._compactions.start()
-        for scheme, listener in self._listeners.items():
-            host, port = listener.address
-            self._report(f"listening on {scheme}://{_literal(host)}:{port}")
+        urls = {name: self._url(name, listener.address) for name, listener in self._listeners.items()}
+        for name, url in urls.items():
+            self._report(f"listening on {url}" + ("" if name in ("http", "https") else f" (listener {name})"))
+        if self.admin is not None:
+            self._report(f"admin at {self.admin.url}")
+        if self.identities is not None:
+            self._report(ways_in(self.settings.auth))
+        elif not all(is_loopback(listener.address[0]) for listener in self._listeners.values()):
+            self._report("hubs let in: whoever comes, where no application asks for a login; see auth.users")
         for application in self.applications:
             self._start_pipelines(application)
+        self.state = "serving"
+        failed = [_shown_name(application) for application in self.applications if application.error is not None]
+        self._systemd.ready(", ".join([*urls.values(), *(f"application {name} failed" for name in failed)]))
+
+    def _url(self, name: str, address: tuple[str, int]) -> str:
+        return f"{self._listeners.scheme(name)}://{_literal(address[0])}:{address[1]}"
+
+    def _prepare(self) -> None:
+        """What is to be done before the first client is here."""
+        process.prepare()
+        self._collector.start()
+        apply_connection_limits(self.settings)
 
     def _start_pipelines(self, application: Application) -> None:
         if self._pipelines and application.error is None:
@@ -272,67 +347,103 @@ class Server:
         if fault:
             self._tell(application, f"kept as it was: {fault}")
         else:
-            application.reload()
-            self._announcer.refresh()
-            self._tell(application, _outcome(application))
+            self._restart(application)
 
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
         handlers = [gevent.signal_handler(number, react) for number, react in self._reactions().items()]
         self._watchdog.start()
         limit_errors_of_greenlets()
+        if self.admin is not None:
+            self.admin.start()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)
+        failure: StartError | None = None
         if loading.ready():
             loading.get()
-            self.start()
-            self._stopping.wait()
+            failure = self._serve()
         else:
             loading.kill()
-        self.stop()
         for handler in handlers:
             handler.cancel()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it has nothing to read again, and would end the process
+        with self._ending.within(self.settings.drain.most_s):
+            self.stop()
+        if failure:
+            raise failure
         return self._exit_code
+
+    def _serve(self) -> StartError | None:
+        """Returns why it could not, after the applications are loaded."""
+        try:
+            if self._take_over:
+                self._prepare()
+                self._take_over.take(self.http, self.failed_applications())
+            self._restarts.open()
+        except StartError as error:
+            return error
+        self.start()
+        if self._take_over:
+            gevent.spawn(self._take_late, self._take_over)
+        self._stopping.wait()
+        return None
+
+    def _take_late(self, take_over: TakeOver) -> None:
+        if not take_over.take_late():
+            self.ask_to_stop(1)
+
+    # ---- what a hot restart asks for
+
+    @property
+    def is_successor(self) -> bool:
+        """Whether it has taken another process's place."""
+        return self._take_over is not None
+
+    def _replaced(self, pid: int) -> None:
+        self._systemd.replaced(pid)
+        self.ask_to_stop()
+
+    def failed_applications(self) -> list[str]:
+        """The names of the applications that do not run, and why."""
+        return [f"{_shown_name(one)}: {one.error}" for one in self.applications if one.error is not None]
+
+    def stop_pipelines(self) -> None:
+        """Ends the pipelines."""
+        if self._pipelines:
+            self._pipelines.stop()
+
+    def start_pipelines(self) -> None:
+        """Starts them again."""
+        for application in self.applications:
+            self._start_pipelines(application)
 
     def _reactions(self) -> dict[signal.Signals, Callable[[], None]]:
         return {
-            signal.SIGTERM: self._on_signal,
-            signal.SIGINT: self._on_signal,
-            signal.SIGHUP: self.renew,
+            signal.SIGTERM: self.ask_to_stop,
+            signal.SIGINT: self.ask_to_stop,
+            signal.SIGHUP: self._on_hangup,
             signal.SIGUSR1: self.tell_state,
+            signal.SIGUSR2: self._restarts.ask,
         }
 
-    def renew(self) -> None:
-        """Reads the certificate files again, for the handshakes from now on; wrong ones are told, and nothing
-        changes."""
-        fault = self.load_certificates()
-        if fault is None:
-            self._report("certificates read again")
-        elif "https" in self._listeners:
-            log.error("certificates kept as they were: %s", fault)
-        else:
-            self._report(fault)
+    def load_certificates(self, in_thread: bool = True) -> str | None:
+        """Reads the certificates again; returns why it could not, and nothing has changed then, None when it did.
 
-    def load_certificates(self) -> str | None:
-        """The same without a word; returns why it could not be done, None when it was."""
-        listener = self._listeners.get("https")
-        if listener is None:
+        Args:
+            in_thread: blocks this greenlet, and holds nobody else.
+        """
+        if not self._listeners.has_certificates:
             return "there are no certificates to read again"
-        try:
-            listener.renew(self._tls_context())
-        except StartError as error:
-            return str(error)
-        return None
+        return self._listeners.reload(in_thread)
+
+    def _on_hangup(self) -> None:
+        self._systemd.reloading()
+        self.renewal.ask()
 
     def tell_state(self) -> None:
         """Logs what the greenlets and the activities of the applications wait for."""
-        log.warning("asked for the state\n%s", state_report(self.vm.waiting()))
-
-    def _on_signal(self) -> None:
-        if self._stopping.is_set():
-            os._exit(1)  # asked twice: somebody is in a hurry
-        self.ask_to_stop()
+        log.warning("asked for the state\n%s", process.state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
         """Lets `run` go on to its end."""
@@ -340,39 +451,83 @@ class Server:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Ends the pipelines, stops accepting, unloads the applications, disconnects every client and closes."""
+        """Ends everything in order; blocks. What was accepted before is delivered, or counted as lost."""
+        has_no_place = self.state == "loading" and self.is_successor
+        self.state = "draining"
+        if not (self._restarts.is_handed_over or has_no_place):  # the service goes on, in another process
+            self._systemd.stopping(self.settings.drain.most_s)
+        self._ending.run(self._last_steps())
+
+    def _last_steps(self) -> list[Step]:
+        """What ends, in this order."""
+        drain, patience_s = self.settings.drain, self.settings.drain_s
+        brokers = broker.opened()
+        return [
+            ("the delay", lambda: gevent.sleep(0 if self._restarts.is_handed_over else drain.delay_s)),
+            ("refusing new clients", lambda: self._refuse_newcomers(brokers)),
+            # While there is a hub that takes what they have done.
+            ("the end of the pipelines", self.stop_pipelines),
+            ("compactions", self._compactions.stop),
+            ("listeners", self._stop_listening),
+            ("HTTP requests under way", lambda: self.http.drain(patience_s)),
+            ("messages under way", lambda: wait_handled(brokers, patience_s)),
+            # While their clients are there, whom they may tell.
+            ("onunload of the applications", self._loader.end),
+            ("closing SMQ clients", lambda: close_clients(brokers, drain.window_s, patience_s)),
+            ("unloading the applications", self._loader.unload),
+            ("processes, sockets and MQTT clients of applications", self._end_services),
+            ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_END_S)),
+            ("hubs", broker.close_all),
+            ("clients of applications that start again", keeping.drop_all),
+            ("the hand-over to the new process", self._restarts.finish),
+            ("the last bytes to clients", lambda: wait_sent(LAST_BYTES_S)),
+            ("journals", writer.close_all),
+            ("the rest", self._end_rest),
+        ]
+
+    def _refuse_newcomers(self, brokers: Iterable[broker.GeventBroker]) -> None:
         if self._watcher:
             self._watcher.kill()
-        if self._pipelines:
-            self._pipelines.stop()  # first, while there is a hub that takes what they have done
-        self._compactions.stop()
+        self._restarts.close()
+        self.renewal.stop()
+        refuse_newcomers(brokers)
+
+    def _stop_listening(self) -> None:
         self._announcer.stop()
-        for listener in self._listeners.values():
-            listener.close()
-        for application in list(self.applications):
-            application.unload()
-        self._loader.run_exit_functions()
-        self._loader.send_mail_log()
-        self._loader.close()
+        self._listeners.turn_away()
+        self._listeners.close()
+
+    def _end_services(self) -> None:
         self.services.processes.shutdown()
         self.services.sockets.shutdown()
         self.services.mqtt.shutdown()
         self.services.mqtt.wait_ended(MQTT_END_S)
-        self.services.smq_clients.end(SMQ_END_S)
-        broker.close_all()
-        gevent.sleep(FLUSH_S)
-        writer.close_all()
-        self.http.drain(self.settings.drain_s)
+
+    def _end_rest(self) -> None:
+        identity.serve(None)
+        broker.set_topic_rules(broker.TopicRules())
+        if self.identities is not None:
+            self.identities.close()
         self.http.close()
+        self._systemd.close()
+        if self.admin is not None:
+            self.admin.close()
+        for one in (self._access_log, self._tracing):
+            if one is not None:
+                one.close()
         self._watchdog.stop()
         self._collector.stop()
         self.vm.stop()
 
-
-def _access(settings: Settings, address: str) -> Access:
-    own = {settings.host.strip("[]"), address}  # pipelines of this machine come by it
-    hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
-    return Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
+    def _left(self) -> str:
+        """What is there now, for the line of a server that did not end in time."""
+        counts = {
+            "connections of HTTP": len(self.http),
+            "SMQ clients": sum(len(one.sessions) for one in broker.opened()),
+            "running applications": sum(one.running for one in self.applications),
+            "open journals": len(writer.opened),
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing"
 
 
 def _shown_name(application: Application) -> str:
@@ -386,44 +541,3 @@ def _literal(host: str) -> str:
 
 def _outcome(application: Application) -> str:
     return "ok" if application.error is None else f"failed: {application.error.splitlines()[0]}"
-
-
-def _prepare_process() -> None:
-    """Suits the process to many connections and large messages."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB (design: broker §8).
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-
-
-def state_report(activities: Iterable[str]) -> str:
-    """Give the state of the process in text: what its greenlets, and the activities of its applications, wait for.
-
-    Args:
-        activities: a line for each activity of Lua.
-    """
-    lua = Counter(activities)
-    stacks = Counter(_stack(one) for one in _greenlets())
-    gc.freeze()
-    parts = [f"{sum(lua.values())} activities of Lua wait", *(_counted(count, text) for text, count in lua.items())]
-    parts += [f"{sum(stacks.values())} greenlets", *(_counted(count, text) for text, count in stacks.most_common())]
-    return "\n".join(parts)
-
-
-def _counted(count: int, text: str) -> str:
-    return f"  {text}" if count == 1 else f"  {count} times {text}"
-
-
-def _greenlets() -> list[greenlet]:
-    me = getcurrent()
-    gc.unfreeze()  # what the server froze when it started would not be seen
-    return [one for one in gc.get_objects() if isinstance(one, greenlet) and one.gr_frame is not None and one is not me]
-
-
-def _stack(one: greenlet) -> str:
-    frames = traceback.extract_stack(one.gr_frame, _DEEPEST_FRAMES)
-    lines = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
-    return f"{type(one).__name__} at " + "\n      from ".join(lines)

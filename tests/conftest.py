@@ -20,6 +20,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from smqrt import limits
 from tests.factory import Factory
 
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
@@ -79,6 +80,13 @@ def legal_moves() -> Iterator[None]:
     assert records.messages == []
 
 
+@pytest.fixture(autouse=True)
+def fresh_limits() -> None:
+    """No test finds what another has counted, or that a line was in the log just now."""
+    for limit in limits.registered():
+        limit.count, limit.lines = 0, limits.LineLimit()
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 where nobody listens. Linux gives odd ones here, and even ones to those who connect."""
     with socket.socket() as sock:
@@ -103,7 +111,9 @@ def made_once(name: str, make: Callable[[Path], object], tmp_path_factory: pytes
 def build_wheel(folder: Path) -> None:
     copy = folder / "copy"
     # Other workers write there meanwhile.
-    shutil.copytree(REPOSITORY / "smqrt", copy / "smqrt", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__", ".journal", ".pipelines")
+    shutil.copytree(REPOSITORY / "smqrt", copy / "smqrt", ignore=ignored)
+    shutil.copytree(REPOSITORY / "app_preload", copy / "app_preload", ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, copy)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(copy)]
@@ -137,16 +147,17 @@ class Served:
     Attributes:
         lines: what it printed so far, standard output and errors together.
         port: the plain port; tls_port: the TLS port or 0.
-        python, program: what runs in order to be `smqrt`.
+        python, program: what runs in order to be `smqrt`; word: its command.
         stop_s: how long it may take to stop.
     """
 
     python = sys.executable
     program: tuple[str, ...] = ("-m", "smqrt")
+    word = "serve"
     stop_s = 10.0
 
     def __init__(self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        command = [self.python, *self.program, "serve", "--port", "0", *map(str, arguments)]
+        command = [self.python, *self.program, self.word, "--port", "0", "--admin-port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -191,6 +202,10 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return self.wait_for(r"^admin at (http://\S+)/$")[1]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Asks the server to stop, as an operator does; returns its exit code."""

@@ -20,12 +20,11 @@ from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.http.server import HttpServer
 from smqrt.net import datapath, graceful_close
-from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
-from tests.pki import Authority
+from tests.pki import Authority, server_context
 from tests.waiting import wait_until
 
 PATIENCE_S = 15.0
@@ -124,11 +123,14 @@ class Device:
         head: the HTTP reply, empty when there was none.
     """
 
-    def __init__(self, address: tuple[str, int], kind: str = RAW, context: SSLContext | None = None) -> None:
+    def __init__(
+        self, address: tuple[str, int], kind: str = RAW, context: SSLContext | None = None, first: bytes = b""
+    ) -> None:
         self.kind = kind
         self.secure, self.on_websocket = kind in (TLS, WSS), kind in (WS, WSS)
         self.sock: Any = socket.create_connection(address, timeout=PATIENCE_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.sendall(first)  # what a proxy sends before the client's own bytes
         if self.secure:
             self.sock = (context or client_context()).wrap_socket(self.sock)
         self.stream = Stream(self.on_websocket)
@@ -337,9 +339,9 @@ class Site:
         assert listener
         return listener.address
 
-    def open(self, kind: str = RAW, context: SSLContext | None = None) -> Device:
-        """A connection on which nothing was said yet."""
-        device = Device(self.address(kind in (TLS, WSS)), kind, context)
+    def open(self, kind: str = RAW, context: SSLContext | None = None, first: bytes = b"") -> Device:
+        """A connection on which nothing was said yet but `first`."""
+        device = Device(self.address(kind in (TLS, WSS)), kind, context, first)
         self._devices.append(device)
         return device
 

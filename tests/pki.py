@@ -5,12 +5,15 @@ from __future__ import annotations
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gevent.ssl
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from smqrt.net.contexts import CertStore, ClientTls, Identity, ServerTls
+from smqrt.net.server_tls import TlsFiles, load
 
 
 def store_of(*authorities: trustme.CA) -> CertStore:
@@ -48,6 +51,12 @@ def gevent_context(leaf: trustme.LeafCert, *client_authorities: trustme.CA) -> s
     return context
 
 
+def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
+    """The context of a listener with these files."""
+    files = TlsFiles(((str(cert), str(key)),), str(client_ca) if client_ca else None)
+    return load(files, datetime.now(UTC)).default
+
+
 class Authority:
     """An authority, and files with the certificates that it has signed.
 
@@ -66,4 +75,21 @@ class Authority:
         cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))
+        key.chmod(0o600)
         return cert, key
+
+    def revocation_list(self, path: Path, *revoked: Path, days: float = 30) -> Path:
+        """A file with the list of what was revoked, the certificates in these files; it ends after so many days."""
+        now = datetime.now(UTC)
+        authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+        builder = builder.last_update(now - timedelta(days=2)).next_update(now + timedelta(days=days))
+        for cert in revoked:
+            serial = x509.load_pem_x509_certificate(cert.read_bytes()).serial_number
+            one = (
+                x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now - timedelta(days=2)).build()
+            )
+            builder = builder.add_revoked_certificate(one)
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        path.write_bytes(builder.sign(cast(Any, key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return path

@@ -877,7 +877,7 @@ def test_names_keep_their_numbers_over_restarts(tmp_path: Path, make_site: Calla
 
 def test_every_name_is_synced_to_the_disk(tmp_path: Path) -> None:
     """What a killed process can't show: the ack waits for the disk, not only for the operating system."""
-    connection = SqliteNames(str(tmp_path / "names.db"))._connection
+    connection = SqliteNames(str(tmp_path / "names.db")).connection
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from smqrt import mako_conf, runtime
+from smqrt import mako_conf
 from smqrt.cli.serve import AppSpec, discover
 from smqrt.errors import StartError
 from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.runtime import Server
+from smqrt.server import listeners
 from smqrt.settings import Settings
 from tests.conftest import free_port
 
@@ -148,7 +149,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def bind(settings: Settings, conf: MakoConf, *others: int) -> Server:
-        monkeypatch.setattr(runtime, "OTHER_PORTS", {"port": others, "tls_port": ()})
+        monkeypatch.setattr(listeners, "OTHER_PORTS", {"http": others, "https": ()})
         servers.append(Server(settings, report=lambda line: None, conf=conf))
         return servers[-1]
 

@@ -18,7 +18,8 @@ from urllib.request import urlopen
 import click
 import pytest
 
-from smqrt import hub
+from smqrt import closes, hub
+from smqrt.admin import metrics
 from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
@@ -27,7 +28,8 @@ from smqrt.http.head import MAX_FIELDS
 from smqrt.manual import pages as manual
 from smqrt.net import datapath, graceful_close
 from smqrt.net.tls import HANDSHAKE_S
-from smqrt.settings import environment_name, flag, table
+from smqrt.settings import table
+from smqrt.settings_tree import environment_name, flag
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY, free_port
 
@@ -239,7 +241,7 @@ def page_text(page: str) -> str:
 def test_every_option_of_serve_is_documented() -> None:
     from smqrt.cli.serve import serve
 
-    text = page_text("serving")
+    text = page_text("serving") + page_text("settings")
     options = [option for parameter in serve.params for option in parameter.opts if option.startswith("-")]
     assert len(options) > 8
     assert [option for option in options if f"`{option}" not in text] == []
@@ -267,6 +269,12 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
     assert sorted(set(documented("hub-api")) - methods) == ["isSMQ"]
     for entry in re.split(r"^### ", page_text("hub-api"), flags=re.MULTILINE)[1:]:
         assert re.match(r"[\w ()]+\n\n( {4}.*\n)+\n\*Context:\* ", entry), f"not in the order of the page: {entry[:60]}"
+
+
+def test_every_metric_and_every_reason_is_in_its_table() -> None:
+    assert set(closes.ENDINGS) == set(CloseReason)
+    assert closes.manual() in page_text("troubleshooting"), "run scripts/fix"
+    assert metrics.manual() in page_text("metrics"), "run scripts/fix"
 
 
 def test_every_ending_and_every_drop_is_documented() -> None:

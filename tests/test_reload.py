@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from smqrt.reload import FolderWatch
+from smqrt.server.reload import FolderWatch
 
 
 def test_a_change_counts_once_and_when_it_has_settled(tmp_path: Path) -> None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from smqrt import settings_sources
 from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StartError
+from smqrt.identity.service import ways_in
 from smqrt.journal.settings import JournalSettings
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.broker import HubOptions
+from smqrt.options import choice, duration, group, option, optional, tables, text, texts, whole
 from smqrt.options import manual as manual_of
-from smqrt.settings import Settings, environment_name, flag, load_file, manual, table
+from smqrt.server import live_settings
+from smqrt.server.live_settings import LiveSettings
+from smqrt.settings import AuthSettings, Settings, table
+from smqrt.settings_sources import Sources, rows
+from smqrt.settings_tree import environment_name, flag, manual, named_settings_of, schema, settings_of
 
 
 def test_spellings() -> None:
@@ -23,30 +38,228 @@ def test_spellings() -> None:
 
 
 def test_the_manual_shows_the_table() -> None:
-    page = resources.files("smqrt") / "help" / "serving.md"
-    assert manual() in page.read_text("utf-8")
+    page = (resources.files("smqrt") / "help" / "settings.md").read_text("utf-8")
+    assert manual(Settings) in page, "scripts/fix writes it"
 
 
-def test_a_file_gives_values(tmp_path: Path) -> None:
-    path = tmp_path / "smqrt.toml"
-    path.write_text('port = 80\nhost = "::"\n')
-    assert load_file(path) == {"port": 80, "host": "::"}
+def test_spellings_are_all_different() -> None:
+    assert len({flag(one) for one in table()}) == len({environment_name(one) for one in table()}) == len(table())
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "smqrt.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_mako_conf_over_the_default(tmp_path: Path) -> None:
+    flags: dict[tuple[str, ...], object] = {("port",): 1}
+    environment = {"SMQRT_PORT": "2", "SMQRT_HOST": "b", "SMQRT_PAGES__MANUAL": "off", "SMQRT_CERT": ""}
+    path = file(tmp_path, 'port = 3\nhost = "c"\n\nhosts = "c"\n[pages]\nmanual = true\n')
+    made = Sources(flags, environment, path, {"port": 4, "host": "d", "hosts": "d", "cert": "d"}, "mako.conf").read()
+    found = made.settings
+    assert (found.port, found.host, found.hosts, found.cert, found.pages.manual) == (1, "b", "c", "d", False)
+    assert [row for row in rows(made) if row[2] != "default"] == [
+        ("host", "b", "SMQRT_HOST"),
+        ("port", 1, "--port"),
+        ("cert", "d", "mako.conf"),
+        ("hosts", "c", f"{path}, line 4"),
+        ("pages.manual", False, "SMQRT_PAGES__MANUAL"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("prot = 80", "prot is no option; did you mean port\\? There are: host, port"), ("port 80", "is not valid TOML")],
+    [
+        ("\nprot = 80", r"smqrt.toml, line 2: prot is no setting; did you mean port\?"),
+        ("port 80", "smqrt.toml, line 1 is not valid TOML: Expected"),
+        ("port = 80\nport = 81", "smqrt.toml, line 2: this name is given a second time"),
+        ("[pages]\n# text\nmanuel = 1", r"line 3: pages.manuel is no setting; did you mean pages.manual\?"),
+        ("manual = true", r"line 1: manual is no setting; did you mean pages.manual\?"),
+        ("pages = true", r"line 1: pages is a table of settings: write \[pages\] and its settings below"),
+        ('hosts = """\na"""\nport = "x"', "line 3: port must be a whole number from 0 to 65535, not 'x'"),
+        ("pages.manual = 7", "line 1: pages.manual must be true or false, not 7"),
+        ("[page]\nmanual = true", r"line 2: page.manual is no setting; did you mean pages.manual\?"),
+        ("[[port]]\nx = 1", r"line 1: port must be a whole number from 0 to 65535, not \[\{'x': 1\}\]"),
+        ("x = " + "[" * 5000, "is not valid TOML"),
+    ],
 )
 def test_a_wrong_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    path = tmp_path / "smqrt.toml"
-    path.write_text(text)
     with pytest.raises(StartError, match=sentence):
-        load_file(path)
+        Sources(file=file(tmp_path, text)).read()
 
 
 def test_a_missing_file_gets_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="can't be read: No such file"):
-        load_file(tmp_path / "smqrt.toml")
+        Sources(file=tmp_path / "smqrt.toml").read()
+
+
+def test_wrong_variables_and_flags_are_named() -> None:
+    with pytest.raises(StartError) as told:
+        Sources({("drain_s",): "-1"}, {"SMQRT_PORT": "x", "SMQRT_RELOAD": "maybe"}).read()
+    assert str(told.value).splitlines() == [
+        "SMQRT_PORT: port must be a whole number from 0 to 65535, not 'x'.",
+        "SMQRT_RELOAD: reload must be true or false, not 'maybe'.",
+        "--drain-s: drain_s must be a number of at least 0, not '-1'.",
+    ]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A table that users name."""
+
+    port: int = option(1, whole(0), "Its port.")
+    word: str = option("", text(), "A password.", secret=True, live=True)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A table of words."""
+
+    kind: str = option("yale", choice("yale", "abus"), "Its make.", live=True)
+
+
+@dataclass(frozen=True)
+class House:
+    """A table with all there is."""
+
+    size: int = option(1, whole(0), "How large.")
+    after_s: float = option(1.0, duration(), "When.")
+    names: tuple[str, ...] = option((), texts(), "Who.")
+    word: str | None = option(None, optional(text()), "A password.", secret=True)
+    lock: Lock = group(Lock, "A lock.")
+    door: Mapping[str, Door] = tables(Door, "Doors.")
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> type[House]:
+    for module in (settings_sources, live_settings):
+        monkeypatch.setattr(module, "Settings", House)
+    monkeypatch.setattr(settings_sources, "table", lambda: tuple(settings_of(House)))
+    monkeypatch.setattr(settings_sources, "named_table", lambda: tuple(named_settings_of(House)))
+    return House
+
+
+def test_tables_that_users_name(house: type[House], tmp_path: Path) -> None:
+    path = file(tmp_path, '[door.Main]\nport = 2\n[door."a/#"]\nword = "x"\n[door.plain]\n')
+    environment = {"SMQRT_DOOR__MAIN__PORT": "3", "SMQRT_DOOR__BACK__PORT": "4"}
+    environment |= {"SMQRT_NAMES": "a, b", "SMQRT_AFTER_S": "2m"}
+    made = Sources({("lock", "kind"): "abus"}, environment, path).read()
+    assert made.settings == House(  # type: ignore[comparison-overlap]  # stands for Settings here
+        after_s=120, names=("a", "b"), lock=Lock("abus"),
+        door={"Main": Door(3), "a/#": Door(word="x"), "plain": Door(), "back": Door(4)},
+    )  # fmt: skip
+    places = {name: place for name, _, place in rows(made) if name.startswith("door")}
+    assert (places["door.Main.port"], places["door.a/#.word"]) == ("SMQRT_DOOR__MAIN__PORT", f"{path}, line 4")
+    assert [value for name, value, _ in rows(made) if name == "door.a/#.word"] == ["********"]
+
+
+def test_a_wrong_table_that_a_user_names(house: type[House], tmp_path: Path) -> None:
+    with pytest.raises(StartError) as told:
+        Sources(file=file(tmp_path, "[door.main]\nprot = 2\n[door.back]\nport = -1\n[door]\nport = 4\n")).read()
+    assert [line.partition("smqrt.toml, ")[2] for line in str(told.value).splitlines()] == [
+        "line 2: door.main.prot is no setting; did you mean door.NAME.port?",
+        "line 4: door.back.port must be a whole number of at least 0, not -1.",
+        "line 6: door.port is no setting; did you mean door.NAME.port?",
+    ]
+
+
+def test_secrets_may_stand_in_files(house: type[House], tmp_path: Path) -> None:
+    secret = tmp_path / "word"
+    secret.write_text("open sesame\n")
+    made = Sources(environment={"SMQRT_WORD_FILE": str(secret), "SMQRT_DOOR__A__WORD_FILE": str(secret)}).read()
+    assert (made.settings.word, made.settings.door["a"].word) == ("open sesame", "open sesame")  # type: ignore[attr-defined]
+    for environment, sentence in (
+        ({"SMQRT_WORD_FILE": "/nowhere"}, "SMQRT_WORD_FILE: /nowhere can't be read: No such file"),
+        ({"SMQRT_WORD_FILE": "/dev/null", "SMQRT_WORD": "x"}, "SMQRT_WORD_FILE: SMQRT_WORD is given too"),
+    ):
+        with pytest.raises(StartError, match=sentence):
+            Sources(environment=environment).read()
+
+
+def test_a_wrong_secret_is_not_shown(house: type[House], tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="word must be a text, or nothing, not the value given"):
+        Sources(file=file(tmp_path, "word = 12345")).read()
+
+
+def test_the_schema_takes_what_is_right_and_refuses_what_is_wrong() -> None:
+    for table_of in (Settings, House):
+        Draft202012Validator.check_schema(schema(table_of))
+    checked = Draft202012Validator(schema(House))
+    right = {"size": 3, "after_s": "2m", "names": ["a"], "lock": {"kind": "abus"}, "door": {"x": {"port": 1}}}
+    assert checked.is_valid(right)
+    wrongs = {"size": -1}, {"sise": 1}, {"lock": {"kind": "x"}}, {"door": {"x": {"prot": 1}}}, {"after_s": "soon"}
+    for wrong in wrongs:
+        assert not checked.is_valid(wrong), wrong
+
+
+def test_some_settings_change_while_the_server_runs(house: type[House], caplog: pytest.LogCaptureFixture) -> None:
+    told: list[object] = []
+    found = [House(size=2, lock=Lock("abus"), door={"a": Door(2)}), House(lock=Lock("abus"))]
+    live = LiveSettings(House(), lambda line: None)  # type: ignore[arg-type]  # stands for Settings here
+    live.read_with(lambda: found.pop(0), live.current)  # type: ignore[arg-type, return-value]
+    live.watch(("size",), told.append)
+    live.watch(("lock",), told.append)
+    assert live.reload() is None
+    assert told == [live.current] == [House(lock=Lock("abus"))]
+    assert caplog.messages == ["settings that need a restart to change: door.a, size"]
+    assert live.reload() is None
+    assert len(told) == len(caplog.messages) == 1
+
+
+def test_a_part_that_cannot_change_tells_it(house: type[House]) -> None:
+    def refuse(_: object) -> None:
+        raise StartError("no such lock")
+
+    def wrong() -> Settings:
+        raise StartError("line 3 is wrong")
+
+    live = LiveSettings(House(), lambda line: None)  # type: ignore[arg-type]
+    live.watch(("lock.kind",), refuse)
+    live.read_with(lambda: House(lock=Lock("abus")), live.current)  # type: ignore[arg-type, return-value]
+    assert live.reload() == "no such lock"
+    live.read_with(wrong, live.current)
+    assert live.reload() == "line 3 is wrong"
+
+
+def config(
+    *words: object, folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smqrt", "config", *map(str, words)]
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=30)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    file(tmp_path, 'host = "::"\n[pages]\nmanual = false\n')
+    shown = config("show", "--origin", folder=tmp_path, environment={"SMQRT_PORT": "1", "SMQRT_PROT": "2"})
+    lines = dict(re.split(r" +# ", line, maxsplit=1) for line in shown.stdout.splitlines() if not line.startswith("#"))
+    assert lines['host = "::"'] == "smqrt.toml, line 1"
+    assert (lines["port = 1"], lines["pages.manual = false"]) == ("SMQRT_PORT", "smqrt.toml, line 3")
+    assert lines["drain_s = 2.0"] == "default"
+    assert shown.stderr == "SMQRT_PROT is no setting; did you mean SMQRT_PORT?\n"
+    assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
+    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings given, nothing wrong\n"
+    other = tmp_path / "other.toml"
+    other.write_text('port = "x"\nprot = 1\n')
+    checked = config("check", other, folder=tmp_path)
+    assert checked.returncode == 1
+    assert f"{other}, line 1: port must be" in checked.stderr
+    assert f"{other}, line 2: prot is no setting; did you mean port?" in checked.stderr
+
+
+def test_the_line_that_says_who_is_let_in() -> None:
+    said = ways_in(AuthSettings(users="users", acl="rules", anonymous=True))
+    assert said == "hubs let in: users, anonymous clients; rules of rules"
+    assert ways_in(AuthSettings(jwt_key="key")) == "hubs let in: tokens; no rules"
+
+
+def test_unknown_variables_are_told() -> None:
+    environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
+    assert Sources(environment=environment).read().warnings == (
+        "SMQRT_PAGES_MANUAL is no setting; did you mean SMQRT_PAGES__MANUAL?",
+        "SMQRT_XYZZY is no setting; `smqrt help settings` names them all.",
+    )
 
 
 @pytest.mark.parametrize(

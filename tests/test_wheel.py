@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.parser import HeaderParser
@@ -15,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+import smqrt
 from tests.conftest import REPOSITORY, Served, install_wheel
 
 INSTALL_S = 300
@@ -25,12 +27,42 @@ REFERENCE = re.compile(r"""(?:src|href)=["']([^"'#?]+\.(?:js|css|html|lsp))["']"
 def files_of_the_package() -> set[str]:
     """Every file, as the wheel names it."""
     files = (path for path in (REPOSITORY / "smqrt").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    return {str(path.relative_to(REPOSITORY)).removeprefix("smqrt/pipeline/entry/") for path in files}
+    own = {str(path.relative_to(REPOSITORY)).removeprefix("smqrt/pipeline/entry/") for path in files}
+    demonstrations = subprocess.run(
+        ["git", "ls-files", "."], cwd=REPOSITORY / "app_preload", capture_output=True, text=True, check=True
+    ).stdout.split()
+    return own | {f"smqrt/demonstrations/{name}" for name in demonstrations}
 
 
 def test_a_wheel_has_every_file(wheel_path: Path) -> None:
     assert len(files_of_the_package()) > 300
     assert files_of_the_package() - set(zipfile.ZipFile(wheel_path).namelist()) == set(), "setup.cfg lists them"
+
+
+def test_the_source_archive_has_what_the_top_level_has(tmp_path: Path) -> None:
+    """Also the changelog, which is a link in the repository, as a file."""
+    names = ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md")
+    for name in names:
+        shutil.copy(REPOSITORY / name, tmp_path)
+    (tmp_path / "CHANGELOG.md").symlink_to((REPOSITORY / "CHANGELOG.md").readlink())
+    for folder in ("smqrt", "app_preload"):
+        ignored = shutil.ignore_patterns("__pycache__", ".journal", ".pipelines")
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=ignored)
+    build = "from setuptools.build_meta import build_sdist; print(build_sdist('.'))"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, timeout=INSTALL_S)
+    with tarfile.open(next(tmp_path.glob("smqrt-*.tar.gz"))) as archive:
+        found = {member.name.partition("/")[2]: member for member in archive}
+        changes = archive.extractfile(found["CHANGELOG.md"])
+        assert changes
+        assert changes.read() == (REPOSITORY / "smqrt/help/changelog.md").read_bytes()
+    assert found["CHANGELOG.md"].isfile()
+    assert {*names, "app_preload/chat/.preload", "smqrt/lua/lib/smq/hub.lua"} <= found.keys()
+
+
+def test_the_changelog_has_this_version() -> None:
+    heading = re.search(r"^## (\S+),", (REPOSITORY / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert heading
+    assert heading[1] == smqrt.__version__
 
 
 def test_what_a_wheel_says_about_itself(wheel_path: Path) -> None:
@@ -51,13 +83,14 @@ def pythons() -> list[str]:
 
 
 class Installed(Served):
-    """`smqrt serve` from the clean environment."""
+    """`smqrt demo` from the clean environment."""
 
+    word = "demo"
     stop_s = 20.0
 
     def __init__(self, python: str, folder: Path) -> None:
         self.python, self.program = python, ("-I", "-m", "smqrt")
-        super().__init__(folder / "app_preload", cwd=folder, env={"XDG_CACHE_HOME": str(folder / "cache")})
+        super().__init__(cwd=folder, env={"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)})
         self.wait_for(r"^listening on http://.*:(\d+)$", START_S)
 
 
@@ -67,11 +100,10 @@ def installed(request: pytest.FixtureRequest, wheel_path: Path, tmp_path_factory
     folder = tmp_path_factory.mktemp("demonstrations")
     own = request.param == sys.executable
     python = request.getfixturevalue("clean_python") if own else install_wheel(request.param, wheel_path, folder)
-    ignored = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
-    shutil.copytree(REPOSITORY / "app_preload", folder / "app_preload", ignore=ignored)
     served = Installed(python, folder)
     yield served
-    served.stop()
+    assert served.stop() == 0
+    assert not list(folder.glob("smqrt-demo-*")), "the copy of the demonstrations goes with the server"
 
 
 def fetch(url: str) -> str:

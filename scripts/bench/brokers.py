@@ -25,13 +25,19 @@ NAMES = ["smqrt", "floor", "mosquitto", "nats", "redis"]
 
 @dataclass
 class Broker:
-    """A running broker: `protocol` is its name for smqload."""
+    """A running broker: `protocol` is its name for smqload; `tls_port` is 0 without one."""
 
     name: str
     protocol: str
     process: subprocess.Popen[str]
     port: int
     folder: tempfile.TemporaryDirectory[str]
+    tls_port: int = 0
+
+    def memory_bytes(self) -> int:
+        """Its resident memory."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
 
     def stop(self) -> None:
         self.process.terminate()
@@ -62,16 +68,18 @@ def available() -> list[str]:
     return [name for name in NAMES if name == "smqrt" or _program(name)]
 
 
-def start(name: str, app: Path = APP) -> Broker:
-    """Starts one broker and returns it when it accepts connections; `app` is what ours serves."""
+def start(name: str, app: Path = APP, tls: bool = False) -> Broker:
+    """Starts one broker and returns it when it accepts connections; `app` is what ours serves, with `tls` over TLS
+    too."""
     folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
-    command, port = _smqrt(app) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
+    command, port = _smqrt(app, tls) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
     # Ours says its port, and its troubles are for the reader.
     out, err = (subprocess.PIPE, None) if name == "smqrt" else (subprocess.DEVNULL, subprocess.DEVNULL)
     process = subprocess.Popen(command, cwd=folder.name, stdout=out, stderr=err, text=True)
     broker = Broker(name, _PROTOCOLS[name], process, port, folder)
     try:
         broker.port = port or _announced_port(process)
+        broker.tls_port = _announced_port(process, "https") if tls else 0
         wait_until_open(name, process, broker.port)
     except BaseException:
         broker.stop()
@@ -86,8 +94,8 @@ def _program(name: str) -> str | None:
     return shutil.which({"nats": "nats-server", "redis": "redis-server"}.get(name, name), path=path)
 
 
-def _smqrt(app: Path) -> tuple[list[str], int]:
-    return [sys.executable, "-m", "smqrt", "serve", str(app), "--port", "0"], 0
+def _smqrt(app: Path, tls: bool) -> tuple[list[str], int]:
+    return [sys.executable, "-m", "smqrt", "serve", str(app), "--port", "0", *(["--tls-port", "0"] if tls else [])], 0
 
 
 def _floor(_: Path) -> tuple[list[str], int]:
@@ -124,10 +132,10 @@ _COMMANDS: dict[str, Callable[[Path], tuple[list[str], int]]] = {
 _PROTOCOLS = {"smqrt": "smq", "floor": "smq", "mosquitto": "mqtt", "nats": "nats", "redis": "redis"}
 
 
-def _announced_port(process: subprocess.Popen[str]) -> int:
+def _announced_port(process: subprocess.Popen[str], scheme: str = "http") -> int:
     assert process.stdout
     for line in process.stdout:
-        if match := re.match(r"listening on http://.*:(\d+)$", line):
+        if match := re.match(rf"listening on {scheme}://.*:(\d+)$", line):
             return int(match[1])
     raise SystemExit("smqrt serve did not start; try: scripts/serve scripts/bench/app")
 

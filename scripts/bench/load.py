@@ -30,13 +30,17 @@ class Generator:
 
     def run(self, shape: Shape, broker: Broker, seconds: float) -> dict[str, Any]:
         """Returns what the generator reports, as its JSON says it."""
+        process = self.start(shape, broker, seconds, errors=subprocess.PIPE)
+        said, error = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{shape.title} against {broker.name}: {error.strip()}")
+        report: dict[str, Any] = json.loads(said)
+        return report
+
+    def start(self, shape: Shape, broker: Broker, seconds: float, errors: int | None = None) -> subprocess.Popen[str]:
+        """Starts the generator, which reports on its standard output after that time."""
         protocol = "smqws" if shape.websocket else broker.protocol
         where = ["--proto", protocol, "--port", str(broker.port), "--pid", str(broker.process.pid)]
         times = ["--time", str(seconds), "--warmup", str(min(0.5, seconds / 3)), "--max-time", str(seconds + 40)]
-        done = subprocess.run(
-            [*self._command, *where, *times, *shape.options.split()], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise SystemExit(f"{shape.title} against {broker.name}: {done.stderr.strip()}")
-        report: dict[str, Any] = json.loads(done.stdout)
-        return report
+        words = [*self._command, *where, *times, *shape.options.split()]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pyload_protocols import PROTOCOLS, Link, Protocol
+from pyload_protocols import PROTOCOLS, Link, Protocol, Smq
 
 HEAD_BYTES = 16
 STALL_S = 1.5
@@ -36,6 +36,9 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("rate", 0.0), ("warmup", 0.5), ("time", 2.0), ("hold", 0.0), ("max-time", 60.0)):
         parser.add_argument(f"--{name}", type=float, default=value)
+    parser.add_argument("--path", default="/smq.lsp")
+    parser.add_argument("--pairs", type=int, choices=[1], default=1)
+    parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--proto", choices=sorted(PROTOCOLS), default="smq")
     parser.add_argument("--mode", choices=["flow", "ping", "idle"], default="flow")
     parser.add_argument("--pid", type=int, required=True)
@@ -60,6 +63,8 @@ class Load:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.protocol: Protocol = PROTOCOLS[options.proto]()
+        if isinstance(self.protocol, Smq):
+            self.protocol.path = options.path
         self.delivered = self.expected = self.disorder = 0
         self.latencies_ns: list[int] = []
         self.next_number: dict[tuple[int, int], int] = defaultdict(int)  # (subscriber, publisher) → number to come
@@ -204,8 +209,8 @@ class Load:
         options = self.options
         memory0, cpu0, t0 = memory_bytes(options.pid), cpu_s(options.pid), time.monotonic()
         links: list[Link] = []
-        for first in range(0, options.conns, 64):
-            numbers = range(first, min(first + 64, options.conns))
+        for first in range(0, options.conns, options.concurrency):
+            numbers = range(first, min(first + options.concurrency, options.conns))
             links += await asyncio.gather(*(self.connect(f"idle/{i}" if options.subscribe else None) for i in numbers))
         secs, cpu = time.monotonic() - t0, cpu_s(options.pid) - cpu0
         await asyncio.sleep(options.hold)

@@ -49,12 +49,18 @@ class Protocol(Interface):
 
 
 class Smq:
-    """SMQ on a raw socket."""
+    """SMQ on a raw socket.
 
-    bootstrap = b"GET /smq.lsp HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\nSendSmqHttpResponse: true\r\n\r\n"
+    Attributes:
+        path: of the page where clients connect.
+    """
+
+    path = "/smq.lsp"
+
+    bootstrap = b"GET %s HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\nSendSmqHttpResponse: true\r\n\r\n"
 
     async def open(self, link: Link) -> None:
-        await link.write(self.bootstrap)
+        await link.write(self.bootstrap % self.path.encode())
         await link.until(b"\r\n\r\n")
         await self.packet(link)
         uid = b"pyload-%d" % next(_UIDS)
@@ -96,7 +102,7 @@ class SmqWebSocket(Smq):
     """SMQ over WebSocket; the masking key is zero, so the payload is its own masked form."""
 
     bootstrap = (
-        b"GET /smq.lsp HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"GET %s HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: cHlsb2FkcHlsb2FkcHkhIQ==\r\n\r\n"
     )
 

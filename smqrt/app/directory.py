@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from traceback import walk_tb
 from typing import Any
+
+from gevent.event import Event
 
 from smqrt import app_folder
 from smqrt.app.failure import describe
@@ -17,6 +20,8 @@ from smqrt.http.resources import Io
 from smqrt.http.status import ClientGoneError, HttpError
 from smqrt.http.tree import Directory, ResourceReader
 from smqrt.http.wsgi import BODY_BYTES, Application, WsgiDirectory
+from smqrt.limit_settings import in_force
+from smqrt.limits import Limit
 
 
 class _OwnGuard(LoginGuard):
@@ -38,6 +43,85 @@ class _OwnGuard(LoginGuard):
     def allows_also(self, request: Request, method: str, path: str) -> bool:
         """See `Guard.allows_also`."""
         return self._as_own(request, super().allows_also, request, method, path)
+
+
+APP_REQUESTS = Limit("app_requests", "limits.app_requests", "so many requests of one application run at once")
+SLOT = "slot"
+"""Where the environment of a request has the slot it runs in."""
+overload: list[str] = []
+"""Why no application takes requests for now; empty mostly."""
+
+
+class RequestSlots:
+    """Lets so many requests of one application run at once; others wait for a while, in order.
+
+    Args:
+        name: of the application, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running = 0
+        self._waiting: deque[Event] = deque()
+
+    def take(self) -> None:
+        """Take a slot; blocks until there is one.
+
+        Raises:
+            HttpError: 503, there was none in time, or no application takes requests.
+        """
+        settings = in_force()
+        if overload:
+            raise HttpError(503, overload[0], headers={"Retry-After": "5"})
+        if settings.app_requests is None or self._running < settings.app_requests:
+            self._running += 1
+            return
+        if not self._wait(settings.app_requests_wait_s):
+            rule = f"{self._running} of its requests run, and none ended in {settings.app_requests_wait_s:g} s"
+            APP_REQUESTS.refused(f"a request of {self._name or 'the application at /'}", rule)
+            raise HttpError(503, _BUSY, headers={"Retry-After": "1"})
+
+    def _wait(self, within_s: float) -> bool:
+        """Wait for a slot; whether there was one. Who is killed meanwhile has none."""
+        turn = Event()
+        self._waiting.append(turn)
+        is_mine = False
+        try:
+            turn.wait(within_s)
+            is_mine = turn.is_set()
+        finally:
+            if not is_mine and turn.is_set():
+                self.release()
+            elif not is_mine:
+                self._waiting.remove(turn)
+        return is_mine
+
+    def release(self) -> None:
+        """Give a slot back, to the one who has waited longest."""
+        most = in_force().app_requests
+        self._running -= 1
+        while self._waiting and (most is None or self._running < most):
+            self._running += 1
+            self._waiting.popleft().set()
+
+
+class _Slot:
+    """A slot that a request has; given back once."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots: RequestSlots) -> None:
+        slots.take()
+        self.slots: RequestSlots | None = slots
+
+    def close(self) -> None:
+        """Give it back."""
+        slots, self.slots = self.slots, None
+        if slots is not None:
+            slots.release()
+
+
+_BUSY = "The application has as many requests under way as it may; try again in a second."
 
 
 class ApplicationDirectory(ResourceReader):
@@ -62,6 +146,7 @@ class ApplicationDirectory(ResourceReader):
         super().__init__(name, priority, io=io)
         self.label = label
         self._owner, self._find_session = owner, find_session
+        self._slots = RequestSlots(name)
 
     def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
         """See `Directory.setauth`. What the application has written for it runs as its own code."""
@@ -117,6 +202,9 @@ class ApplicationDirectory(ResourceReader):
 
     def _as_own(self, request: Request, answer: Callable[..., bool], *args: Any) -> bool:
         request.env["find_session"] = self._find_session
+        slot = None
+        if SLOT not in request.env:
+            slot = request.env[SLOT] = _Slot(self._slots)
         token = app_folder.current_app.set(self._owner)
         try:
             return answer(*args)
@@ -129,6 +217,9 @@ class ApplicationDirectory(ResourceReader):
             return True
         finally:
             app_folder.current_app.reset(token)
+            if slot is not None:
+                request.env.pop(SLOT, None)
+                slot.close()
 
     def _may_show(self, request: Request, error: Exception) -> bool:
         """Whether a failure can be put into the response: it is the application's, and what was sent is no download

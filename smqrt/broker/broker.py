@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from smqrt.broker.server_client import CATCH_ALL, Handler, ServerClient
 from smqrt.broker.state import BrokerPeer, BrokerState, Hooks, Recorder
-from smqrt.broker.topics import NameLimits, NameStore, SubTopics, Topic, Topics
+from smqrt.broker.topics import HubLimits, NameStore, SubTopics, Topic, Topics
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
 from smqrt.wire import smq
 
@@ -157,6 +157,7 @@ class Broker(BrokerState):
         node: this node's number in a cluster.
         limits: how many names clients may make it keep.
         random_server_etid: give the server's own client a random ETID instead of 1.
+        server_etid: give it this one.
         queue_size: places in the server's publish queue.
     """
 
@@ -171,14 +172,15 @@ class Broker(BrokerState):
         clock: Callable[[], float],
         store: NameStore | None = None,
         node: int = 0,
-        limits: NameLimits | None = None,
+        limits: HubLimits | None = None,
         random_server_etid: bool = False,
+        server_etid: int = 0,
         queue_size: int = 200,
     ) -> None:
         super().__init__(
             hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, node=node, limits=limits
         )
-        self.server = ServerClient(self, 0 if random_server_etid else SERVER_ETID, queue_size)
+        self.server = ServerClient(self, server_etid or (0 if random_server_etid else SERVER_ETID), queue_size)
         self._observers: dict[int, _CountObserver] = {}
 
     # ---- clients
@@ -196,8 +198,8 @@ class Broker(BrokerState):
         return {reason.name.lower(): count for reason, count in self.stats.drops.items()}
 
     def refused(self) -> dict[str, int]:
-        """How often each limit was reached so far: the names of `Refusal` in lower case."""
-        return {refusal.name.lower(): count for refusal, count in self.stats.refused.items()}
+        """How often each limit was reached so far: by their names in `smqrt.limits`."""
+        return {limit.name: count for limit, count in self.stats.refused.items()}
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
         """End one client (`etid`) or all; `text` goes out in a Disconnect packet, without it the sockets just close.
@@ -265,7 +267,31 @@ class Broker(BrokerState):
         refusal = self.limits.of_all(table, _fitting(what, name))
         if refusal:
             self.refuse(None, refusal)
-            raise ArgumentError(f"{what}: {refusal.value}; {len(table.by_name)} are there")
+            count = len(table.by_name)
+            raise ArgumentError(
+                f"{what}: {refusal.rule}, see maxnames of create or {refusal.setting}; {count} are there"
+            )
+
+    def renumber(self, name: bytes, number: int) -> bool:
+        """Let the topic `name` have `number`, which clients know; whether it had another one here."""
+        topic = self.topic_table.by_name.get(name)
+        if topic is None:
+            self.topic_table.named(name, number)
+            return False
+        if topic.id == number:
+            return False
+        old = topic.id
+        self.topic_table.renumber(topic, number)
+        self.server.renumbered(old, topic)
+        if old in self._observers:
+            self._observers[number] = self._observers.pop(old)
+        return True
+
+    def keep_names_in(self, store: NameStore) -> None:
+        """Keep the names in `store` from now on."""
+        self.store = store
+        self.topic_table.keep_in(store)
+        self.subtopic_table.keep_in(store)
 
     def gettid(self) -> int:
         """The server's ETID."""

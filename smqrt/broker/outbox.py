@@ -51,7 +51,10 @@ class Drop(Enum):
 
     UNROUTED = "nobody subscribes"
     SWALLOWED = "onpublish said no"
+    OVER_RATE = "its publisher is over the rate it may publish at"
+    DENIED = "the access control list says no"
     OVER_BUDGET = "the subscriber's queue is full"
+    REPLACED = "a newer message of its topic and sub-topic took its place in the subscriber's queue"
     OVER_GLOBAL_BUDGET = "all queues together are full"
     CLOSED = "the subscriber went away with messages in its queue"
     QUEUE_FULL = "the server's publish queue is full"
@@ -76,6 +79,8 @@ class Outbox:
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
     """Whether PubFrag is allowed."""
+    torn = 0
+    """Whether the client has the head of the first entry already."""
 
     def __init__(self) -> None:
         self.queue: list[bytes] = []
@@ -121,7 +126,7 @@ class Outbox:
         Held.total_bytes += size
         over_all = Held.total_bytes > Held.limit_bytes
         if self.queued_bytes > self.budget_bytes or over_all:
-            self._trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+            self.trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
             if self.queued_bytes > self.budget_bytes + CONTROL_BUDGET_BYTES:
                 self.overloaded()
 
@@ -130,7 +135,8 @@ class Outbox:
         self.queued_bytes -= size
         Held.total_bytes -= size
 
-    def _trim(self, run: bytes, reason: Drop) -> None:
+    def trim(self, run: bytes, reason: Drop) -> None:
+        """Drop of `run`, the newest in the queue, what is over the budget; all that is message over the global one."""
         room = len(run) - max(self.queued_bytes - self.budget_bytes, 0)
         kept, dropped = self.fitting(run, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
         self.queue.pop()
@@ -147,7 +153,7 @@ class Outbox:
         """
         if not self.is_message(run, 0):
             return run, 0
-        ends = _frame_ends(run, self.frame_bytes)
+        ends = frame_ends(run, self.frame_bytes)
         fitting = bisect_right(ends, room_bytes)
         return run[: ends[fitting - 1]] if fitting else b"", len(ends) - fitting
 
@@ -165,6 +171,19 @@ class Outbox:
         """Whether the frame at `run[at]` is a Publish frame."""
         return run[at + 2] == Type.PUBLISH
 
+    @staticmethod
+    def topic_key(run: bytes) -> bytes:
+        """The key of the topic that the messages of `run` were published to."""
+        return run[3:7]
+
+    @staticmethod
+    def latest_key(run: bytes) -> bytes:
+        """Topic and sub-topic of the first message of `run`."""
+        return run[3:7] + run[11:15]
+
+    def presses(self) -> None:
+        """Called when publishers begin to wait for this client."""
+
     def overflowed(self, reason: Drop, messages: int) -> None:
         """Called when messages were dropped; connections tell the hub and the log."""
 
@@ -173,7 +192,7 @@ class Outbox:
 
 
 @lru_cache(maxsize=32)
-def _frame_ends(run: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
+def frame_ends(run: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
     """Where the frames of `run` end. Remembered, because all slow subscribers leave out messages of the same runs."""
     ends, at = array("I"), 0
     while at < len(run):

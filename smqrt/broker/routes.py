@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.last_values import LastValueRoute
 from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.slow import Slow
 from smqrt.broker.state import BrokerPeer, BrokerState, Recorder, ServerPeer
-from smqrt.broker.topics import Route
+from smqrt.broker.topics import Route, Topic
 from smqrt.wire.smq import count_frames
 
 log = logging.getLogger("smqrt")
@@ -20,14 +22,11 @@ log = logging.getLogger("smqrt")
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
-    route: Route | None = None
-    if topic is not None:
-        topic.settle()
-        if topic.raw or topic.ws:
-            route = topic
-    if route is None:
-        route = UnroutedRoute(broker, tid, ptid, peer)
+    route = _to_subscribers(broker, tid, ptid, peer)
+    reached = topic is not None and bool(topic.raw or topic.ws)
     server = broker.server
+    if broker.slow and topic and reached and peer is not server and broker.slow.of(topic.key) is Slow.WAIT:
+        route = PressedRoute(broker, topic, route, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
         route = HandledRoute(server, route, peer)
     recorder = broker.recorder
@@ -35,7 +34,51 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
         return route
     if not recorder.selects(topic):
         return SkippedRoute(recorder, route)
-    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer)
+    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, reached)
+
+
+def _to_subscribers(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
+    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
+    route: Route | None = None
+    if topic is not None:
+        topic.settle()
+        if topic.raw or topic.ws:
+            route = topic
+    values = broker.last_values
+    if topic is None or values is None or not values.selects(topic):
+        return route or UnroutedRoute(broker, tid, ptid, peer)
+    late = route is None or (broker.recorder is not None and broker.recorder.waits_for_disk)
+    return LastValueRoute(values.of(topic), route or UnroutedRoute(broker, tid, ptid, peer), peer.identity, late)
+
+
+class PressedRoute:
+    """A route whose publishers wait while a subscriber has more than its queue may hold."""
+
+    __slots__ = ("_broker", "_key", "_peer", "_pressure", "_route", "_topic")
+
+    def __init__(self, broker: BrokerState, topic: Topic, route: Route, peer: BrokerPeer) -> None:
+        assert broker.slow
+        self._broker, self._topic, self._route, self._peer = broker, topic, route, peer
+        self._key, self._pressure = topic.key, broker.slow.pressure
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver the run, or keep it until there is room; true when the publisher has to wait."""
+        pressure = self._pressure
+        if self._key in pressure.topics:
+            return pressure.wait(self._key, self._peer, self._later, run)
+        self._route.deliver(run)
+        return self._key in pressure.topics and pressure.wait(self._key, self._peer, self._later)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        if self._key in self._pressure.topics:
+            return self.deliver(bytes(view))
+        self._route.deliver_view(view)
+        return self._key in self._pressure.topics and self._pressure.wait(self._key, self._peer, self._later)
+
+    def _later(self, run: bytes) -> None:
+        """Deliver to those who subscribe by now."""
+        _to_subscribers(self._broker, self._topic.id, self._peer.etid, self._peer).deliver(run)
 
 
 class HandledRoute:
@@ -61,11 +104,11 @@ class RecordedRoute:
 
     __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
 
-    def __init__(self, recorder: Recorder, route: Route, peer: BrokerPeer) -> None:
+    def __init__(self, recorder: Recorder, route: Route, peer: BrokerPeer, reached: bool) -> None:
         self._recorder, self._route, self._peer = recorder, route, peer
         self._deliver = route.deliver
         self._record, self._record_large = recorder.record, recorder.record_large
-        if isinstance(route, UnroutedRoute):
+        if not reached:
             self._record = self._record_large = recorder.record_unrouted
 
     @property
@@ -141,10 +184,12 @@ class GuardedRoute:
             return self._pass(run, answer)
         if answer.done:
             return self._pass(run, None if answer.failed else answer.result())
+        self._peer.pending = run
         answer.then(lambda allowed, error: self._answered(run, allowed))
         return True
 
     def _answered(self, run: bytes, allowed: bytes | None) -> None:
+        self._peer.pending = None
         try:
             waits = self._pass(run, allowed)
         except Exception:  # the publisher must not wait for ever
@@ -160,8 +205,18 @@ class GuardedRoute:
     def _pass(self, run: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
         if len(allowed) < len(run):
-            self._broker.stats.drop(Drop.SWALLOWED, count_frames(run) - count_frames(allowed))
+            swallowed = count_frames(run) - count_frames(allowed)
+            self._broker.stats.drop(Drop.SWALLOWED, swallowed)
+            self._uncount(swallowed, len(run) - len(allowed), bool(allowed))
         return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))
+
+    def _uncount(self, swallowed: int, size: int, is_delivered: bool) -> None:
+        """Take those that went no further out of what `Session.several` counted as delivered to the topic."""
+        table = self._broker.topic_table
+        topic = table.get(self._tid)
+        if topic is not None and (topic.raw or topic.ws):
+            topic.messages -= swallowed - (not is_delivered)
+        table.traffic.add(swallowed, size, 0)
 
 
 class UnroutedRoute:
@@ -174,7 +229,9 @@ class UnroutedRoute:
 
     def deliver(self, run: bytes) -> None:
         """Count the run as dropped."""
-        self._broker.stats.drop(Drop.UNROUTED, count_frames(run))
+        messages = count_frames(run)
+        self._broker.topic_table.traffic.add(messages, len(run), 0)
+        self._broker.stats.drop(Drop.UNROUTED, messages)
         hook = self._broker.hooks.ondrop
         if hook:
             hook(run, self._tid, self._ptid, self._peer)

@@ -14,6 +14,8 @@ from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.trace import traced
+from smqrt.identity.identity import Identity
 from smqrt.wire import smq
 
 Handler = Callable[[bytes, int, int, int], object]
@@ -58,12 +60,24 @@ class HandlerQueue:
             self._busy = True
             answer.then(lambda value, error: put_off(self._next()))
 
+    @property
+    def unhandled(self) -> int:
+        """How many messages wait, and the one that it handles now."""
+        return len(self._waiting) + self._busy
+
     def _wait(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
         if self._waiting_bytes > HANDLER_BUDGET_BYTES:
             self._overflowed()
             return
         self._waiting.append((data, ptid, tid, stid))
         self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
+
+    def take(self) -> list[bytes]:
+        """Take away what waits, as frames."""
+        taken = [smq.publish_frame(tid, ptid, stid, data) for data, ptid, tid, stid in self._waiting]
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return taken
 
     def _next(self) -> Iterator[None]:
         """Deliver what waits, until the handler has to wait again; what comes meanwhile waits behind it."""
@@ -100,6 +114,7 @@ class ServerClient(Outbox):
         "_default",
         "_held",
         "_handlers",
+        "_is_held",
         "_queue_size",
         "_unread",
         "_waiting",
@@ -107,8 +122,10 @@ class ServerClient(Outbox):
         "behind",
         "etid",
         "extra",
+        "identity",
         "broker",
         "outbox",
+        "pending",
         "topic",
         "topics",
     )
@@ -121,6 +138,7 @@ class ServerClient(Outbox):
         self.broker = broker
         self.outbox = self
         self.extra: Any = None
+        self.identity: Identity | None = None
         self.answers: Callable[[bytes, int, int], bool] = _no_answer
         self.topic = broker.topic_table.ephemeral(topic_id)
         self.topic.add(self)
@@ -133,6 +151,8 @@ class ServerClient(Outbox):
         self._busy = False
         self._unread: deque[bytes] = deque()
         self._held: list[BrokerPeer] = []
+        self._is_held = False
+        self.pending: bytes | None = None
         self.behind = False
 
     # ---- receiving
@@ -151,6 +171,7 @@ class ServerClient(Outbox):
             self.topics[topic.id] = topic
             topic.forget_routes()  # publishers wait for handlers that are behind
             self.broker.subscribed(topic, self)
+            self.broker.greet(topic, self)
 
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving `topic` and forget its handlers."""
@@ -158,6 +179,13 @@ class ServerClient(Outbox):
         if self.topics.pop(topic.id, None):
             topic.forget_routes()
             self.broker.unsubscribed(topic, self)
+
+    def renumbered(self, old: int, topic: Topic) -> None:
+        """A topic whose number was `old` has another one."""
+        if self.topics.pop(old, None):
+            self.topics[topic.id] = topic
+        if old in self._handlers:
+            self._handlers[topic.id] = self._handlers.pop(old)
 
     def flush(self) -> None:
         """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
@@ -243,6 +271,8 @@ class ServerClient(Outbox):
 
     def _route_waiting(self) -> None:
         """Route in order until nothing waits, a hook blocks, or it is the turn of others."""
+        if self._is_held:
+            return
         waiting, self._busy, blocked = self._waiting, True, False
         try:
             for _ in range(MESSAGES_IN_A_ROW):
@@ -251,6 +281,8 @@ class ServerClient(Outbox):
                 tid, ptid, frame = waiting.popleft()
                 through_hook = self.broker.hooks.onpublish is not None
                 route: Route = (GuardedRoute if through_hook else destination)(self.broker, tid, ptid, self)
+                if self.broker.traces:
+                    route = traced(self.broker, route, self.broker.topic_table.get(tid), self)
                 blocked = bool(route.deliver(frame))
         except BaseException:
             self._busy = False
@@ -259,6 +291,46 @@ class ServerClient(Outbox):
             self._busy = bool(waiting)
             if waiting:
                 self.put(b"")  # nothing to receive: `flush` goes on here
+
+    def waiting(self) -> int:
+        """How many messages wait here: published ones for a hook, received ones for handlers; runs count as one."""
+        received = len(self._unread) + self.behind + sum(inbox.unhandled for inbox in self._queues())
+        return len(self._waiting) + (self._busy and not self._is_held) + received
+
+    # ---- while the clients go on elsewhere
+
+    def _queues(self) -> Iterator[HandlerQueue]:
+        for handlers in self._handlers.values():
+            yield from handlers.values()
+        if self._default:
+            yield self._default
+
+    def take_unhandled(self) -> list[bytes]:
+        """Take away the messages that no handler has got yet, in order."""
+        runs = [run for queue in self._queues() for run in queue.take()]
+        runs += [*self._unread, *(run for run in self.queue if run)]
+        self._unread.clear()
+        self.queue = []
+        return runs
+
+    def hold_publishes(self) -> None:
+        """Let what the application publishes from now on wait for `take_publishes` or `go_on_publishing`."""
+        self._busy = self._is_held = True
+
+    def take_publishes(self) -> list[tuple[int, int, bytes]]:
+        """Take away what waits: `(tid, ptid, frame)` of each message."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        if self.pending is not None:  # a hook that no longer counts has it
+            tid, ptid, _, _ = smq.unpack_publish(self.pending)
+            taken.insert(0, (tid, ptid, self.pending))
+            self.pending = None
+        return taken
+
+    def go_on_publishing(self) -> None:
+        """Take back `hold_publishes`."""
+        self._is_held = False
+        self._route_waiting()
 
     def close(self) -> None:
         """Count what still waits as lost, and forget the handlers."""

@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TypeVar
 
+from smqrt.broker import permissions
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.meter import Meter, MeteredRoute, PublishLimits, refuse_message
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
-from smqrt.broker.state import BrokerState, Stats
-from smqrt.broker.topics import Refusal, Route, SubTopics, Topic, Topics
+from smqrt.broker.state import BrokerPeer, BrokerState, Stats
+from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, USER_CONNECTIONS, Route, SubTopics, Topic, Topics
+from smqrt.broker.trace import traced
 from smqrt.errors import CloseReason, ProtocolError
+from smqrt.identity.identity import Identity
 from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
 
@@ -55,29 +59,38 @@ class Session:
         uid, info: what the client said of itself in Connect.
         seed: the u32 sent in Init.
         origin: what the layer above knows of the request that opened the connection.
+        since_s: when it was let in, on the broker's clock; None before.
+        identity: who it is, and what it may do; None when the server asks nobody.
         topics: the named topics it subscribes to, by id.
+        observed: the topics whose number of subscribers it is told.
+        fragments: what has come of a message in PubFrag packets.
         names_made, names_made_bytes: the topics and sub-topics that were new when it asked for them.
         extra: a place for the layer above (the peer table of an application).
         routes: the route cache: nine bytes of a frame to where it goes.
+        pending: the frame, or the run, that a hook has yet to answer; it is asked again where the client goes on.
         partitions: what the connection derived from `routes`; it goes when they change.
     """
 
     __slots__ = (
-        "_fragments",
-        "_observed",
         "_unsafe",
         "_waits_for_disk",
         "broker",
         "etid",
         "extra",
+        "identity",
+        "fragments",
         "info",
+        "meter",
         "partitions",
+        "pending",
         "names_made",
         "names_made_bytes",
+        "observed",
         "origin",
         "outbox",
         "routes",
         "seed",
+        "since_s",
         "state",
         "topic",
         "topics",
@@ -89,16 +102,20 @@ class Session:
         self.outbox = outbox
         self.seed = seed
         self.origin: Any = origin
+        self.identity: Identity | None = None
         self.state = SessionState.WAITING
         self.etid = 0
+        self.since_s: float | None = None
         self.uid = self.info = b""
         self.topic: Topic | None = None
         self.topics: dict[int, Topic] | None = None
         self.routes = _NO_ROUTES
         self.partitions: Any = None
+        self.pending: bytes | None = None
+        self.meter: Meter | None = None
         self.extra: Any = None
-        self._observed: set[Topic] | None = None
-        self._fragments: bytearray | None = None
+        self.observed: set[Topic] | None = None
+        self.fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
         self._unsafe: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
         self._waits_for_disk = False
@@ -112,11 +129,15 @@ class Session:
         """
         if self.state is SessionState.CLOSED:
             return False
+        for trace in self.broker.traces:
+            trace.packet(self, packet)
         try:
             waits = bool(self._handle(packet))
         except ProtocolError as error:
             self.fail(error)
             return False
+        if waits and packet[0] != Type.PUBFRAG:  # the run that was assembled waits then, and has been noted
+            self.pending = smq.frame(packet)
         if self._unsafe and not waits and len(self._unsafe) >= MAX_UNSAFE_ANSWERS:
             self._waits_for_disk = waits = True
         return waits
@@ -125,22 +146,34 @@ class Session:
         """End the session because the client broke a rule."""
         if self.state is SessionState.WAITING:
             self.broker.log(self, f"refused: {error}")
-            self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason)
+            self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason, str(error))
             return
         self.broker.log(self, f"closed: {error}")
         forged = error.reason is CloseReason.FORGED_PUBLISHER
-        self.disconnect(error.reason, error.reason.value.encode() if forged else None)
+        self.disconnect(error.reason, error.reason.value.encode() if forged else None, str(error))
 
     def _handle(self, packet: bytes) -> bool | None:
         if not packet:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         if self.state is SessionState.WAITING:
             return self._connect(packet)
+        if self.broker.publish_limits is not None and not self._may_send(packet):
+            return False
         handler = HANDLERS.get(packet[0])
         if handler is None:
             reason = CloseReason.SECOND_CONNECT if packet[0] == Type.CONNECT else CloseReason.UNKNOWN_PACKET
             raise ProtocolError(reason, f"{reason.value} (type {packet[0]})")
         return handler(self, packet)
+
+    def _may_send(self, packet: bytes) -> bool:
+        """Whether a control packet is within the limits of what clients publish; it is charged."""
+        limits = self.broker.publish_limits
+        if limits is not None and len(packet) > limits.message_bytes + smq.PUBLISH_HEADER_BYTES:
+            refuse_message(self, limits)
+            return False
+        if self.meter is not None and packet[0] != Type.PUBFRAG:  # that is charged as a whole
+            self.meter.charge(len(packet))
+        return True
 
     def _ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
         """Call `then` with the hook's answer (true when there is no hook); true when it comes later."""
@@ -155,6 +188,7 @@ class Session:
         return False
 
     def _answered(self, then: Callable[[Any], None], value: Any) -> None:
+        self.pending = None
         if self.state is not SessionState.CLOSED and self.guarded(then, value):
             self.outbox.resume()
 
@@ -187,12 +221,18 @@ class Session:
         if code == ConnackCode.ACCEPTED:
             self.accept()
         else:
-            self.refuse(code, text, CloseReason.REFUSED)
+            self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
 
     def accept(self) -> None:
         """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""
         broker = self.broker
         old = broker.uids.get(self.uid)
+        if old and not permissions.may_take_over(self, old):
+            self.refuse(ConnackCode.ACCESS_DENIED, b"another user's client has this id", CloseReason.REFUSED)
+            return
+        if not self._user_may_connect(old):
+            self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"too many connections of this user", CloseReason.REFUSED)
+            return
         if old:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if broker.closed:
@@ -201,12 +241,25 @@ class Session:
             return
         topic = broker.topic_table.ephemeral(old.etid if old else 0)
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
+        self.since_s = broker.clock()
         topic.add(self.outbox)
         broker.add(self)
+        for trace in broker.traces:
+            trace.connected(self)
         self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, topic.id))
         self.outbox.settled()
         if broker.hooks.onconnect:
             broker.hooks.onconnect(self)
+
+    def _user_may_connect(self, old: BrokerPeer | None) -> bool:
+        most, identity = self.broker.limits.connections_per_user, self.identity
+        if most is None or identity is None or not identity.user:
+            return True
+        ends = old is not None and old.identity is not None and old.identity.user == identity.user
+        if self.broker.users[identity.user] - ends < most:
+            return True
+        self.broker.refuse(self, USER_CONNECTIONS)
+        return False
 
     def connect_timed_out(self) -> None:
         """Refuse a client that sent no Connect in time, or whom `authenticate` gave no answer in time."""
@@ -215,11 +268,11 @@ class Session:
         if self.state in (SessionState.WAITING, SessionState.ASKING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
-    def refuse(self, code: int, text: bytes, reason: CloseReason) -> None:
+    def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
         """Answer Connack `code` and end the connection, which nobody else has noticed so far."""
         self.broker.stats.refusals += 1
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
-        self.disconnect(reason)
+        self.disconnect(reason, None, detail)
 
     # ---- answers, which wait for the disk when names are kept over restarts
 
@@ -258,12 +311,17 @@ class Session:
         if topic and self.topics and topic.id in self.topics:
             self._answer(smq.ack(Type.SUBACK, topic.id, name))
             return False
+        if self.identity is not None and not permissions.may_subscribe(self, name):
+            self._answer(smq.ack(Type.SUBACK, 0, name))
+            return False
         return self._ask(self.broker.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
 
     def _subscribed(self, name: bytes, permitted: Any) -> None:
-        if len(self.topics or ()) >= self.broker.limits.client:
-            self.broker.refuse(self, Refusal.CLIENT_SUBSCRIPTIONS)
+        if len(self.topics or ()) >= self.broker.limits.subscriptions:
+            self.broker.refuse(self, CLIENT_SUBSCRIPTIONS)
             permitted = False
+        elif not permitted:
+            self.broker.denied(self, "subscribe to", "topic", name)
         if not permitted or not self._may_name(self.broker.topic_table, name):
             self._answer(smq.ack(Type.SUBACK, 0, name))
             return
@@ -271,19 +329,27 @@ class Session:
         self._when_safe(self.broker.topic_table.unsaved(name), lambda safe: self._join(topic, name, safe))
 
     def _join(self, topic: Topic, name: bytes, safe: bool) -> None:
-        if safe and topic.id not in (self.topics or ()):
+        is_new = safe and topic.id not in (self.topics or ())
+        if is_new:
             if self.topics is None:
                 self.topics = {}
             self.topics[topic.id] = topic
             self.broker.subscribed(topic, self.outbox)
             topic.tell(self)  # the others are told at the end of the turn
         self.outbox.reply(smq.ack(Type.SUBACK, topic.id if safe else 0, name))
+        if is_new and self.broker.last_values is not None:
+            self.broker.greet(topic, self.outbox)
 
     def _create(self, packet: bytes) -> bool:
         name = smq.name(packet)
+        if self.identity is not None and not permissions.may_create(self, name):
+            self._answer(smq.ack(Type.CREATEACK, 0, name))
+            return False
         return self._ask(self.broker.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
 
     def _created(self, name: bytes, permitted: Any) -> None:
+        if not permitted:
+            self.broker.denied(self, "create", "topic", name)
         permitted = permitted and self._may_name(self.broker.topic_table, name)
         number = self.broker.topic_table.named(name).id if permitted else 0
         self._acknowledge(Type.CREATEACK, number, name, self.broker.topic_table.unsaved(name))
@@ -312,6 +378,8 @@ class Session:
         return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
 
     def _subcreated(self, name: bytes, permitted: Any) -> None:
+        if not permitted:
+            self.broker.denied(self, "create", "sub-topic", name)
         permitted = permitted and self._may_name(self.broker.subtopic_table, name)
         number = self.broker.subtopic_table.named(name) if permitted else 0
         self._acknowledge(Type.CREATESUBACK, number, name, self.broker.subtopic_table.unsaved(name))
@@ -327,23 +395,23 @@ class Session:
     def _observe(self, packet: bytes) -> None:
         number = smq.u32(packet)
         topic = self.broker.topic_table.get(number)
-        if topic is None:
+        if topic is None or (self.identity is not None and not permissions.may_observe(self, topic)):
             self._answer(smq.change(number, 0))
         elif topic is not self.topic:
-            if self._observed is None:
-                self._observed = set()
-            if topic not in self._observed and len(self._observed) >= self.broker.limits.client:
-                self.broker.refuse(self, Refusal.CLIENT_OBSERVES)  # it gets the present number, and no more
+            if self.observed is None:
+                self.observed = set()
+            if topic not in self.observed and len(self.observed) >= self.broker.limits.observes:
+                self.broker.refuse(self, CLIENT_OBSERVES)  # it gets the present number, and no more
             else:
-                self._observed.add(topic)
+                self.observed.add(topic)
                 topic.observe(self)
             if topic.name is not None:
                 self._answer(smq.change(number, topic.subscribers))
 
     def _unobserve(self, packet: bytes) -> None:
         topic = self.broker.topic_table.get(smq.u32(packet))
-        if topic and self._observed and topic in self._observed:
-            self._observed.discard(topic)
+        if topic and self.observed and topic in self.observed:
+            self.observed.discard(topic)
             topic.unobserve(self)
 
     def changed(self, topic: Topic, subscribers: int) -> None:
@@ -351,8 +419,8 @@ class Session:
         if self.state is SessionState.CLOSED:
             return
         self.outbox.reply(smq.change(topic.id, subscribers))
-        if topic.name is None and self._observed:
-            self._observed.discard(topic)
+        if topic.name is None and self.observed:
+            self.observed.discard(topic)
 
     # ---- the rest
 
@@ -374,19 +442,39 @@ class Session:
             ProtocolError: the publisher is not this client, or the client is not connected.
         """
         if self.state is not SessionState.CONNECTED or self.topic is None:
-            raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
+            raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
         if key[5:9] != self.topic.key:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
         topic = self.broker.topic_table.by_key.get(key[1:5])
-        tid = int.from_bytes(key[1:5], "big")
-        route: Route
-        if self.broker.hooks.onpublish:
-            route = GuardedRoute(self.broker, tid, self.etid, self)
-        else:
-            route = destination(self.broker, tid, self.etid, self)
+        route = self._route(topic, key)
+        if self.broker.publish_limits is not None:
+            if self.meter is None:
+                self.meter = Meter(self, self.broker.publish_limits)
+            route = MeteredRoute(self.meter, route)
+        if self.broker.traces:
+            route = traced(self.broker, route, topic, self)
         if topic is not None:
             self._cache(key, topic, route)
         return route
+
+    def _route(self, topic: Topic | None, key: bytes) -> Route:
+        tid = int.from_bytes(key[1:5], "big")
+        if self.identity is not None and topic is not None and not permissions.may_publish(self, topic):
+            return permissions.DeniedRoute(self.broker)
+        if self.broker.hooks.onpublish:
+            return GuardedRoute(self.broker, tid, self.etid, self)
+        return destination(self.broker, tid, self.etid, self)
+
+    def route_kept(self, run: bytes) -> bool:
+        """Route what the meter has kept, to those who receive it by now; true when the session waits for a hook."""
+        key = run[2:11]
+        return bool(self._route(self.broker.topic_table.by_key.get(key[1:5]), key).deliver(run))
+
+    def remeter(self) -> None:
+        """The hub's limits of publishing have changed."""
+        self.forget_routes()
+        if self.meter is not None:
+            self.meter.change(self.broker.publish_limits or PublishLimits())
 
     def _cache(self, key: bytes, topic: Topic, route: Route) -> None:
         if len(self.routes) >= MAX_ROUTES:
@@ -418,14 +506,16 @@ class Session:
             raise ProtocolError(CloseReason.FRAGMENT_NOT_ALLOWED, "PubFrag is for raw sockets")
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        if self._fragments is None:
-            self._fragments = bytearray()
-        self._fragments += packet[13:]
-        if len(self._fragments) > smq.MAX_PAYLOAD_BYTES:
-            raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, "fragments of more than 65520 bytes")
+        if self.fragments is None:
+            self.fragments = bytearray()
+        self.fragments += packet[13:]
+        limits = self.broker.publish_limits
+        most = smq.MAX_PAYLOAD_BYTES if limits is None else limits.message_bytes
+        if len(self.fragments) > most:
+            raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, f"fragments of more than {most} bytes")
         if packet[1:5] == b"\0\0\0\0":
             return False
-        payload, self._fragments = bytes(self._fragments), None
+        payload, self.fragments = bytes(self.fragments), None
         whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + payload)
         recorder = self.broker.recorder
         return recorder.record_assembled(self.publish, whole) if recorder else self.publish(whole)
@@ -435,6 +525,29 @@ class Session:
         route = self.routes.get(run[2:11]) or self.resolve(run[2:11])
         return bool(route.deliver(run))
 
+    # ---- rights that were taken away
+
+    def end_subscription(self, topic: Topic) -> None:
+        """Take the client out of a topic that it may not read any more; it gets the answer that a Subscribe would get
+        now (SMQ has no other word for it).
+        """
+        if self.topics and self.topics.pop(topic.id, None):
+            self.broker.unsubscribed(topic, self.outbox)
+            self._answer(smq.ack(Type.SUBACK, 0, topic.name or b""))
+
+    def end_observation(self, topic: Topic) -> None:
+        """Tell the client nothing more of a topic that it may not observe any more; the last it hears is 0."""
+        if self.observed and topic in self.observed:
+            self.observed.discard(topic)
+            topic.unobserve(self)
+            self._answer(smq.change(topic.id, 0))
+
+    def several(self, key: bytes, more: int) -> None:
+        """Count `more` messages to the topic `key`, which were in one run."""
+        topic = self.broker.topic_table.by_key.get(key)
+        if topic is not None and (topic.raw or topic.ws):
+            topic.messages += more
+
     # ---- the end
 
     @property
@@ -442,17 +555,25 @@ class Session:
         """Whether the connection has ended."""
         return self.state is SessionState.CLOSED
 
-    def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
-        """End the connection, whatever the reason; `text` goes out in a Disconnect packet first."""
+    def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
+        """End the connection, whatever the reason; `text` goes out in a Disconnect packet first, `detail` says the
+        reason more exactly to the operator.
+        """
         state, self.state = self.state, SessionState.CLOSED
         if state is SessionState.CLOSED:
             return
+        self.broker.stats.ends[reason] += 1
+        self.broker.on_end(self, reason, detail)
+        for trace in self.broker.traces:
+            trace.ended(self, reason, detail)
         if text is not None:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED and self.topic is not None:
             self.broker.remove(self, self.topic, reason)
-            put_off(self._leave(self.topic, self._observed or set(), self.topics or {}))
-            self._observed = self.topics = self._fragments = self._unsafe = None
+            put_off(self._leave(self.topic, self.observed or set(), self.topics or {}))
+            self.observed = self.topics = self.fragments = self._unsafe = None
+        if self.meter is not None:
+            self.meter.end()
         self.outbox.finish(reason)
         if state is SessionState.CONNECTED:
             self.outbox.queue = Retired(self.outbox, self.broker.stats)
@@ -468,6 +589,13 @@ class Session:
         self.forget_routes()
         self.outbox.queue = []
         self.broker.release(self, own)
+
+
+def _refusal(code: int, text: bytes) -> str:
+    """What the operator reads of a login that was refused."""
+    names = {member.value: member.name.lower().replace("_", " ") for member in ConnackCode}
+    said = f": {text.decode('utf-8', 'backslashreplace')}" if text else ""
+    return f"{names.get(code, f'code {code}')}{said}"
 
 
 class Retired(list[bytes]):

@@ -5,14 +5,24 @@ recorder of a journal, and what both see of a client.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.last_values import LastValues
+from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Drop, Outbox, put_off
-from smqrt.broker.topics import NameLimits, NameStore, Refusal, SubTopics, Topic, Topics
+from smqrt.broker.slow import SlowPolicies
+from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
+from smqrt.identity.identity import Identity
+from smqrt.limits import Limit, LineLimit
+from smqrt.wire.smq import measure_frames
+
+if TYPE_CHECKING:
+    from smqrt.broker.trace import Trace
 
 log = logging.getLogger("smqrt")
 
@@ -26,13 +36,17 @@ class BrokerPeer(Protocol):
     Attributes:
         etid: its ephemeral topic id; 0 before a client is accepted.
         uid, info: what a client said of itself.
+        identity: who it is; None when nobody asks, and for the server's own client.
         topics: the topics it subscribes to, by id; None for none.
         outbox: its way out.
         extra: for the layer above.
+        pending: what it published and a hook has yet to answer.
     """
 
     etid: int
     extra: Any
+    pending: bytes | None
+    identity: Identity | None
 
     @property
     def uid(self) -> bytes: ...
@@ -90,6 +104,8 @@ class Hooks:
     """`(session)`, after Connack."""
     onclose: Callable[[BrokerClient, CloseReason], object] | None = None
     """`(session, reason)` for every ended connection that had been accepted."""
+    onmoved: Callable[[BrokerClient], object] | None = None
+    """`(session)`: the client goes on at another hub, see `smqrt.net.moving`."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
     """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
     ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
@@ -150,13 +166,23 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """The counters of one broker: nothing is lost without being counted."""
+    """The counters of one broker: nothing is lost without being counted.
+
+    Attributes:
+        connects: clients that were let in; refusals: those that were not; closes: of those let in.
+        denied: names that the application did not allow a client.
+        subscriptions: how many there are at the moment, without those of ETIDs.
+        ends: of all connections, by reason, also of those not let in.
+    """
 
     connects: int = 0
     refusals: int = 0
     closes: int = 0
+    subscriptions: int = 0
+    denied: int = 0
+    ends: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(CloseReason, 0))
     drops: dict[Drop, int] = field(default_factory=lambda: dict.fromkeys(Drop, 0))
-    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    refused: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(OF_HUBS, 0))
 
     def drop(self, reason: Drop, messages: int) -> None:
         """Count `messages` that were not delivered for `reason`."""
@@ -204,10 +230,10 @@ class BrokerState:
         clock: Callable[[], float],
         store: NameStore | None = None,
         node: int = 0,
-        limits: NameLimits | None = None,
+        limits: HubLimits | None = None,
     ) -> None:
         self.hooks = hooks
-        self.limits = limits or NameLimits()
+        self.limits = limits or HubLimits()
         self.stats = Stats()
         self.topic_table = Topics(random_u32, encode, node, store)
         self.subtopic_table = SubTopics(random_u32, store)
@@ -217,18 +243,35 @@ class BrokerState:
         self.sessions: dict[int, BrokerClient] = {}
         self.uids: dict[bytes, BrokerClient] = {}
         self.recorder: Recorder | None = None
+        self.last_values: LastValues | None = None
+        self.slow: SlowPolicies | None = None
+        self.publish_limits: PublishLimits | None = None
+        self.users: Counter[str] = Counter()
+        """Clients that are connected, by user."""
+        self.measure: Callable[[bytes | memoryview], tuple[int, int]] = measure_frames
+        self.call_later: Callable[[float, Callable[[], object]], object] = lambda delay_s, function: function()
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
+        self.traces: tuple[Trace, ...] = ()
+        self._denials = LineLimit()
+        self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None
         self.closed = False
+        self.draining = False  # nobody new is let in
         self._logged_s: dict[BrokerPeer, float] = {}
         self._changed: dict[Topic, None] = {}
-        self._refused_s: dict[Refusal, float] = {}
+        self._refused_s: dict[Limit, float] = {}
 
     # ---- clients come and go
 
     def add(self, client: BrokerClient) -> None:
         """Count and list a client that was accepted."""
-        self.sessions[client.etid] = self.uids[client.uid] = client
+        self.list(client)
         self.stats.connects += 1
+
+    def list(self, client: BrokerClient) -> None:
+        """List a client that was accepted, here or by another process."""
+        self.sessions[client.etid] = self.uids[client.uid] = client
+        if client.identity is not None:
+            self.users[client.identity.user] += 1
 
     def remove(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
         """Take out a client whose connection ended, and the `topic` of its ETID."""
@@ -240,11 +283,20 @@ class BrokerState:
                 log.exception("error in onclose")
         if self.recorder:
             self.recorder.left(client)
-        del self.sessions[client.etid]
-        if self.uids.get(client.uid) is client:
-            del self.uids[client.uid]
+        self.unlist(client)
         topic.discard(client.outbox)
         self.topic_table.remove(topic)
+
+    def unlist(self, client: BrokerClient) -> None:
+        """Take back `list`."""
+        del self.sessions[client.etid]
+        if client.identity is not None:
+            user = client.identity.user
+            self.users[user] -= 1
+            if not self.users[user]:
+                del self.users[user]
+        if self.uids.get(client.uid) is client:
+            del self.uids[client.uid]
 
     def release(self, client: BrokerClient, topic: Topic) -> None:
         """A client that was removed is out of every table: let its ETID be drawn again, once its observers know."""
@@ -256,11 +308,18 @@ class BrokerState:
     def subscribed(self, topic: Topic, outbox: Outbox) -> None:
         """Let `outbox` receive `topic`; observers are told."""
         topic.add(outbox)
+        self.stats.subscriptions += 1
         self._changed_count(topic)
+
+    def greet(self, topic: Topic, outbox: Outbox) -> None:
+        """Give a new subscriber the last values of `topic`, before anything that is published from now on."""
+        if self.last_values is not None and (run := self.last_values.greeting(topic)):
+            outbox.put(topic.encode(run) if outbox.websocket else run)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:
         """Take `outbox` out of `topic`; observers are told."""
         topic.discard(outbox)
+        self.stats.subscriptions -= 1
         self._changed_count(topic)
 
     def _changed_count(self, topic: Topic) -> None:
@@ -287,15 +346,24 @@ class BrokerState:
         if self.hooks.log:
             self.hooks.log(peer, text)
 
-    def refuse(self, peer: BrokerPeer | None, refusal: Refusal) -> None:
+    def refuse(self, peer: BrokerPeer | None, limit: Limit) -> None:
         """Count that a limit was reached; say so in the log, at most once a second for each limit."""
-        self.stats.refused[refusal] += 1
+        self.stats.refused[limit] += 1
+        who = "a client" if peer is None else f"the client {ascii(peer.uid[:64])[1:]}"
+        limit.refused(who)
         now_s = self.clock()
-        if now_s - self._refused_s.get(refusal, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
-            self._refused_s[refusal] = now_s
-            text = f"refused: {refusal.value}; {self.stats.refused[refusal]} times so far"
-            log.warning("%s", text)
-            self.log(peer, text)
+        if now_s - self._refused_s.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._refused_s[limit] = now_s
+            self.log(peer, f"{limit.sentence(who)}; {self.stats.refused[limit]} times so far")
+
+    def denied(self, peer: BrokerPeer, what: str, kind: str, name: bytes) -> None:
+        """Count that the application denied a client a name; say so in the log, at most once a second."""
+        self.stats.denied += 1
+        hook = "permittop" if kind == "topic" else "permitsubtop"
+        who = f"the client {ascii(peer.uid[:64])[1:]}"
+        self._denials.warn(
+            f"denied: {who} may not {what} the {kind} {ascii(name[:128])[1:]}: {hook} of the hub said no"
+        )
 
     def overflowed(self, peer: BrokerPeer, reason: Drop, messages: int) -> None:
         """Count copies that a slow client did not get; log it at most once a second per client."""

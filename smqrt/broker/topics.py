@@ -6,13 +6,13 @@ broker's life (specification: smq.md §12.6). ETIDs carry the node's number in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
+from smqrt.limits import Limit
 
 NODE_BITS = 6
 """Top bits of an ETID that name the node: clustering needs no renumbering."""
@@ -47,6 +47,28 @@ class RouteCache(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What went through a hub.
+
+    Attributes:
+        messages, bytes: that were published, also those that nobody subscribed to; bytes with their headers.
+        copies, copied_bytes: that were put on the queues of subscribers, also those that were dropped there.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    copies: int = 0
+    copied_bytes: int = 0
+
+    def add(self, messages: int, size: int, copies: int) -> None:
+        """Count messages of `size` bytes together, each for so many subscribers."""
+        self.messages += messages
+        self.bytes += size
+        self.copies += messages * copies
+        self.copied_bytes += size * copies
+
+
 _NOBODY: dict[Observer, int] = {}
 """The observers of most topics; never written to."""
 
@@ -62,27 +84,33 @@ class Topic:
         raw, ws: the subscribers on raw sockets and on WebSockets; good after `settle`.
         cached: the sessions whose route cache points here; they forget it when somebody joins or leaves.
         observers: who is told of the number of subscribers, and which number each was told last.
+        messages, bytes: delivered since `count` was called last.
     """
 
     __slots__ = (
         "__weakref__",
         "_members",
         "_settled",
+        "_traffic",
+        "bytes",
         "cached",
         "encode",
         "id",
         "key",
+        "messages",
         "name",
         "observers",
         "raw",
         "ws",
     )
 
-    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes]) -> None:
+    def __init__(self, number: int, name: bytes | None, encode: Callable[[bytes], bytes], traffic: Traffic) -> None:
         self.id = number
         self.key = number.to_bytes(4, "big")
         self.name = name
         self.encode = encode
+        self._traffic = traffic
+        self.messages = self.bytes = 0
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NOBODY
@@ -118,12 +146,24 @@ class Topic:
             self._members.pop(outbox, None)
             self._settled = False
         elif outbox in self.raw or outbox in self.ws:
+            self.count()
             self.raw = self.ws = ()
+
+    def forget(self, outboxes: set[Outbox], observers: Set[object]) -> None:
+        """Take out many at once, who have gone on elsewhere."""
+        self.forget_routes()
+        members = self.raw + self.ws if self._members is None else self._members
+        left = [one for one in members if one not in outboxes]
+        self.raw = tuple(one for one in left if not one.websocket)
+        self.ws = tuple(one for one in left if one.websocket)
+        self._members, self._settled = dict.fromkeys(left) if len(left) > 1 else None, True
+        self.observers = {one: told for one, told in self.observers.items() if one not in observers} or _NOBODY
 
     def settle(self) -> None:
         """Make `raw` and `ws` what they should be; whoever caches a route here calls this first."""
         if self._settled or self._members is None:
             return
+        self.count()
         self._settled = True
         self.raw = tuple(one for one in self._members if not one.websocket)
         self.ws = tuple(one for one in self._members if one.websocket)
@@ -134,6 +174,8 @@ class Topic:
         """Put `run` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all
         WebSockets.
         """
+        self.messages += 1
+        self.bytes += len(run)
         for outbox in self.raw:
             queue = outbox.queue
             if not queue:
@@ -151,12 +193,23 @@ class Topic:
         if len(self.raw) > FLUSHED_AT_ONCE:
             self.deliver(bytes(view))
             return
+        self.messages += 1
+        self.bytes += len(view)
         for outbox in self.raw:
             outbox.put_view(view)
         if self.ws:
             run = self.encode(bytes(view))
             for outbox in self.ws:
                 outbox.put(run)
+
+    def count(self) -> None:
+        """Add what was delivered to the hub's counters: the number of subscribers was the same for all of it, since
+        this is called before it changes. So that costs nothing for each subscriber.
+        """
+        if self.messages:
+            copies = len(self.raw) + len(self.ws)
+            self._traffic.add(self.messages, self.bytes, copies)
+            self.messages = self.bytes = 0
 
     def forget_routes(self) -> None:
         """Take this topic out of every route cache, because somebody joins or leaves."""
@@ -230,6 +283,7 @@ class Topics:
         self._node = node << _ETID_BITS
         self._store = store
         self._leaving: set[int] = set()
+        self.traffic = Traffic()
         self.names_bytes = 0
         for name, number in store.load("topic") if store else ():
             self._insert(number, name)
@@ -247,6 +301,24 @@ class Topics:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
         return topic
+
+    def renumber(self, topic: Topic, number: int) -> None:
+        """Give a topic another number, which nobody has."""
+        topic.forget_routes()
+        del self.by_key[topic.key]
+        topic.id, topic.key = number, number.to_bytes(4, "big")
+        self.by_key[topic.key] = topic
+
+    def keep_in(self, store: NameStore) -> None:
+        """Keep the names in `store` from now on, these and its own."""
+        known = dict(store.load("topic"))
+        for name, number in known.items():
+            if name not in self.by_name and not self.get(number):
+                self._insert(number, name)
+        self._store = store
+        for name, topic in self.by_name.items():
+            if name not in known:
+                store.add("topic", name, topic.id)
 
     def unsaved(self, name: bytes) -> Deferred[None] | None:
         """See `NameStore.unsaved`; None without a store."""
@@ -278,7 +350,7 @@ class Topics:
                 return number
 
     def _insert(self, number: int, name: bytes | None) -> Topic:
-        topic = Topic(number, name, self._encode)
+        topic = Topic(number, name, self._encode, self.traffic)
         self.by_key[topic.key] = topic
         if name is not None:
             self.by_name[name] = topic
@@ -310,6 +382,27 @@ class SubTopics:
             self._insert(name, number)
         return number
 
+    def renumber(self, name: bytes, number: int) -> bool:
+        """Let `name` have `number`; whether it had another one."""
+        known = self.by_name.get(name)
+        if known != number:
+            if known is not None:
+                self.by_id.pop(known, None)
+                self.names_bytes -= len(name)
+            self._insert(name, number)
+        return known not in (None, number)
+
+    def keep_in(self, store: NameStore) -> None:
+        """Keep the names in `store` from now on, these and its own."""
+        known = dict(store.load("subtopic"))
+        for name, number in known.items():
+            if name not in self.by_name and number not in self.by_id:
+                self._insert(name, number)
+        self._store = store
+        for name, number in self.by_name.items():
+            if name not in known:
+                store.add("subtopic", name, number)
+
     def unsaved(self, name: bytes) -> Deferred[None] | None:
         """See `NameStore.unsaved`; None without a store."""
         return self._store.unsaved("subtopic", name) if self._store else None
@@ -319,42 +412,64 @@ class SubTopics:
         self.names_bytes += len(name)
 
 
-class Refusal(Enum):
-    """Which limit somebody reached."""
-
-    NAMES = "the hub has as many names as it may (maxnames)"
-    NAME_BYTES = "the hub's names have as many bytes as they may"
-    CLIENT_NAMES = "a client has brought in as many names as it may (clientnames)"
-    CLIENT_SUBSCRIPTIONS = "a client has as many subscriptions as it may (clientnames)"
-    CLIENT_OBSERVES = "a client observes as much as it may (clientnames)"
-    HANDSHAKES = "an address has as many unfinished handshakes as it may"
-
-
-NAME_BYTES = 64 << 20
-"""Of all topic names together, and of all sub-topic names."""
-CLIENT_NAME_BYTES = 4 << 20
-"""Of the new names of one client."""
+NAMES = Limit("names", "limits.names", "the hub has as many names as it may")
+NAMES_MEMORY = Limit("name_bytes", "limits.names_bytes", "the hub's names have as many bytes as they may")
+CLIENT_NAMES = Limit("client_names", "limits.client_names", "a client has brought in as many names as it may")
+CLIENT_NAMES_MEMORY = Limit(
+    "client_name_bytes",
+    "limits.client_names_bytes",
+    "the names of a client have as many bytes as they may",
+)
+CLIENT_SUBSCRIPTIONS = Limit(
+    "client_subscriptions", "limits.subscriptions", "a client has as many subscriptions as it may"
+)
+CLIENT_OBSERVES = Limit("client_observes", "limits.observes", "a client observes as much as it may")
+HANDSHAKES = Limit(
+    "handshakes", "limits.handshakes_per_address", "an address has as many unfinished handshakes as it may"
+)
+USER_CONNECTIONS = Limit(
+    "connections_per_user", "limits.connections_per_user", "a user has as many connections as it may"
+)
+OF_HUBS = (
+    NAMES,
+    NAMES_MEMORY,
+    CLIENT_NAMES,
+    CLIENT_NAMES_MEMORY,
+    CLIENT_SUBSCRIPTIONS,
+    CLIENT_OBSERVES,
+    HANDSHAKES,
+    USER_CONNECTIONS,
+)
+"""The limits that hubs count for themselves too (`refused`)."""
 
 
 @dataclass(slots=True)
-class NameLimits:
-    """How many names strangers may make a broker keep (help: limits).
+class HubLimits:
+    """How much strangers may make a broker keep (help: limits).
 
     Attributes:
-        names: topics in all, and sub-topics in all.
-        client: new names of one client, its subscriptions, and its observations.
+        names, names_bytes: topics in all, and sub-topics in all, and the bytes of the names of either.
+        client_names, client_names_bytes: new names of one client.
+        subscriptions, observes: of one client.
+        connections_per_user: None for any number.
     """
 
     names: int = 250_000
-    client: int = 10_000
+    names_bytes: int = 64 << 20
+    client_names: int = 10_000
+    client_names_bytes: int = 4 << 20
+    subscriptions: int = 10_000
+    observes: int = 10_000
+    connections_per_user: int | None = None
 
-    def of_all(self, table: Topics | SubTopics, name: bytes) -> Refusal | None:
+    def of_all(self, table: Topics | SubTopics, name: bytes) -> Limit | None:
         """Why `name` may not be added to `table`."""
         if len(table.by_name) >= self.names:
-            return Refusal.NAMES
-        return Refusal.NAME_BYTES if table.names_bytes + len(name) > NAME_BYTES else None
+            return NAMES
+        return NAMES_MEMORY if table.names_bytes + len(name) > self.names_bytes else None
 
-    def of_client(self, names: int, names_bytes: int, name: bytes) -> Refusal | None:
+    def of_client(self, names: int, names_bytes: int, name: bytes) -> Limit | None:
         """Why a client that brought in `names`, of `names_bytes` together, may not bring in `name`."""
-        over = names >= self.client or names_bytes + len(name) > CLIENT_NAME_BYTES
-        return Refusal.CLIENT_NAMES if over else None
+        if names >= self.client_names:
+            return CLIENT_NAMES
+        return CLIENT_NAMES_MEMORY if names_bytes + len(name) > self.client_names_bytes else None

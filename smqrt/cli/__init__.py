@@ -15,14 +15,27 @@ from smqrt.printable import PrintableFormatter, printable
 
 _COMMANDS = {
     "serve": ("smqrt.cli.serve", "serve", "Run applications."),
+    "demo": ("smqrt.cli.demo", "demo", "Serve the demonstration applications."),
+    "backup": ("smqrt.cli.backup", "backup", "Copy what a server keeps, while it runs."),
+    "config": ("smqrt.cli.config", "config", "Show and check settings."),
+    "restart": ("smqrt.cli.restart", "restart", "Replace a running server by a new process; its clients stay."),
     "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
     "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
+    "top": ("smqrt.cli.admin", "top", "Show how a running server does, live."),
+    "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
+    "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
+    "trace": ("smqrt.cli.admin", "trace", "Show what a client does, or what goes through a topic, live."),
+    "dashboard": ("smqrt.cli.admin", "dashboard", "Print a dashboard for Grafana."),
     "new": ("smqrt.cli", "new", "Make a new application to start from."),
+    "passwd": ("smqrt.cli.identity", "passwd", "Set the password of a user who connects to hubs."),
+    "acl": ("smqrt.cli.identity", "acl", "Tell what a user may do, and which line of the list says so."),
     "check": ("smqrt.cli.check", "check", "Find what an application calls that is absent here."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
     "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
     "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),
+    "health": ("smqrt.cli.health", "health", "Tell whether a server lives."),
+    "systemd-unit": ("smqrt.cli.systemd_unit", "systemd_unit", "Print a unit for systemd."),
     "query": ("smqrt.cli.query", "query", "Answer SQL about what hubs recorded."),
     "help": ("smqrt.cli", "help_", "Print the manual."),
 }
@@ -110,7 +123,7 @@ def main() -> None:
     """The command `smqrt`, also `python -m smqrt`. Exit codes: 0 done, 1 could not, 2 called wrongly."""
     if sys.platform != "linux":
         sys.exit(f"smqrt runs on Linux; this is {sys.platform}. On Windows use WSL, on a Mac a virtual machine.")
-    if sys.argv[1:2] == ["serve"]:
+    if sys.argv[1:2] in (["serve"], ["demo"]):
         # The first act, before anything imports ssl or threading: Python applications may use blocking libraries.
         from gevent import monkey
 

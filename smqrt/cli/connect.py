@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 no connection or a lost one, 2 called wrongly, 3 refused b
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -64,6 +65,10 @@ _OPTIONS = (
     ),
     click.option("--info", help="Text about this client for the broker's application."),
     click.option(
+        "--user",
+        help="Log in as this user. The password is what the credentials hold, or it is asked for.",
+    ),
+    click.option(
         "--credentials-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help=f"File with the credentials; the variable {CREDENTIALS_VARIABLE} holds them otherwise.",
@@ -82,6 +87,7 @@ class ConnectionOptions(TypedDict, total=False):
     """The values of the options of `connection_options`, see their help texts; `connect_timeout` is seconds."""
 
     uid: str | None
+    user: str | None
     info: str | None
     credentials_file: Path | None
     cafile: str | None
@@ -109,7 +115,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
     gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
     given = {"reconnect_delay": reconnect_delay_s, **{name: connection.get(name) for name in ("uid", "info", "cafile")}}
     chosen = {name: value for name, value in given.items() if value is not None}
-    credentials = credentials_of(connection.get("credentials_file"))
+    credentials = credentials_for(connection)
     first: ConnectionEnd | None = None
     for address in addresses(url):
         try:
@@ -165,6 +171,22 @@ def addresses(url: str) -> list[str]:
         return [url]
     folder = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     return [url, *(urlunsplit(parts._replace(path=folder + page)) for page in PAGES)]
+
+
+def credentials_for(connection: ConnectionOptions) -> bytes:
+    """What a client says to be let in: the credentials as they are, or with `--user` the name and the password.
+
+    Raises:
+        click.UsageError: there is no password, and no terminal to ask for it at.
+    """
+    given, user = credentials_of(connection.get("credentials_file")), connection.get("user")
+    if user is None:
+        return given
+    if not given:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"--user takes a password in {CREDENTIALS_VARIABLE} or --credentials-file")
+        given = click.prompt(f"Password of {user}", hide_input=True, err=True).encode()
+    return user.encode() + b":" + given
 
 
 def credentials_of(file: Path | None) -> bytes:

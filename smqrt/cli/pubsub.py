@@ -24,7 +24,7 @@ from smqrt.cli.connect import (
     RefusedByBroker,
     TimeRanOut,
     connection_options,
-    credentials_of,
+    credentials_for,
     failure,
     open_client,
     received,
@@ -451,7 +451,7 @@ def _opened(
     options |= {"timeout": connection.get("connect_timeout", 5.0), "version": 5 if version == "5" else 4}
     if (uid := connection.get("uid")) is not None:
         options["clientidentifier"] = uid
-    if credentials := credentials_of(connection.get("credentials_file")):
+    if credentials := credentials_for(connection):
         user, _, password = credentials.decode("utf-8", "replace").partition(":")
         options |= {"username": user, "password": password}
     first: list[Any] = []

@@ -11,27 +11,29 @@ import logging
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from smqrt import mako_conf
 from smqrt.errors import PipelineError, StartError
+from smqrt.logs import ServerLog
 from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.printable import printable
+from smqrt.restart.taking import TakeOver
 from smqrt.runtime import AppSpec, Server
-from smqrt.settings import FILE_NAME, Settings, environment_name, flag, load_file, table
+from smqrt.server.listeners import lacks_certificate
+from smqrt.settings import FILE_NAME, Settings, table
+from smqrt.settings_sources import Sources
+from smqrt.settings_tree import Setting, flag
 
 log = logging.getLogger("smqrt")
 
 _Folder = Path | zipfile.Path
-
-_NOT_GIVEN = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 _EXAMPLES = """\b
 Examples:
@@ -52,38 +54,64 @@ class _Serve(click.Command):
         return super().parse_args(ctx, args[:end])
 
 
-def _read_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    path = Path(value or FILE_NAME)
-    if value or path.is_file():
-        ctx.default_map = {**(ctx.default_map or {}), **load_file(path)}
-
-
-def _read_mako_conf(ctx: click.Context, _: click.Parameter, value: str | None) -> MakoConf | None:
-    path = Path(value) if value else mako_conf.find(Path.cwd())
-    if path is None:
-        return None
-    conf = mako_conf.read(path, ctx.obj)
-    ctx.default_map = {**conf.settings, **(ctx.default_map or {})}
-    return conf
-
-
-def _settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds one option per setting."""
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the flags of all settings, and those that name the files; `sources` reads them."""
     for setting in reversed(table()):
-        kind = setting.metadata["rule"].kind
-        either = f"/--no-{flag(setting)[2:]}" if kind is bool and setting.default is None else ""
-        add = click.option(
-            flag(setting) + either,
-            setting.name,
-            envvar=environment_name(setting),
-            type=kind,
+        kind, default = setting.rule.kind, setting.field.default
+        command = click.option(
+            flag(setting) + (f"/--no-{flag(setting)[2:]}" if kind is bool else ""),
+            parameter(setting),
             is_flag=kind is bool,
-            default=setting.default,
-            show_default=setting.default is not None,
-            help=setting.metadata["help"],
-        )
+            default=None,
+            metavar=None if kind is bool else _METAVARS.get(kind, "TEXT"),
+            show_default=str(default).lower() if default not in (None, "") else False,
+            help=setting.help,
+        )(command)
+    for add in CONFIG_OPTIONS:
         command = add(command)
     return command
+
+
+CONFIG_OPTIONS = (
+    click.option(
+        "-c",
+        "--mako-conf",
+        metavar="FILE",
+        help="Read this mako.conf.  [default: mako.conf beside the program, here, or in $HOME, if there is one]",
+    ),
+    click.option(
+        "--config", metavar="FILE", help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]"
+    ),
+)
+"""The options that name the files of settings; `sources` reads them."""
+_METAVARS = {int: "INTEGER", float: "FLOAT"}
+
+
+def parameter(setting: Setting) -> str:
+    """Returns the name of the parameter that holds the flag of a setting."""
+    return "__".join(setting.path)
+
+
+def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[Sources, MakoConf | None]:
+    """Returns where settings are to be looked for, and what a mako.conf says.
+
+    Args:
+        values: the parameters of a command with `settings_options`, or only with `CONFIG_OPTIONS`.
+        words: all words of the command line, for `mako.argv`.
+
+    Raises:
+        StartError: a mako.conf can't be read.
+    """
+    named = values["config"] or (FILE_NAME if Path(FILE_NAME).is_file() else None)
+    path = Path(str(values["mako_conf"])) if values["mako_conf"] else mako_conf.find(Path.cwd())
+    conf = mako_conf.read(path, words) if path else None
+    given = {
+        setting.path: setting.rule.from_text(value) if isinstance(value, str) else value
+        for setting in table()
+        if (value := values.get(parameter(setting))) is not None
+    }
+    fallback = (conf.settings, str(conf.path)) if conf else ({}, "")
+    return Sources(given, os.environ, Path(str(named)) if named else None, *fallback), conf
 
 
 @click.command(cls=_Serve, epilog=_EXAMPLES)
@@ -91,45 +119,57 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "-l", "mounts", multiple=True, metavar="NAME:PRIORITY:PATH", help="Mount an application, as Mako does; repeatable."
 )
-@click.option(
-    "--config",
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    metavar="FILE",
-    help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]",
-)
-@click.option(
-    "-c",
-    "--mako-conf",
-    "conf",
-    is_eager=True,
-    callback=_read_mako_conf,
-    metavar="FILE",
-    help="Read this mako.conf.  [default: mako.conf beside the program, here, or in $HOME, if there is one]",
-)
-@_settings
+@click.option("--take-over", is_flag=True, help="Take the place of the server that listens at --restart-socket.")
+@settings_options
 @click.pass_context
 def serve(
-    context: click.Context, /, apps: tuple[str, ...], mounts: tuple[str, ...], conf: MakoConf | None, **values: Any
+    context: click.Context, /, apps: tuple[str, ...], mounts: tuple[str, ...], take_over: bool, **values: Any
 ) -> None:
     """Run applications: folders or ZIP files with pages, a .preload, or both.
 
     One APP is the application at /. A folder that holds applications mounts each under its name.
     """
     words: list[str] = context.obj
-    if conf and context.get_parameter_source("port") not in _NOT_GIVEN:
+    found, conf = sources(values, words)
+    configuration = found.read()
+    if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
         conf = replace(conf, plain_http=True)
-    settings = _with_certificate(Settings(**values))
+    settings = _with_certificate(configuration.settings)
+    server_log = ServerLog(settings.log)
+    report = server_log.report(_report)
+    for warning in configuration.warnings:
+        log.warning("%s", warning)
     specs = discover(apps, mounts, Path.cwd(), conf)
-    server = Server(settings, words, _report, _pipeline_command() if settings.pipelines else None, conf)
-    if conf:
-        _report(f"configuration: {conf.path}")
-        if conf.not_honoured:
-            log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
+    place = _place(settings, take_over)
+    server = Server(settings, words, report, _pipeline_command() if settings.pipelines else None, conf, place)
+    server.live.read_with(lambda: found.read().settings, configuration.settings)
+    server.live.watch(("log",), lambda found: server_log.apply(found.log))
+    for file in (*configuration.files, *([conf.path] if conf else [])):
+        report(f"configuration: {file}")
+    read = [*configuration.files, *([conf.path] if conf else [])]
+    for file in _not_read(read, specs):
+        log.warning("configuration: %s is not read; --config, or -c for a mako.conf, names another", file)
+    if conf and conf.not_honoured:
+        log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
     raw = _UntilReaderLeaves(server.ask_to_stop)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
     sys.exit(server.run(specs))
+
+
+def _place(settings: Settings, take_over: bool) -> TakeOver | None:
+    inherited = TakeOver.inherited()
+    if inherited or not take_over:
+        return inherited
+    if not settings.restart.socket:
+        raise StartError("--take-over needs --restart-socket, the one of the server whose place is taken.")
+    return TakeOver.of(settings.restart.socket)
+
+
+def _not_read(read: Sequence[Path], specs: Sequence[AppSpec]) -> list[Path]:
+    """The files of settings that somebody may believe to be in force."""
+    folders = {Path.cwd(), *(spec.path.absolute() for spec in specs)}
+    candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
+    return sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file())
 
 
 class _UntilReaderLeaves(io.FileIO):
@@ -168,13 +208,18 @@ def _pipeline_command() -> list[str] | None:
     return [sys.executable, "-m", "smqrt", "pipeline", "run", "--app"]
 
 
+def certificate_fault(settings: Settings) -> str | None:
+    """Returns what is wrong with the pair of certificate and key, None for nothing."""
+    if bool(settings.cert) == bool(settings.key):
+        return None
+    given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
+    return f"{given} needs {missing} too; a certificate and its private key belong together."
+
+
 def _with_certificate(settings: Settings) -> Settings:
-    if bool(settings.cert) != bool(settings.key):
-        given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
-        raise StartError(f"{given} needs {missing} too; a certificate and its private key belong together.")
-    if settings.tls_port is None:
-        return settings
-    if settings.cert:
+    if fault := certificate_fault(settings):
+        raise StartError(fault)
+    if not lacks_certificate(settings):
         return settings
     try:
         cert, key = self_signed_pair(settings.host)

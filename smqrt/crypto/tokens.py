@@ -20,8 +20,8 @@ MAX_TOKEN_BYTES = 64 << 10
 
 SHARED = ("HS256", "HS384", "HS512")
 RSA = ("RS256", "RS384", "RS512")
-_OF_CURVES = {256: "ES256", 384: "ES384", 521: "ES512"}
-ALGORITHMS = (*SHARED, *RSA, *_OF_CURVES.values())
+OF_CURVES = {256: "ES256", 384: "ES384", 521: "ES512"}
+ALGORITHMS = (*SHARED, *RSA, *OF_CURVES.values())
 
 Secret = bytes | keys.Key
 """A shared secret, or a key."""
@@ -47,7 +47,7 @@ def algorithms_for(secret: Secret) -> tuple[str, ...]:
         return SHARED
     if isinstance(secret, rsa.RSAPrivateKey | rsa.RSAPublicKey):
         return RSA
-    return (_OF_CURVES[keys.key_bits(secret)],) if keys.key_bits(secret) in _OF_CURVES else ()
+    return (OF_CURVES[keys.key_bits(secret)],) if keys.key_bits(secret) in OF_CURVES else ()
 
 
 def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: Mapping[str, object] = {}) -> bytes:

@@ -7,13 +7,16 @@ from ipaddress import ip_address
 from typing import NoReturn, Protocol
 
 from smqrt.http.status import HttpError
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
 _MAX_KNOWN = 1024
 _SHOWN = 255  # characters; no name has more
+
+ORIGINS = Limit("origins", "origins", "pages of other origins may not do this")
+HOSTS = Limit("hosts", "hosts", "the server does not answer to that name")
 
 
 class CheckedRequest(Protocol):
@@ -44,9 +47,6 @@ class Access:
         loopback: whether it listens on loopback only: a page of the web that has its own name point to 127.0.0.1 (DNS
             rebinding) sends that name as Host.
         debug: whether clients see tracebacks; None for those of this machine, when it listens on loopback.
-
-    Attributes:
-        refusals: counts the requests that were refused.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Access:
         loopback: bool = False,
         debug: bool | None = False,
     ) -> None:
-        self.refusals = Refusals()
         self._origins = origins or Origins()
         self._hosts = hosts or Hosts()
         self._loopback = loopback
@@ -90,7 +89,11 @@ class Access:
             return
         what = f"of a page of {origin[:_SHOWN]!r} for {(request.get('host') or '')[:_SHOWN]!r}"
         self._refuse(
-            request, what, f"origins={origin}", "Pages of other origins may not do this; the setting is `origins`."
+            request,
+            ORIGINS,
+            what,
+            f"origins={origin}",
+            "Pages of other origins may not do this; the setting is `origins`.",
         )
 
     def shows_errors(self, request: CheckedRequest) -> bool:
@@ -116,12 +119,16 @@ class Access:
         elif self._hosts or _is_local(request):
             what = f"for the host {host[:_SHOWN]!r}"
             self._refuse(
-                request, what, f"hosts={name}", "This server does not answer to that name; the setting is `hosts`."
+                request,
+                HOSTS,
+                what,
+                f"hosts={name}",
+                "This server does not answer to that name; the setting is `hosts`.",
             )
 
-    def _refuse(self, request: CheckedRequest, what: str, setting: str, sentence: str) -> NoReturn:
+    def _refuse(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
         asked = f"{request.method} {request.path[:_SHOWN]!r}"
-        self.refusals.add(f"refused: {asked} {what}; to allow it, set {ascii(setting[:_SHOWN])[1:-1]}")
+        limit.refused(f"{asked} {what}", f"to allow it, set {ascii(setting[:_SHOWN])[1:-1]}")
         raise HttpError(403, sentence)
 
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Protocol
 
 from smqrt.http.status import BadRequest, HttpError
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 from smqrt.net.scheduling import Turn
 
 _NO_ROOM = "The server holds as many bodies of requests in memory as it may; try again in a second."
@@ -46,6 +46,9 @@ class HttpLimits:
     bodies_bytes: int = 128 << 20
 
 
+BODIES = Limit("bodies", "bodies_mib", "the bodies of requests in memory are as large as they may be")
+
+
 class BodyMemory:
     """The memory for bodies that are read as a whole, of all requests together.
 
@@ -54,12 +57,10 @@ class BodyMemory:
 
     Attributes:
         held_bytes: how much is taken.
-        refusals: the bodies that found no room.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
-        self.refusals = Refusals()
         self._limit_bytes = limit_bytes
 
     def take(self, count: int) -> None:
@@ -70,7 +71,7 @@ class BodyMemory:
         """
         if self.held_bytes + count > self._limit_bytes:
             mib = self._limit_bytes >> 20
-            self.refusals.add(f"refused a body: the bodies in memory have {mib} MiB already; the setting is bodies_mib")
+            BODIES.refused("a body of a request", f"the bodies in memory have {mib} MiB already")
             raise HttpError(503, _NO_ROOM, headers={"Retry-After": "1"}, close=True)
         self.held_bytes += count
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LAST = -127  # applications come first, also one of the name "help"
 _PARTS = {
     "Begin": "quick-start application python-api hub-api clients wsgi command-line protocol",
-    "Serve": "serving mako-conf trace-logger security logins limits data-path",
+    "Serve": "serving mako-conf trace-logger security logins limits data-path metrics troubleshooting",
     "Lua": "lua-api file-servers cosockets sockets http-client tls xml-lua",
     "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker sparkplug",
     "Record and compute": (

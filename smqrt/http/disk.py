@@ -222,6 +222,10 @@ def _stats(folder: str, names: list[str]) -> Iterator[Stat]:
             continue
 
 
+_DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
+"""What `zipfile` raises for an entry that lies; ValueError for one before the beginning of the archive."""
+
+
 class ZipIo(Io):
     """A ZIP archive.
 
@@ -356,7 +360,7 @@ class _Archive:
         try:
             with self._zip.open(self._infos[name]) as file:
                 data = file.read(min(limit_bytes, MAX_ENTRY_BYTES + 1))
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        except _DAMAGED as error:
             raise IoError("ziperror", f"{self._path}: {name}: {error}") from None
         if len(data) > MAX_ENTRY_BYTES:
             raise IoError("ziperror", f"{self._path}: {name} is larger than it says")

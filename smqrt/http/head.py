@@ -110,6 +110,13 @@ class Head:
         self.content_length, self.keep_alive = other.content_length, other.keep_alive
         self.expects_continue = other.expects_continue
 
+    def be_asked_for(self, host: str) -> None:
+        """Have another Host header than the one that was sent. Raises BadRequest for a malformed one."""
+        self._index = {**self._index, "host": host}
+        self._check_host()
+        self.host = host
+        self.headers = [(name, host if name.lower() == "host" else value) for name, value in self.headers]
+
     def on_url(self, url: bytes) -> None:
         """Take the target from httptools."""
         self.target = url.decode("ascii")

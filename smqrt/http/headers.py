@@ -4,7 +4,7 @@ fields that have a form of their own: dates, ranges (RFC 9110 §14), cookies (RF
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from functools import lru_cache
@@ -17,16 +17,23 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _MAX_KNOWN = 1024
 MAX_RANGES = 10  # more in one request are an attack; it gets the whole file
 _SPEC = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
+_NONE: Mapping[str, str] = {}
 _NEVER_IN_A_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
 
 
 class Headers:
-    """Header fields by name; a name keeps its place and the spelling it was set with."""
+    """Header fields by name; a name keeps its place and the spelling it was set with.
+
+    Args:
+        fields: to begin with. Raises as `set`.
+    """
 
     __slots__ = ("_fields",)
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Mapping[str, str] = _NONE) -> None:
         self._fields: dict[str, list[tuple[str, str]]] = {}
+        for name, value in fields.items():
+            self.set(name, value)
 
     def set(self, name: str, value: str) -> None:
         """Set a field, in place of all of that name.
@@ -68,6 +75,10 @@ class Headers:
     def clear(self) -> None:
         """Remove all fields but cookies: what was given to the browser stays given (spec: bas-api §17)."""
         self._fields = {name: fields for name, fields in self._fields.items() if name == "set-cookie"}
+
+    def merge(self, others: Headers) -> None:
+        """Set the fields of others, in place of those of their names."""
+        self._fields.update([(key, list(fields)) for key, fields in others._fields.items()])
 
     def copy(self) -> Headers:
         """Give fields of their own that are the same now."""

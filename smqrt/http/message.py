@@ -41,6 +41,7 @@ class RequestConnection(Source, ResponseConnection, Protocol):
     """What a request and its response need of their connection, which is `smqrt.http.server.HttpConnection`."""
 
     peer: tuple[str, int]
+    secure: bool
     transport: Transport
 
     @property
@@ -76,8 +77,9 @@ class Request(Head, Posted):
     """A request; see `Head` for what its head says.
 
     Attributes:
-        peer: address and port of the client.
-        secure: whether it came over TLS.
+        peer: address and port of the client, also behind a trusted proxy.
+        secure: whether the client uses https, with this server or with a trusted proxy in front of it.
+        prefix: the path under which such a proxy mounts the server, for URLs that the client is given.
         transport: the socket or `TlsTransport`; to read facts from, not bytes.
         response: the answer under way.
         env: free for the layers above.
@@ -97,6 +99,7 @@ class Request(Head, Posted):
         "includes",
         "is_fresh",
         "peer",
+        "prefix",
         "response",
         "running",
         "secure",
@@ -110,7 +113,8 @@ class Request(Head, Posted):
         self._whole: bytes | None = None
         self._form: Form | None = None
         self.peer: tuple[str, int] = connection.peer
-        self.secure: bool = connection.secure
+        self.secure: bool = connection.is_https
+        self.prefix = ""
         self.transport: Transport = connection.transport
         self.env: dict[str, Any] = {}
         self.includes = 0
@@ -119,6 +123,27 @@ class Request(Head, Posted):
         self._is_over = False
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)
+
+    def speaks_for(
+        self, client: tuple[str, int] | None, secure: bool | None = None, host: str | None = None, prefix: str = ""
+    ) -> None:
+        """Take what a trusted proxy says of the client for true.
+
+        Args:
+            client: its address and port.
+            secure: whether it uses https.
+            host: what it has sent as Host.
+            prefix: the path under which the proxy mounts the server.
+
+        Raises:
+            BadRequest: `host` is none.
+        """
+        self.peer = client or self.peer
+        self.prefix = prefix
+        if secure is not None:
+            self.secure = self.response.secure = secure
+        if host is not None:
+            self.be_asked_for(host)
 
     @property
     def local(self) -> tuple[str, int]:
@@ -310,8 +335,11 @@ class Request(Head, Posted):
         if self.response.ended:
             raise RuntimeError("the response has ended: there is nothing to detach")
         self.response.ended = True
+        slot = self.env.get("slot")
+        if slot is not None:
+            slot.close()  # who has the connection from now on runs no request
         transport, watcher, data = self._connection.release()
-        return Detached(transport, watcher, data, self.secure, self, self._connection.server)
+        return Detached(transport, watcher, data, self._connection.secure, self, self._connection.server)
 
     def skip_body(self) -> bool:
         """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.

@@ -19,7 +19,7 @@ _OK = b"HTTP/1.1 200 OK\r\n"
 class ResponseConnection(Protocol):
     """What a response needs of its connection, which is `smqrt.http.server.HttpConnection`."""
 
-    secure: bool
+    is_https: bool
 
     def may_stay(self, is_over: bool) -> bool:
         """Whether the connection can take another request behind this one; `is_over`: the response is complete."""
@@ -60,12 +60,14 @@ class Response:
         "committed",
         "ended",
         "_version",
+        "secure",
         "size",
         "status",
     )
 
     def __init__(self, connection: ResponseConnection, method: str, version: str) -> None:
         self._connection = connection
+        self.secure = connection.is_https
         self._is_head = method == "HEAD"  # and not the request itself: a cycle would keep both until a collection
         self._version = version
         self._parts: list[bytes] = []
@@ -268,7 +270,7 @@ class Response:
             "Domain": domain,
             "Max-Age": None if max_age_s is None else str(max_age_s),
             "SameSite": samesite,
-            "Secure": self._connection.secure if secure is None else secure,
+            "Secure": self.secure if secure is None else secure,
             "HttpOnly": httponly,
         }
         attributes = {key: text if isinstance(text, str) else None for key, text in wanted.items() if text}

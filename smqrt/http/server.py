@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from greenlet import getcurrent, greenlet
 
 from smqrt.http.access import Access
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
+from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
 from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request
@@ -29,8 +31,9 @@ from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page
 from smqrt.net import workers
 from smqrt.net.graceful_close import half_close
 from smqrt.net.readiness import Watcher
-from smqrt.net.scheduling import NEVER, Deadlines, share
+from smqrt.net.scheduling import NEVER, Deadlines, Turn, share
 from smqrt.net.tls import Address, TlsTransport, Transport
+from smqrt.net.workers import in_hub
 from smqrt.wire.life import Life, moved
 
 log = logging.getLogger("smqrt")
@@ -73,6 +76,8 @@ class HttpServer:
 
     Attributes:
         observers: are told of every request; usually there are none.
+        on_refused: is told of what was no request: address, status, why.
+        proxies: those in front of the server; None when nobody is believed.
     """
 
     def __init__(
@@ -88,7 +93,9 @@ class HttpServer:
         self.limits = limits or HttpLimits()
         self.bodies = BodyMemory(self.limits.bodies_bytes)
         self.draining = False
+        self.proxies: Proxies | None = None
         self.observers: tuple[RequestObserver, ...] = ()
+        self.on_refused: Callable[[str, int, str], object] | None = None
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
@@ -123,19 +130,31 @@ class HttpServer:
         self._deadlines.forget(connection)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
-        """Let busy connections finish, close the others; blocks the greenlet.
+        """Answer the requests that have arrived, wholly or in part, and close all other connections; blocks the
+        greenlet.
 
         Returns:
             whether all were finished in time.
         """
         self.draining = True
-        end = monotonic() + timeout_s
+        end, turn = monotonic() + timeout_s, Turn()
         while True:
             for connection in [c for c in self._connections if not c.busy]:
-                connection.close()
+                in_hub(connection.leave)
+                turn.breathe()
             if not self._connections or monotonic() > end:
                 return not self._connections
             gevent.sleep(0.02)
+
+    def release_idle(self) -> Iterator[tuple[Transport, tuple[str, int], bytes]]:
+        """Give away the connections without TLS on which nothing is being answered: transport, client's address, and
+        what has come of the next request. The others are answered here, and closed then.
+        """
+        self.draining = True
+        for connection in [one for one in self._connections if not one.busy and not one.secure]:
+            transport, watcher, data = connection.release()
+            watcher.close()
+            yield transport, connection.peer, data
 
     def close(self) -> None:
         """Close all connections at once."""
@@ -158,7 +177,7 @@ class HttpConnection:
 
     __slots__ = (
         "_busy", "_checked", "_parked", "_waiting", "_watcher", "_writable", "data",
-        "_skipped", "deadline_s", "life", "peer", "secure", "server", "transport",
+        "_skipped", "deadline_s", "is_https", "life", "peer", "secure", "server", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +188,7 @@ class HttpConnection:
         self.life = Life.OPENING
         self.peer = peer
         self.secure = secure
+        self.is_https = secure or getattr(transport, "client_tls", False)
         self.data = data  # received and not yet used
         self.deadline_s = monotonic() + server.limits.first_byte_s
         self._busy: Request | None = None
@@ -261,6 +281,8 @@ class HttpConnection:
         self._checked = len(data)
 
     def _begin(self, request: Request) -> None:
+        if self.server.proxies is not None:
+            self.server.proxies.apply(request)
         if request.content_length is None:  # nobody shall act on a request that is seen to be malformed
             ChunkedDecoder().feed(self.data[:_LOOKED_AT_BYTES])
         self._busy = request
@@ -491,12 +513,21 @@ class HttpConnection:
             f"Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
         )
         log.debug("refused %s: %s", self.peer, error)
+        if self.server.on_refused is not None:
+            self.server.on_refused(self.peer[0], error.status, error.detail)
         self._checked, self.data = 0, b""
         try:
             self.transport.send(head.encode() + page)
         except OSError:
             self.close()
         else:
+            self._close_gracefully()
+
+    def leave(self) -> None:
+        """Close, unless a request is under way; also one that has arrived and was not looked at is."""
+        if self._listens and not self.data:
+            self._receive()
+        if self._listens and not self.data:
             self._close_gracefully()
 
     def _close_gracefully(self) -> None:

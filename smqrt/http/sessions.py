@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
@@ -72,6 +72,12 @@ class HttpSession:
         return not self.locks and now_s - self.accessed_s > self.max_inactive_s
 
 
+SESSIONS_PER_ADDRESS = Limit(
+    "sessions_per_address", "sessions_per_address", "an address has as many HTTP sessions as it may"
+)
+SESSIONS = Limit("sessions", "", "there are as many HTTP sessions as there may be")
+
+
 class HttpSessions:
     """All sessions of a server, in the order of their last use.
 
@@ -80,9 +86,6 @@ class HttpSessions:
         on_end: called with each session that ended, by `terminate`, by time, or to make room.
         per_address: how many one IP address may have; beyond, the one it used least recently ends.
         most: how many there may be; beyond, the least recently used ends.
-
-    Attributes:
-        displaced: those that ended to make room.
     """
 
     def __init__(
@@ -92,7 +95,6 @@ class HttpSessions:
         per_address: int = MAX_PER_ADDRESS,
         most: int = MAX_SESSIONS,
     ) -> None:
-        self.displaced = Refusals()
         self._now = now
         self._on_end = on_end
         self._per_address, self._most = per_address, most
@@ -107,17 +109,19 @@ class HttpSessions:
     def create(self, peer: str) -> HttpSession:
         """Make a session for the client with this IP address."""
         if len(self._by_peer.get(peer, ())) >= self._per_address:
-            self._displace(self._by_peer[peer], f"{peer} has more than {self._per_address} sessions")
+            rule = f"{peer} has {self._per_address} sessions already, and the one it used least recently ends"
+            self._displace(self._by_peer[peer], SESSIONS_PER_ADDRESS, rule)
         if len(self._by_id) >= self._most:
-            self._displace(self._by_id, f"there are more than {self._most} sessions")
+            rule = f"there are {self._most} sessions already, and the one used least recently ends"
+            self._displace(self._by_id, SESSIONS, rule)
         now_s = self._now()
         session = HttpSession(_new_id(), self._next_number(), peer, now_s, now_s)
         self._by_number[session.number] = session
         self._by_id[session.id] = self._by_peer.setdefault(peer, {})[session.id] = session
         return session
 
-    def _displace(self, sessions: dict[str, HttpSession], why: str) -> None:
-        self.displaced.add(f"{why}: the least recently used ends")
+    def _displace(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
+        limit.refused("one more HTTP session", rule)
         self.terminate(next(iter(sessions.values())))
 
     def find(self, session_id: str) -> HttpSession | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.files import StaticFile, StaticFiles
+from smqrt.http.headers import Headers
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer
 from smqrt.http.logins.guard import LoginGuard
@@ -236,6 +237,7 @@ class ResourceReader(Directory):
         self.io = io
         self.headers: dict[str, str] = {}
         self.pages: Pages | None = None
+        self._checked: tuple[dict[str, str], Headers] = {}, Headers()
         self._prologues: list[Directory] = []
         self._files = StaticFiles(io)
 
@@ -278,12 +280,17 @@ class ResourceReader(Directory):
                 return entry
         return None
 
+    def _checked_headers(self) -> Headers:
+        """`headers` as they go out: checked when they have changed, not for each page."""
+        if self._checked[0] != self.headers:
+            self._checked = dict(self.headers), Headers(self.headers)
+        return self._checked[1]
+
     def _run(self, request: Request, entry: StaticFile) -> bool:
         if self.pages is None:
             return False
-        if not request.includes:
-            for field, value in self.headers.items():
-                request.response.headers.set(field, value)
+        if self.headers and not request.includes:
+            request.response.headers.merge(self._checked_headers())
         self.pages(request, entry.stat, entry.name, self)
         return True
 
@@ -368,7 +375,7 @@ class Root(Branch):
             return
         path, mark, query = request.target.partition("?")
         scheme = "https" if request.secure else "http"
-        request.response.redirect(f"{scheme}://{request.authority}{path}/{mark}{query}")
+        request.response.redirect(f"{scheme}://{request.authority}{request.prefix}{path}/{mark}{query}")
 
 
 def normalise(path: str) -> str | None:

@@ -151,10 +151,13 @@ class Info(TypedDict):
     data: dict[str, str]
     """The parameters of the query."""
     header: HeaderFields
+    restored: bool
+    """Whether the client was connected before this process, or this application, began: then nothing is known of its
+    request."""
     session: Any
     """The browser's session (`smqrt.http.sessions.Session`), None without one."""
     uname: str | None
-    """The user whom the web server has authenticated: WSGI's `REMOTE_USER`."""
+    """The user it has logged in as (help: identity), or whom the web server has authenticated: WSGI's `REMOTE_USER`."""
 
 
 @dataclass(eq=False)
@@ -176,6 +179,18 @@ class Peer:
     _session: BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
     phantom: bool = False
+
+    @property
+    def user(self) -> str | None:
+        """The user it has logged in as (help: identity); None when nobody asked, and when it did not say."""
+        identity = self._session.identity
+        return (identity.user or None) if identity is not None else None
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups of the user."""
+        identity = self._session.identity
+        return identity.groups if identity is not None else ()
 
     @property
     def topics(self) -> dict[int, PeerSocket] | None:
@@ -202,7 +217,6 @@ def info_of(session: BrokerClient) -> Info:
     origin = session.origin
     if origin.info is None:
         request = origin.request
-        details = _of_environ(request) if isinstance(request, dict) else _of_request(request)
         origin.info = {
             "arg": origin.arg,
             "seed": session.seed,
@@ -210,10 +224,19 @@ def info_of(session: BrokerClient) -> Info:
             "info": text_of(session.info),
             "sock": peer_of(session).sock,
             "request": request,
-            **details,
+            "restored": request is None,
+            **_details(request),
         }
+        if (user := peer_of(session).user) is not None:
+            origin.info["uname"] = user
     info: Info = origin.info
     return info
+
+
+def _details(request: Any) -> dict[str, Any]:
+    if request is None:
+        return {"url": "", "data": {}, "header": HeaderFields(()), "session": None, "uname": None}
+    return _of_environ(request) if isinstance(request, dict) else _of_request(request)
 
 
 def _of_request(request: Any) -> dict[str, Any]:

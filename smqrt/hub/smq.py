@@ -35,11 +35,11 @@ from smqrt.hub.callbacks import (
     takes_reason,
 )
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
-from smqrt.journal import writer
+from smqrt.journal.writer import HubJournal, JournalWriter
+from smqrt.limits import LineLimit
 from smqrt.message import Message, Payload, Requests, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
-from smqrt.net.log_limits import Refusals
 from smqrt.options import function, make
 from smqrt.wire.smq import ConnackCode
 
@@ -75,8 +75,13 @@ def create(
     budget: int | None = None,
     maxnames: int | None = None,
     clientnames: int | None = None,
+    auth: bool | None = None,
+    name: str | None = None,
+    keep: bool | None = None,
     rndtid: bool | None = None,
     persist: str | bytes | os.PathLike[str] | None = None,
+    slow: str | None = None,
+    lastvalue: str | Iterable[str] | None = None,
     origins: str | Iterable[str] | None = None,
     journal: JournalOption = None,
 ) -> Smq:
@@ -94,8 +99,9 @@ def create(
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
         log: `f(sock, text)`; `sock` may be None.
-        keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, rndtid, persist, origins: see
+        keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.net.broker.HubOptions` (help: hub-api).
+        slow, lastvalue, persist, origins: see there.
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
@@ -119,22 +125,19 @@ class _Leaving:
 
 
 class Smq:
-    """A broker; see `create`. Close to the Lua object in names and meaning.
-
-    Attributes:
-        journal: what writes the journal (`smqrt.journal.writer.JournalWriter`), None without one.
-    """
+    """A broker; see `create`. Close to the Lua object in names and meaning."""
 
     def __init__(
         self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: JournalOption = None
     ) -> None:
         self._callbacks = callbacks
         self._takes_reason = takes_reason(callbacks.get("onclose"))
-        self._guard = Guard(f"the hub made at {calling_line()}")
+        made_at = calling_line()
+        self._guard = Guard(f"the hub made at {made_at}")
         self._requests = Requests()
-        self._broker = GeventBroker(self._hooks(), options)
+        self._broker = GeventBroker(self._hooks(), options, made_at)
         try:
-            self.journal = writer.record_journal(self._broker, journal)
+            self._journal = HubJournal(self._broker, journal)
         except BaseException:
             self._broker.close()  # its `persist` file may be wanted by the next
             raise
@@ -142,6 +145,11 @@ class Smq:
         if "onmsg" in callbacks:
             self.onmsg(callbacks["onmsg"])
         app_folder.close_with_app(self)
+
+    @property
+    def journal(self) -> JournalWriter | None:
+        """What writes the journal; None without one, and while another process has it."""
+        return self._journal.writer
 
     # ---- hooks
 
@@ -255,8 +263,12 @@ class Smq:
         """
         self._broker.close()
         self._requests.give_up("no answer: the hub has been closed")
-        if self.journal:
-            self.journal.close()
+        self._journal.close()
+
+    def _end_with_app(self) -> None:
+        """Close, because the application ends; with `keep` its clients wait for it to start again."""
+        self._broker.keep_clients()
+        self.close()
 
     def __enter__(self) -> Smq:
         return self
@@ -353,7 +365,7 @@ class Smq:
         return self._broker.subscribe(binding.destination("topic", topic), handler, sub)
 
     def _handler(self, what: str, function: Callable[..., object], json: bool = False) -> Handler:
-        no_json = Refusals()
+        no_json = LineLimit()
 
         def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
             value: object = data
@@ -361,7 +373,7 @@ class Smq:
                 try:
                     value = jsonlib.loads(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
-                    no_json.add(f"a message to {tid} is no JSON: it goes to the global onmsg")
+                    no_json.warn(f"a message to {tid} is no JSON: it goes to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
                     return None
             return self._guard.call(what, function, value, ptid, tid, stid)

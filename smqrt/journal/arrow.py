@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
 
+FORMAT = 1
+"""Of segments. A schema of another one says so in its metadata, as `format`."""
+
 _VERSION_5 = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
 _BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
@@ -226,12 +229,20 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
 
     Raises:
         ValueError: it is no schema of a segment.
+        JournalError: a newer version wrote it.
     """
     try:
         schema = _FlatTable.root(message[8 : message_size(message)]).table(2)
-        return {pair.string(0): pair.string(1) for pair in schema.tables(2)}
+        found = {pair.string(0): pair.string(1) for pair in schema.tables(2)}
     except struct.error as error:
         raise ValueError(f"no Arrow schema: {error}") from None
+    newer = found.get("format", "")  # ours have none yet: format 1
+    if newer.isdecimal() and int(newer) > FORMAT:
+        raise JournalError(
+            f"A segment of {found.get('node')!r} has format {newer}, written by a newer smqrt; this one reads up to "
+            f"{FORMAT}. Use the newer one."
+        )
+    return found
 
 
 def _template() -> tuple[struct.Struct, list[bytes]]:

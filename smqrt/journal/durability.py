@@ -74,7 +74,7 @@ class Durability:
         clock: Clock,
     ) -> None:
         self._on_sealed, self._on_kept, self._clock = sealed, kept, clock
-        self.segment, self.syncs = segment, 0
+        self.segment, self.syncs, self.sync_s = segment, 0, 0.0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
         self._lost: deque[tuple[SegmentFile, BatchEntry]] = deque()
@@ -136,8 +136,9 @@ class Durability:
             self._disk.ask("sync", self._keep, self._kept)
 
     def _keep(self) -> None:
-        segment = self.segment
+        segment, began_s = self.segment, time.monotonic()
         self._lost.extend((segment, entry) for entry in segment.sync())
+        self.sync_s += time.monotonic() - began_s
 
     def _kept(self, error: Exception | None) -> None:
         self.syncs += error is None

@@ -296,8 +296,10 @@ def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
     """
     try:
         version = values["version"]
+        if isinstance(version, int) and version > VERSION:
+            raise ValueError(f"it has format {version}, written by a newer smqrt; this one reads up to {VERSION}")
         if version not in (1, VERSION):
-            raise ValueError(f"version {version} is not {VERSION}")
+            raise ValueError(f"format {version!r} is none")
         nodes = {node: int(one["compacted_through"]) for node, one in values["nodes"].items()}
         if version == 1:
             return _of_files(nodes, map(file_from_json, values["files"]))

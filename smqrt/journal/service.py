@@ -110,11 +110,17 @@ class JournalService(Directory):
     Args:
         opened: the journals by name, looked at with every request.
         body_bytes: the longest commit that is taken.
+        is_ending: whether the server ends: nobody waits for more then, and the request does not hold it.
     """
 
-    def __init__(self, opened: Mapping[str, OpenJournal], body_bytes: int = BODY_BYTES) -> None:
+    def __init__(
+        self,
+        opened: Mapping[str, OpenJournal],
+        body_bytes: int = BODY_BYTES,
+        is_ending: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__("journal")
-        self._opened = opened
+        self._opened, self._is_ending = opened, is_ending
         self._body_bytes = body_bytes
         self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
         self._asked: dict[str, _Asked] = {}
@@ -203,7 +209,7 @@ class JournalService(Directory):
         name = str(journal.path)
         found = self._asked.get(name)
         if found is None or found.journal is not journal:
-            ends = JournalEnds(journal, lambda: journal in self._opened.values())
+            ends = JournalEnds(journal, lambda: journal in self._opened.values() and not self._is_ending())
             asked = _Asked(journal, JournalListing(journal.path), ends, StagedResults(journal.path, journal.committed))
             found = self._asked[name] = asked
         return found

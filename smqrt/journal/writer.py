@@ -35,6 +35,7 @@ from smqrt.journal.record import Flag, Row
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.journal.timestamps import Clock
+from smqrt.net.broker import GeventBroker
 from smqrt.net.scheduling import Turn
 from smqrt.net.workers import in_thread
 from smqrt.wire import smq
@@ -408,6 +409,16 @@ class JournalWriter:
         """Returns, by node, the number of the next row: of the one node that it writes."""
         return {self.settings.node: self._seq}
 
+    @property
+    def broker(self) -> Broker:
+        """The broker whose messages it keeps."""
+        return self._broker
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds that the disk took for all syncs together."""
+        return self._durability.sync_s
+
     def stats(self) -> dict[str, int]:
         """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
         took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
@@ -439,8 +450,8 @@ class JournalWriter:
             log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
 
 
-def record_journal(broker: Broker, value: object) -> JournalWriter | None:
-    """Begin the journal of a hub, as the option `journal` of `create` says.
+class HubJournal:
+    """The journal of a hub, as the option `journal` of `create` says; it can be closed and opened again.
 
     Args:
         broker: the hub's broker.
@@ -448,9 +459,27 @@ def record_journal(broker: Broker, value: object) -> JournalWriter | None:
 
     Raises:
         ArgumentError, JournalError: as `parse` and `JournalWriter`.
+
+    Attributes:
+        writer: the latest one; None before `open`, and without a journal.
     """
-    settings = parse(value, app_folder.base_folder())
-    return JournalWriter(settings, broker) if settings else None
+
+    def __init__(self, broker: GeventBroker, value: object) -> None:
+        self._broker = broker
+        self._settings = parse(value, app_folder.base_folder())
+        self.writer: JournalWriter | None = None
+        if self._settings:
+            broker.attach(self)
+
+    def open(self) -> None:
+        """Begin to record. Raises as `JournalWriter`."""
+        if self._settings:
+            self.writer = JournalWriter(self._settings, self._broker)
+
+    def close(self) -> None:
+        """Write it to its end; blocks."""
+        if self.writer:
+            self.writer.close()
 
 
 def close_all() -> None:

@@ -105,13 +105,14 @@ class LuaScript:
 
 @dataclass
 class Running:
-    """What an application is while it runs: what it has made, its directory, and its code in the order it was
-    started.
+    """What an application is while it runs: what it has made, its directory, its code in the order it was started, and
+    whether that has run its `onunload`.
     """
 
     owner: app_folder.AppScope
     reader: ResourceReader
     scripts: list[Script]
+    has_ended: bool = False
 
 
 class Application:
@@ -173,10 +174,29 @@ class Application:
             with app_folder.running_app(self._running.owner):
                 for script in self._running.scripts:
                     script.load()
+            for function in self._running.owner.when_loaded:
+                function()
         except SmqrtError as error:
             self.error = str(error)
             log.error("application %s failed: %s", self.uri, self.error)
             self._take_down()
+
+    def end(self) -> None:
+        """Run `onunload` only, once; `unload` does the rest. Meanwhile its hubs still serve those who are connected."""
+        with self._change():
+            self._end()
+
+    def _end(self) -> None:
+        running = self._running
+        if running is None or running.has_ended:
+            return
+        running.has_ended = True
+        for script in running.scripts:
+            try:
+                with app_folder.running_app(running.owner):
+                    script.stop()
+            except SmqrtError as error:
+                log.error("onunload of application %s failed: %s", self.uri, error)
 
     def unload(self) -> None:
         """Run `onunload`, take the application off the tree, empty its table; may block. Its errors are logged."""
@@ -184,15 +204,9 @@ class Application:
             self._unload()
 
     def _unload(self) -> None:
-        if self._running is None:
-            return
-        for script in self._running.scripts:
-            try:
-                with app_folder.running_app(self._running.owner):
-                    script.stop()
-            except SmqrtError as error:
-                log.error("onunload of application %s failed: %s", self.uri, error)
-        self._take_down()
+        self._end()
+        if self._running is not None:
+            self._take_down()
 
     def reload(self) -> None:
         """Stop it and start it again, from the present state of its files. Its clients, who come back at once, are
@@ -273,8 +287,17 @@ class Applications:
             except LuaError as error:
                 log.error("%s: %s", self.services.conf or "tracelogger", error)
 
-    def close(self) -> None:
-        """End what the server itself made beside the applications."""
+    def end(self) -> None:
+        """The server stops: run every `onunload`, then what was given to `mako.onexit`; may block."""
+        for application in list(self.all):
+            application.end()
+        self.run_exit_functions()
+        self.send_mail_log()
+
+    def unload(self) -> None:
+        """Unload all, and what the server itself made beside them; may block."""
+        for application in list(self.all):
+            application.unload()
         self._traces.close()
 
     def load(self, name: str, path: Path, priority: int = 0, inner: str = "", entry: int | None = None) -> Application:
@@ -312,7 +335,9 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, io: Io, priority: int, entry: int | None) -> Running:
         io.private = self.services.private
-        owner = self.services.scopes[number] = app_folder.AppScope(path.resolve() if type(io) is DiskIo else None)
+        owner = self.services.scopes[number] = app_folder.AppScope(
+            path.resolve() if type(io) is DiskIo else None, self._hub_prefix(name, number)
+        )
         folder = files.label(io, "")
         reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
         reader.headers = dict(SECURITY_HEADERS)
@@ -321,6 +346,11 @@ class Applications:
             scripts.insert(0, PythonApplication(name or path.resolve().stem, reader, owner))
         self.services.root.insert(reader)
         return Running(owner, reader, scripts)
+
+    def _hub_prefix(self, name: str, number: int) -> str:
+        """The application's name; several may have none, or the same."""
+        before = sum(one.name == name and one.number < number for one in self.all)
+        return f"{name}~{before}" if before else name
 
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref

@@ -38,6 +38,7 @@ MAX_DEPTH = 200  # Lua allows no more coroutines inside each other
 
 LUA_VERSION = 504
 _ALL_EVENTS = 1 | 2 | 8  # LUA_MASKCALL, LUA_MASKRET, LUA_MASKCOUNT
+_GC_COUNT = 3  # LUA_GCCOUNT
 _RESUMED = 0  # LUA_OK; a coroutine that waits for its next resume has LUA_YIELD
 _REGISTRY, _TABLE = -1_001_000, 5  # LUA_REGISTRYINDEX of Lua 5.4, LUA_TTABLE
 _TYPE_AT, _TYPE = ctypes.sizeof(ctypes.c_void_p), b"\x08"  # GCObject.tt of a lua_State: LUA_TTHREAD
@@ -71,6 +72,7 @@ class LuaInterface:
             self.status = _function(library.lua_status, integer, pointer)
             self.to_thread = _function(library.lua_tothread, pointer, pointer, integer)
             self.set_top = _function(library.lua_settop, None, pointer, integer)
+            self._gc = _function(library.lua_gc, integer, pointer, integer, integer)
             self._type_of = _function(library.lua_type, integer, pointer, integer)
             self._get_field = _function(library.lua_getfield, integer, pointer, integer, ctypes.c_char_p)
             self._push_integer = _function(library.lua_pushinteger, None, pointer, ctypes.c_longlong)
@@ -89,6 +91,11 @@ class LuaInterface:
         text: bytes = self._text_of(state, -1, None)
         self.set_top(state, -2)
         return text
+
+    def memory_mib(self, state: int) -> float:
+        """What Lua holds, garbage included, in MiB. Only reads two numbers: from any thread."""
+        kib: int = self._gc(state, _GC_COUNT, 0)
+        return kib / 1024
 
     def arm(self, state: int, case: int, limit_s: float) -> bool:
         """Call `arm` of lib/core/overtime.lua, for a hook that was called in `state`; whether there was no error: they

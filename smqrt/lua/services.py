@@ -46,7 +46,8 @@ class Services:
     http_port, https_port: the ports listened on, 0 when there is none.
     scopes: what belongs to the applications that run, by their numbers.
     stop: asks the server to stop, with the exit status.
-    load_certificates: reads the certificates of the TLS port again; gives why it could not, None when it did.
+    load_certificates: reads the certificates of the TLS ports again, in a thread (it blocks then) or not; gives why it
+        could not, None when it did.
     conf: the file mako.conf that is in force.
     tracelogger: whether the trace logger is wanted, whatever that file says.
     """
@@ -72,7 +73,7 @@ class Services:
     http_port: int = 0
     https_port: int = 0
     stop: Callable[[int], None] | None = None
-    load_certificates: Callable[[], str | None] | None = None
+    load_certificates: Callable[[bool], str | None] | None = None
     conf: Path | None = None
     tracelogger: bool = False
 

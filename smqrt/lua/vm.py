@@ -185,6 +185,10 @@ class Vm:
         line = found[0] if type(found) is tuple and found else None
         return line.decode("utf-8", "replace") if isinstance(line, bytes) else "?"
 
+    def collect(self) -> None:
+        """Collect all garbage in one step, which takes seconds of a heap of gigabytes."""
+        self.run(self._refs[b"collect"])
+
     def memory_bytes(self) -> int:
         """What the Lua state holds at the moment, garbage included."""
         return _integer(self.run(self._refs[b"memory"])[0])

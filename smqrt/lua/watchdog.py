@@ -15,15 +15,20 @@ from collections.abc import Callable
 
 from gevent import get_hub, monkey
 
+from smqrt.app.directory import overload
+from smqrt.limits import Limit
 from smqrt.lua.activity import Activities, Run
 from smqrt.lua.lupa_internals import PATIENCE_S, interrupt_of, wait_until
 from smqrt.lua.vm import Vm
 
 LIMIT_S = 5.0
 STEP_S = 0.5
+MEMORY_STEP_S = 0.1  # a loop takes some hundred megabytes in that time
+COLLECT_EVERY_S = 10.0  # all of a heap of gigabytes takes seconds
 AGAIN_AFTER_S = 2.0  # or twice the limit
 STDERR = 2
 
+LUA_MEMORY = Limit("lua_memory", "limits.lua_memory_mib", "Lua has as much memory as it may")
 ELSEWHERE = b"not in Lua, or in a C function such as string.find\n"
 
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
@@ -78,6 +83,7 @@ class LoopWatchdog:
         limit_s: for how long the loop may stand still before it is told where.
         write: takes the report, in the watchdog's thread; standard error by default.
         loop_s: for how long an activity may compute (CPU time) without giving way before it gets an error; 0 for ever.
+        memory_mib: what all may have; beyond, the activity that computes gets an error. None for any amount.
     """
 
     def __init__(
@@ -86,10 +92,13 @@ class LoopWatchdog:
         limit_s: float = LIMIT_S,
         write: Callable[[bytes], object] | None = None,
         loop_s: float = 0.0,
+        memory_mib: int | None = None,
     ) -> None:
         self._vm = vm
-        self._limit_s, self._loop_s = limit_s, loop_s
-        self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S)
+        self._limit_s, self._loop_s, self._memory_mib = limit_s, loop_s, memory_mib
+        self._step_s = min(STEP_S, limit_s / 4, loop_s / 4 or STEP_S, STEP_S if memory_mib is None else MEMORY_STEP_S)
+        self._memory_case = 0
+        self._collected_s = -COLLECT_EVERY_S
         self._write = write or (lambda text: os.write(STDERR, text))
         self._interrupt = interrupt_of(vm)
         self._turns = 0
@@ -112,15 +121,55 @@ class LoopWatchdog:
 
     def _turn(self) -> None:
         self._turns += 1
+        if self._memory_mib is not None:
+            self._look_at_memory(self._memory_mib)
         if self._is_ending and self._interrupt:
             self._is_ending = False
             self._interrupt.end()
             self._vm.relax()
 
+    def _look_at_memory(self, most_mib: int) -> None:
+        """Let no request in as long as there is more than may be, when garbage is left aside."""
+        if self._vm.memory_bytes() >> 20 < most_mib:
+            overload.clear()
+            return
+        now_s = time.monotonic()
+        if now_s - self._collected_s >= COLLECT_EVERY_S:
+            self._collected_s = now_s
+            self._vm.collect()
+        if self._vm.memory_bytes() >> 20 >= most_mib:
+            if not overload:
+                overload.append("Lua has as much memory as it may; try again later.")
+            LUA_MEMORY.refused("requests of applications", f"Lua has {self._vm.memory_bytes() >> 20} MiB")
+        else:
+            overload.clear()
+
+    def _end_hungry(self) -> None:
+        """End the activity that computes while Lua has more than it may."""
+        interrupt, runs, most_mib = self._interrupt, self._vm.activities.runs(), self._memory_mib
+        if interrupt is None or not runs or most_mib is None:
+            return
+        innermost, _ = run = runs[0]  # it can't be freed as long as it is named here
+        if interrupt.lua.memory_mib(innermost.address) < most_mib:
+            return
+        self._is_ending = True
+        self._memory_case -= 1
+        activities, case = self._vm.activities, self._memory_case
+
+        def arm(at: int) -> None:
+            if run in activities.runs():
+                interrupt.lua.arm(at, case, -float(most_mib))
+            else:
+                interrupt.lua.set_hook(at, None, 0, 0)
+
+        interrupt.begin(innermost.address, arm)
+        _sleep(PATIENCE_S)  # it is at work: collecting all, or dealing with the error
+
     def _watch(self) -> None:
         seen, still_s = -1, 0.0
         while not self._stopped:
             _sleep(self._step_s)
+            self._end_hungry()
             if self._turns != seen:
                 seen, still_s = self._turns, 0.0
                 self._overdue.forget()

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
-from smqrt.broker.broker import Broker, Name, check_size
+from gevent import get_hub
+
+from smqrt import app_folder
+from smqrt.broker import permissions, snapshot
+from smqrt.broker.broker import Name, check_size
+from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
+from smqrt.broker.meter import PublishLimits
+from smqrt.broker.outbox import Held, put_off
+from smqrt.broker.session import Session
+from smqrt.broker.slow import Slow, SlowPolicies
 from smqrt.broker.state import Hooks
-from smqrt.broker.topics import NameLimits, NameStore
-from smqrt.net import datapath, handover, wsgi
+from smqrt.broker.topics import HubLimits, NameStore
+from smqrt.errors import ArgumentError
+from smqrt.identity.service import IdentityService, of_server
+from smqrt.limit_settings import SLOW, LimitSettings, in_force, on_change, topics_in_force
+from smqrt.net import datapath, ends, handover, keeping, wsgi
+from smqrt.net.connection import RawConnection
+from smqrt.net.gate import Gate
 from smqrt.net.handover import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
+from smqrt.net.idle import IdleClients
 from smqrt.net.listener import KEEPALIVE_IDLE_S
 from smqrt.net.namestore import SqliteNames
 from smqrt.net.origins import Origins
-from smqrt.options import NotThisError, Rule, option, optional, path, switch, whole
+from smqrt.net.slow_consumers import police
+from smqrt.net.succession import HubFile, SucceedingBroker, succession
+from smqrt.net.valuestore import SqliteValues
+from smqrt.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
 
 
 def _origins(value: object) -> Origins:
@@ -26,6 +47,14 @@ def _origins(value: object) -> Origins:
     return Origins(value)
 
 
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME_CHARS or not value.isprintable():
+        raise NotThisError
+    return value
+
+
+MOST_NAME_CHARS = 100
+_NAME = Rule(f"a text of 1 to {MOST_NAME_CHARS} printable characters", _name)
 _ORIGINS = Rule("a text, or a list of texts", _origins)
 
 
@@ -39,8 +68,12 @@ class HubOptions:
     keepintv_s: int = option(
         0, KEEPALIVE_SECONDS, "and seconds between", name="keepintv", shown="a tenth of `keepidle`, at least 3"
     )
-    readtmo_ms: int = option(
-        4000, whole(1, unit="ms"), "Milliseconds in which a client must send Connect", name="readtmo"
+    readtmo_ms: int | None = option(
+        None,
+        optional(whole(1, unit="ms")),
+        "Milliseconds in which a client must send Connect",
+        name="readtmo",
+        shown="`limits.handshake_s`, 4000",
     )
     queuesize: int = option(
         200,
@@ -52,7 +85,14 @@ class HubOptions:
         optional(whole(1, unit="bytes")),
         "What may wait for one client that does not read, in bytes, see [the data path](data-path.md)",
         name="budget",
-        shown="1 MiB",
+        shown="`limits.queue_bytes`, 1 MiB",
+    )
+    slow: str | None = option(
+        None,
+        optional(choice(*SLOW)),
+        "What happens when more waits for a client than `budget` allows: `newest` (what comes is dropped), `oldest`, "
+        "`latest`, `disconnect` or `wait`, see [slow consumers](slow-consumers.md)",
+        shown="`limits.slow`, `newest`",
     )
     origins: Origins | None = option(
         None,
@@ -60,11 +100,43 @@ class HubOptions:
         "Pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
         "`https://*.example.com`, `null`; `*` for all. The setting `origins` opens all hubs",
     )
-    maxnames: int = option(250_000, whole(1), "Topics in all, and sub-topics in all; see [limits](limits.md#brokers)")
-    clientnames: int = option(
-        10_000, whole(1), "Names that one client may bring in; its subscriptions; what it observes"
+    maxnames: int | None = option(
+        None,
+        optional(whole(1)),
+        "Topics in all, and sub-topics in all; see [limits](limits.md#brokers)",
+        shown="`limits.names`, 250000",
+    )
+    clientnames: int | None = option(
+        None,
+        optional(whole(1)),
+        "Names that one client may bring in; its subscriptions; what it observes",
+        shown="`limits.client_names`, 10000",
+    )
+    auth: bool = option(
+        True,
+        switch(),
+        "Let in whom the server's [users and rules](identity.md) let in, when it has some; false: whoever comes",
+    )
+    name: str | None = option(
+        None,
+        optional(_NAME),
+        "By which its clients find it again after a [hot restart](hot-restart.md), also when the application makes "
+        "its hubs in another order; one hub of an application has it",
+        shown="its number in the order they are made",
+    )
+    keep: bool = option(
+        False,
+        switch(),
+        "Keep clients connected while the application [starts again](hot-restart.md#one-application) in this process",
     )
     rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
+    lastvalue: tuple[str, ...] = option(
+        (),
+        texts(),
+        "Topics whose newest message new subscribers get first: filters such as `site1/#`, a list or a text with "
+        "commas, see [last values](last-value.md). With `persist` they survive a restart",
+        shown="none",
+    )
     persist: str | None = option(
         None,
         optional(path()),
@@ -76,31 +148,122 @@ class HubOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What the server's settings say of topics, for all hubs.
+
+    Attributes:
+        last_values: filters of the topics whose last values are kept.
+        limits: how many of them.
+        sync_s: seconds from a change of one to its commit.
+    """
+
+    last_values: tuple[str, ...] = ()
+    limits: LastValueLimits = LastValueLimits()
+    sync_s: float = 1.0
+
+
+_topic_rules = [TopicRules()]
+
+
+def set_topic_rules(rules: TopicRules) -> None:
+    """Have all hubs follow these rules from now on.
+
+    Raises:
+        ArgumentError: a filter is none; nothing has changed then.
+    """
+    check_filters(rules.last_values)
+    _topic_rules[:] = [rules]
+    for broker in opened():
+        broker.apply_topic_rules()
+
+
 _brokers: WeakSet[GeventBroker] = WeakSet()
+_numbers = itertools.count(1)
+
+
+def all_brokers() -> list[GeventBroker]:
+    """Every broker of this process that is open and no internal one, in the order they were made."""
+    return sorted((one for one in list(_brokers) if one.number and not one.closed), key=lambda one: one.number)
+
+
+def opened() -> list[GeventBroker]:
+    """The brokers of this process that are not closed."""
+    return [broker for broker in _brokers if not broker.closed]
+
+
+def follow(service: IdentityService) -> None:
+    """Look at the clients of all hubs again when users or rules of `service` change, and end those whose login
+    expires; in portions.
+    """
+    service.changed.append(lambda: _each_hub(service, lambda all_of: permissions.look_again(all_of, service.still)))
+    service.expiring.append(lambda: _each_hub(service, lambda all_of: permissions.end_expired(all_of, time.time())))
+
+
+def _each_hub(service: IdentityService, steps: Callable[[list[Session]], Iterator[None]]) -> None:
+    for broker in list(_brokers):
+        if broker.identities is service:
+            put_off(steps(list(broker.clients())))
 
 
 def close_all() -> None:
     """Close every broker of this process, as the server does when it stops."""
-    for broker in list(_brokers):
+    for broker in opened():
         broker.close()
 
 
-class GeventBroker(Broker):
+class _KeptNames:
+    """The `persist` file of a hub, as one that another process may have to let go of first."""
+
+    def __init__(self, broker: GeventBroker, path: str) -> None:
+        self._broker, self._path = broker, path
+
+    def open(self) -> None:
+        """See `HubFile`."""
+        names = SqliteNames(self._path)
+        self._broker.keep_names_in(names)
+        self._broker.keep_values_in(names)
+
+    def close(self) -> None:
+        """See `HubFile`."""
+        if self._broker.store:
+            self._broker.store.close()
+
+
+class GeventBroker(SucceedingBroker):
     """A broker whose clients come through HTTP requests.
 
     Args:
         hooks: the application's callbacks.
         options: the other options of `create`.
+        made_at: the line of the application that made it.
+
+    Attributes:
+        number: counts the brokers of this process; 0 for internal ones, which operators are not shown.
+        app: the folder of the application that made it; empty outside of applications.
 
     Raises:
         ArgumentError: a time for TCP keep-alive that Linux refuses; the `persist` file can't be used.
     """
 
-    def __init__(self, hooks: Hooks, options: HubOptions) -> None:
+    def __init__(self, hooks: Hooks, options: HubOptions, made_at: str = "") -> None:
         datapath.install()
+        folder = app_folder.application_folder()
+        scope = app_folder.current_app.get()
+        self.number = 0 if scope is not None and scope.is_internal else next(_numbers)
+        self.made_at, self.app = made_at, folder.name if folder else ""
+        self.identities = of_server() if options.auth else None
+        if self.identities is not None:
+            Gate(self.identities, hooks)
         keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
-        self._admission = Admission(options.readtmo_ms, options.budget_bytes, options.origins, keep_alive)
-        store: NameStore | None = SqliteNames(options.persist) if options.persist else None
+        self._options = options
+        self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
+        self.key = succession.key_of(options.name)
+        names = succession.names_for(self.key)
+        self._files: list[HubFile] = []
+        store: NameStore | None = None
+        if options.persist and not succession.is_waiting:
+            store = SqliteNames(options.persist)
         super().__init__(
             hooks,
             random_u32=random_u32,
@@ -108,11 +271,135 @@ class GeventBroker(Broker):
             encode=datapath.encode,
             store=store,
             random_server_etid=options.rndtid,
+            server_etid=names["server"] if names else 0,
             queue_size=options.queuesize,
-            limits=NameLimits(options.maxnames, options.clientnames),
         )
+        if names:
+            snapshot.adopt_names(self, names)
+        if options.persist:
+            self._files.append(_KeptNames(self, options.persist))
         self.limit_chunks = handover.limit_chunks
+        if self.number:
+            self.on_end = partial(ends.ended, self.number)
+        self.measure = datapath.kernels.measure
+        self.call_later = call_later
+        self.relimit(in_force())
+        self._filters = options.lastvalue
+        self._values: LastValues | None = None
+        try:
+            self.apply_topic_rules()
+            if isinstance(store, SqliteNames):
+                self.keep_values_in(store)
+        except ArgumentError:
+            self.close()
+            raise
         _brokers.add(self)
+        if self.number:  # operators log in again
+            succession.add(self)
+        keeping.claim(self)
+
+    def keep_clients(self) -> None:
+        """The application ends: keep its clients for when it starts again, if that was asked for; blocks then."""
+        if self._options.keep and not (self.closed or self.draining):
+            keeping.keep(self)
+
+    def attach(self, file: HubFile) -> None:
+        """Open `file` as soon as no other process can have it: now, unless this one takes another's place. Raises what
+        `file.open` does.
+        """
+        if not succession.is_waiting:
+            file.open()
+        self._files.append(file)
+
+    def open_files(self) -> None:
+        """See `SucceedingBroker`; when one can't be opened, none is."""
+        for count, file in enumerate(self._files):
+            try:
+                file.open()
+            except BaseException:
+                for one in self._files[:count]:
+                    one.close()
+                raise
+
+    def close_files(self) -> None:
+        """See `SucceedingBroker`."""
+        for file in reversed(self._files):
+            file.close()
+
+    def relimit(self, settings: LimitSettings) -> None:
+        """Bring limits into force, for the clients that are connected too; the options of `create` go before them."""
+        options, admission = self._options, self._admission
+        names, own = options.maxnames or settings.names, options.clientnames
+        self.limits = HubLimits(
+            names,
+            settings.names_bytes,
+            own or settings.client_names,
+            settings.client_names_bytes,
+            own or settings.subscriptions,
+            own or settings.observes,
+            settings.connections_per_user,
+        )
+        admission.readtmo_ms = options.readtmo_ms or round(settings.handshake_s * 1000)
+        admission.budget_bytes = options.budget_bytes or settings.queue_bytes
+        publish = PublishLimits(
+            settings.publish_rate,
+            settings.publish_bytes,
+            settings.publish_burst_s,
+            settings.publish_policy,
+            settings.message_bytes,
+        )
+        before, self.publish_limits = self.publish_limits, publish if publish.is_any else None
+        for session in self.clients():
+            session.outbox.budget_bytes = admission.budget_bytes
+            if before != self.publish_limits:
+                session.remeter()
+        by_filter = {name: Slow(one.slow) for name, one in topics_in_force().items() if one.slow}
+        self.set_slow(Slow(options.slow or settings.slow), by_filter)
+
+    def apply_topic_rules(self) -> None:
+        """Keep the last values that the options of this hub and the settings of the server ask for."""
+        rules = _topic_rules[0]
+        filters = tuple(dict.fromkeys((*self._filters, *rules.last_values)))
+        if self._values is not None:
+            self._values.set_filters(filters)
+        elif filters:
+            self._values = self._new_values(filters)
+        self.last_values = self._values if filters else None
+        for session in self.sessions.values():
+            session.forget_routes()
+
+    def _new_values(self, filters: Iterable[str]) -> LastValues:
+        values = LastValues(filters, _topic_rules[0].limits)
+        if self.identities is not None:
+            values.permits = self.identities.may_still_publish
+        return values
+
+    def keep_values_in(self, names: SqliteNames) -> None:
+        """Keep last values in the file of names, and have those that are there.
+
+        Raises:
+            ArgumentError: the file was damaged.
+        """
+        if self._values is None:  # it may have some of a time when filters asked for them
+            self._values = self._new_values(())
+        SqliteValues(names, _topic_rules[0].sync_s).load(self._values, self.topic_table, self.server.etid)
+
+    def set_slow(self, default: Slow, by_filter: Mapping[str, Slow]) -> None:
+        """Set the slow-consumer policies, for the clients that are connected too.
+
+        Args:
+            default: of all topics that no filter names.
+            by_filter: by topic filter.
+        """
+        before = self.slow
+        policed = default is not Slow.NEWEST or bool(by_filter)
+        self.slow = SlowPolicies(self.topic_table.by_key, default, by_filter) if policed else None
+        if before is self.slow:
+            return
+        for session in self.sessions.values():
+            session.forget_routes()
+            if isinstance(session.outbox, RawConnection):
+                police(session.outbox, policed)
 
     def connect(self, request: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
@@ -127,6 +414,10 @@ class GeventBroker(Broker):
             request = wsgi.HandlerRequest(request)
         handover.connect(self, self._admission, request, origin)
         return True
+
+    def clients(self) -> Iterator[Session]:
+        """The clients that are connected."""
+        return (one for one in self.sessions.values() if isinstance(one, Session))
 
     def setkeepalive(self, idle_s: int, interval_s: int = 0) -> None:
         """Set TCP keep-alive for new connections; the interval is a tenth of the idle time by default, at least 3 s."""
@@ -144,7 +435,43 @@ class GeventBroker(Broker):
         """As `Broker.close`; first what threads have handed in is published."""
         if not self.closed:
             datapath.inlet.drain()
+            succession.remove(self)
             super().close()
+
+
+def _relimit(settings: LimitSettings) -> None:
+    Held.limit_bytes = settings.queues_bytes
+    datapath.STALLED_AFTER_S, datapath.PRESSES_FOR_S = settings.stalled_s, settings.slow_wait_s
+    datapath.AUTHENTICATE_S = settings.authenticate_s
+    handover.MAX_UNFINISHED = settings.handshakes_per_address
+    for broker in opened():
+        broker.relimit(settings)
+    if settings.idle_s is not None or _idle:
+        _idle[:] = _idle or [IdleClients(_clients)]
+        _idle[0].apply(settings)
+
+
+def _clients() -> Iterator[Session]:
+    for broker in opened():
+        yield from broker.clients()
+
+
+_idle: list[IdleClients] = []
+"""What looks for silent clients, once that was asked for."""
+
+
+on_change(_relimit)
+
+
+def call_later(delay_s: float, function: Callable[[], object]) -> None:
+    """Call `function` in the Hub greenlet after a while."""
+    timer: Any = get_hub().loop.timer(delay_s)
+
+    def call() -> None:
+        timer.close()
+        function()
+
+    timer.start(call)
 
 
 _DRAW = struct.Struct("1024I")

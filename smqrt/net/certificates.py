@@ -9,8 +9,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _PARTS = {
@@ -82,7 +83,7 @@ def matches(der: bytes, name: str) -> bool:
     try:
         address = ip_address(name)
     except ValueError:
-        return any(_covers(pattern, _ascii(name)) for pattern in _host_names(certificate, names))
+        return any(_covers(pattern, _ascii(name)) for pattern in _names_of_hosts(certificate, names))
     return names is not None and address in names.get_values_for_type(x509.IPAddress)
 
 
@@ -104,7 +105,31 @@ def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternative
         return None
 
 
-def _host_names(certificate: x509.Certificate, names: x509.SubjectAlternativeName | None) -> list[str]:
+def host_names(certificate: x509.Certificate) -> list[str]:
+    """The DNS names that a certificate is for, in small letters; `*.example.com` is all names one level below.
+
+    Raises:
+        ValueError: an extension is damaged.
+    """
+    return [name.lower().rstrip(".") for name in _names_of_hosts(certificate, _alternative_names(certificate))]
+
+
+def key_kind(certificate: x509.Certificate) -> str:
+    """The kind of key of a certificate: "RSA", "EC", else the name of its class.
+
+    Raises:
+        ValueError: nobody here knows it.
+    """
+    try:
+        key = certificate.public_key()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from None
+    if isinstance(key, rsa.RSAPublicKey):
+        return "RSA"
+    return "EC" if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__.removesuffix("PublicKey")
+
+
+def _names_of_hosts(certificate: x509.Certificate, names: x509.SubjectAlternativeName | None) -> list[str]:
     """The alternative names; without any, as old devices have it, the common name."""
     found = names.get_values_for_type(x509.DNSName) if names is not None else []
     if found:

@@ -17,6 +17,7 @@ from gevent import Timeout, get_hub
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, Drop, Held, Outbox, backlog
 from smqrt.broker.session import Session
+from smqrt.broker.slow import Backlog
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.graceful_close import half_close
@@ -50,10 +51,23 @@ _NEVER_S = float("inf")
 _TORN_CONTROL, _TORN_MESSAGE = 1, 2
 
 chars: Any = datapath.kernels.chars
-view, ends = datapath.kernels.view, datapath.kernels.ends
+view, ends, frames = datapath.kernels.view, datapath.kernels.ends, datapath.kernels.frames
 scan = datapath.kernels.scan
 partitioned: Any = datapath.kernels.partitioned
 partition_ids, partition_ends = datapath.kernels.partition_ids, datapath.kernels.partition_ends
+
+
+class _Ended:
+    """A connection that has come to its end, when others took the time of the turn. To receive that again would not end
+    it, and cost each of many connections a look in each turn.
+    """
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+
+    def go_on(self) -> None:
+        """End it."""
+        self._connection.lost(CloseReason.PEER_CLOSED)
 
 
 class RawConnection(Outbox):
@@ -69,6 +83,7 @@ class RawConnection(Outbox):
     """
 
     __slots__ = (
+        "backlog",
         "carry",
         "handshake",
         "paused",
@@ -92,6 +107,7 @@ class RawConnection(Outbox):
         self.life = Life.OPENING
         self.paused = False
         self.torn = 0
+        self.backlog: Backlog | None = None
 
     @property
     def transport(self) -> Transport:
@@ -143,8 +159,9 @@ class RawConnection(Outbox):
         if not got:
             if time() < datapath.share_ends_s():
                 self.lost(CloseReason.PEER_CLOSED)
-            else:  # so many end together that this one is looked at again in the next turn
-                self.give_way()
+            else:  # so many end together that this one does in the next turn
+                self.pause()
+                datapath.gave_way.append(_Ended(self))
             return
         if got <= SMALL_READ_BYTES and not held and not self.websocket:
             data = chars[:got]
@@ -203,7 +220,8 @@ class RawConnection(Outbox):
             if runs > RUNS_AT_ONCE and time() >= until_s:
                 self.give_way()
                 return at
-            for end in ends[first : min(first + RUNS_AT_ONCE, runs)].tolist() if runs > 1 else (ends[0],):
+            last = min(first + RUNS_AT_ONCE, runs)
+            for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
                 route = cached(chars[at + 2 : at + 11])
                 if route is None:
                     if chars[at + 2] != b"\x08":
@@ -212,6 +230,8 @@ class RawConnection(Outbox):
                         route = session.resolve(chars[at + 2 : at + 11])
                         cached = session.routes.get
                 if route is not None:
+                    if count > 1:
+                        session.several(chars[at + 3 : at + 7], count - 1)
                     short = end - at < LARGE_RUN_BYTES
                     waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
                 if waits:
@@ -232,7 +252,12 @@ class RawConnection(Outbox):
         if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
             return
         pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
-        found = [(key, outbox) for key, outbox in pairs if outbox is not None][:MAX_PARTITIONS]
+        slow = session.broker.slow
+        found = [
+            (key, outbox)
+            for key, outbox in pairs
+            if outbox is not None and (slow is None or slow.of(key) is slow.default)  # what is mixed has one policy
+        ][:MAX_PARTITIONS]
         partition_of: dict[Outbox, int] = {}
         numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
         table = datapath.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
@@ -245,7 +270,11 @@ class RawConnection(Outbox):
         recorder = self.session.broker.recorder
         if recorder and recorder.full:
             return 0
-        count, used = datapath.kernels.partition(size, table, publisher)
+        count, used, messages = datapath.kernels.partition(size, table, publisher)
+        meter = self.session.meter
+        if meter is not None and used and not meter.admits(chars[:used]):
+            return 0  # run by run, until one may not pass
+        self.session.broker.topic_table.traffic.add(messages, used, 1)
         if recorder and used:
             recorder.record_large(chars[:used])
         at = 0
@@ -304,11 +333,14 @@ class RawConnection(Outbox):
         """Go on where `pause` stopped."""
         if not self.paused or self.life.over:
             return
+        meter = self.session.meter
+        if meter is not None and meter.waits:
+            return  # it resumes by itself
         self.paused = False
         if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
             self._receive_more()
         self.on_data_waiting()
-        if not self.paused and not self.life.over:
+        if not self.paused and not self.life.over and self not in datapath.still:
             self.watcher.start(self.on_readable)
 
     def _receive_more(self) -> None:
@@ -436,15 +468,38 @@ class RawConnection(Outbox):
             before = self.queued_bytes
             if not over_all and before <= self.budget_bytes:
                 break
-            self._trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+            self.trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
             if self.queued_bytes == before:
                 break
 
     def _unblock(self) -> None:
         self.life = moved(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
         self.released(self.queued_bytes)
-        self.writer.stop()
+        if self.writer is not None:
+            self.writer.stop()
         datapath.unblocked(self)
+
+    def hold_back(self) -> None:
+        """Send nothing before `send_again`."""
+        if self.life is not BLOCKED:
+            self.life = moved(self.life, BLOCKED)
+            self.queued_bytes = sum(map(len, self.queue))
+            Held.total_bytes += self.queued_bytes
+        if self.writer is not None:  # one for each would be most of what moving 500 clients takes
+            self.writer.stop()
+        datapath.unblocked(self)
+
+    def send_again(self) -> None:
+        """Take back `hold_back`."""
+        if not self.queue:
+            self._unblock()
+            return
+        if self.writer is None:
+            self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
+        self.writer.start(self.on_writable)
+        datapath.blocked_now(self)
+        if self.backlog is None:
+            self._shed()
 
     def on_writable(self) -> None:
         """The socket takes bytes again."""

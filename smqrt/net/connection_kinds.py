@@ -140,6 +140,18 @@ class WsConnection(RawConnection):
         """Whether the WebSocket frame at `run[at]` carries Publish."""
         return run[at] == 0x82 and run[at + (2 if run[at + 1] < 126 else 4)] == smq.Type.PUBLISH
 
+    @staticmethod
+    def topic_key(run: bytes) -> bytes:
+        """See `Outbox.topic_key`."""
+        start = 3 if run[1] < 126 else 5
+        return run[start : start + 4]
+
+    @staticmethod
+    def latest_key(run: bytes) -> bytes:
+        """See `Outbox.latest_key`."""
+        start = 3 if run[1] < 126 else 5
+        return run[start : start + 4] + run[start + 8 : start + 12]
+
     def _last_words(self, reason: CloseReason) -> None:
         if not self.close_sent:
             self._send_close(websocket.close_code(reason))
@@ -187,13 +199,13 @@ class _Tls(_Base):
             get_hub().loop.run_callback(self._on_pending)
 
     def _on_pending(self) -> None:
-        if not self.life.over and not self.paused and self.sock.has_pending:
+        if not self.life.over and not self.paused and self.sock.has_pending and self not in datapath.still:
             self.on_readable()
 
     def go_on(self) -> None:
         """See `RawConnection.go_on`; who gave way receives at once, or others might come first every time."""
         super().go_on()
-        if not self.paused and not self.life.over:
+        if not self.paused and not self.life.over and self not in datapath.still:
             self._receive()
 
     def _advance(self, sent: int) -> None:

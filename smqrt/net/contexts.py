@@ -27,7 +27,7 @@ from OpenSSL.crypto import (
 )
 from OpenSSL.crypto import Error as OpenSslError
 
-from smqrt.errors import ArgumentError, StartError
+from smqrt.errors import ArgumentError
 from smqrt.net import certificates
 
 _DER = Encoding.DER
@@ -249,50 +249,6 @@ class ServerTls:
         if self.store is not None and self.store.pem:
             context.load_verify_locations(cadata=self.store.pem)
             context.verify_mode = ssl.CERT_OPTIONAL
-
-
-def server_context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
-    """Make the context of a TLS listener (1.2 and later).
-
-    Args:
-        cert: PEM file with the certificate and its chain.
-        key: PEM file with its private key.
-        client_ca: PEM file; clients are asked for a certificate, which has to come from one of these authorities if
-            they send one.
-
-    Raises:
-        StartError: a file is missing or wrong; one sentence.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_files(cert, key, context)
-    if client_ca is not None:
-        try:
-            context.load_verify_locations(cafile=str(client_ca))
-        except (OSError, ssl.SSLError) as error:
-            raise StartError(
-                f"cannot read the client authorities {client_ca}: {_reason(error)}; give a PEM file"
-            ) from None
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-def _load_files(cert: str | Path, key: str | Path, context: ssl.SSLContext) -> None:
-    for path in (cert, key):
-        try:
-            Path(path).read_bytes()
-        except OSError as error:
-            raise StartError(f"cannot read {path}: {_reason(error)}") from None
-    try:
-        context.load_cert_chain(str(cert), str(key), password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
-        raise StartError(
-            f"{cert} and {key} are no certificate with its key: {_reason(error)}; give PEM files that belong together"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
 def _prepared(context: ssl.SSLContext, identities: Sequence[Identity], alpn: Sequence[str]) -> ssl.SSLContext:

@@ -24,6 +24,8 @@ from smqrt.net.workers import Inlet
 from smqrt.wire.kernels import encode_run
 
 CHECK_INTERVAL_S = 0.25
+PRESSES_FOR_S = 10.0
+"""So long publishers wait for one client at a stretch, however much it takes meanwhile."""
 STALLED_AFTER_S = 10.0
 """A client that takes not one byte for so long is disconnected."""
 SHARE_S = 0.006
@@ -37,6 +39,14 @@ class TimedClient(Protocol):
     """A connection with a deadline."""
 
     session: Session
+
+
+class PressingClient(TimedClient, Protocol):
+    """A connection that publishers wait for."""
+
+    def gives_up(self) -> None:
+        """They have waited for long enough."""
+        ...
 
 
 class WaitingPublisher(Protocol):
@@ -56,8 +66,12 @@ _shaking: dict[TimedClient, str] = {}
 unfinished: Counter[str] = Counter()
 """Handshakes under way, by address."""
 _blocked: dict[TimedClient, float] = {}
+_pressing: dict[PressingClient, float] = {}
+"""Clients whose publishers wait for them, and since when."""
 gave_way: deque[WaitingPublisher] = deque()
 """Connections whose last receive was more work than their share of a turn; they go on in the next one."""
+still: set[WaitingPublisher] = set()
+"""Connections that are not read again before they have gone on at another hub (`net/moving.py`)."""
 turn_ends: list[Callable[[], None]] = []
 """Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
 _watchers: list[Any] = []
@@ -145,6 +159,8 @@ def _due(now: float) -> Iterator[tuple[Callable[[TimedClient], None], TimedClien
         yield _end_late, connection
     for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
         yield _end_stalled, connection
+    for pressing in [one for one, since in _pressing.items() if now - since >= PRESSES_FOR_S]:
+        yield _give_up, pressing
 
 
 def _end_late(connection: TimedClient) -> None:
@@ -161,11 +177,30 @@ def _end_stalled(connection: TimedClient) -> None:
     connection.session.disconnect(reason, reason.value.encode())
 
 
+def _give_up(connection: Any) -> None:
+    connection.gives_up()
+
+
+def pressing_now(connection: PressingClient) -> None:
+    """Publishers wait for the client from now on."""
+    _pressing.setdefault(connection, time.monotonic())
+
+
+def presses_no_more(connection: PressingClient) -> None:
+    """Nobody waits for the client."""
+    _pressing.pop(connection, None)
+
+
 def handshake_begins(connection: TimedClient, timeout_s: float, address: str) -> None:
     """Expect the handshake with `address` to be over within `timeout_s`."""
     _handshakes[connection] = time.monotonic() + timeout_s
     _shaking[connection] = address
     unfinished[address] += 1
+
+
+def unfinished_connections() -> list[TimedClient]:
+    """Those whose handshake is under way."""
+    return list(_shaking)
 
 
 def handshake_over(connection: TimedClient) -> None:

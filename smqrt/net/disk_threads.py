@@ -12,7 +12,7 @@ from gevent import get_hub, monkey
 from gevent.hub import Hub, Waiter
 from greenlet import getcurrent
 
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 from smqrt.net.readiness import TimedDeferred
 from smqrt.net.scheduling import share
 
@@ -120,18 +120,17 @@ def _returns() -> _Returns:
     return found
 
 
+DISK_JOBS = Limit("disk_jobs", "", f"{MAX_WAITING} operations wait for one disk already")
+
+
 class DiskThreads:
     """The threads of one disk; they come when there is work, and go.
 
     Args:
         name: of the disk, for the log.
-
-    Attributes:
-        refusals: counts the jobs that were one too many.
     """
 
     def __init__(self, name: str) -> None:
-        self.refusals = Refusals()
         self._name = name
         self._jobs: SimpleQueue[tuple[DiskJob, _Returns]] = SimpleQueue()
         self._lock = _new_lock()
@@ -147,7 +146,7 @@ class DiskThreads:
                 is_short = self._waiting > self._idle and self._threads < THREADS
                 self._threads += is_short
         if is_full:
-            self.refusals.add(f"{MAX_WAITING} file operations wait for the disk {self._name}: one more was refused")
+            DISK_JOBS.refused(f"a file operation on the disk {self._name}")
             job.outcome = None, TimeoutError("too many wait for this disk")
             job.finish()
         elif is_short:

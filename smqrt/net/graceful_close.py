@@ -6,7 +6,9 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from fcntl import ioctl
 from socket import SHUT_WR
+from termios import TIOCOUTQ
 from time import monotonic
 from typing import Any, Protocol
 
@@ -22,6 +24,7 @@ MIN_BYTES_PER_S = 1024
 LINGER_S = 2.0  # in all, however much it still sends
 _UNDER_WAY = "smqrt_graceful_closes"  # the attribute of the hub that holds them: threads have hubs of their own
 _waste = bytearray(65536)
+_NONE = bytes(4)  # how many bytes are not confirmed, as TIOCOUTQ says it
 
 
 class DrainingConnection(Protocol):
@@ -41,12 +44,16 @@ def send_and_close(connection: DrainingConnection, transport: Transport, unsent:
 
 
 def half_close(connection: DrainingConnection, transport: Transport, watcher: Watcher) -> None:
-    """Close gracefully what has nothing left to send; `connection` is CLOSED in the end.
+    """Close gracefully what has nothing left to send but what the TLS layer holds; `connection` is CLOSED in the end.
 
     Args:
         watcher: of the transport, stopped; it is closed in the end, too.
     """
-    _GracefulClose(connection, transport, watcher).half_close()
+    close = _GracefulClose(connection, transport, watcher)
+    if type(transport) is TlsTransport and transport.wants_write:
+        close.send(b"")
+    else:
+        close.half_close()
 
 
 def under_way() -> Deadlines:
@@ -59,6 +66,11 @@ def under_way() -> Deadlines:
     return found
 
 
+def is_sending() -> bool:
+    """Whether there are bytes on their way that the other side's machine has not confirmed."""
+    return any(isinstance(close, _GracefulClose) and close.is_sending for close in under_way())
+
+
 class _GracefulClose:
     """Owns a transport and its watcher until both are closed."""
 
@@ -69,6 +81,11 @@ class _GracefulClose:
         self._unsent = memoryview(b"")
         self.deadline_s = NEVER
         under_way().watch(self)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether not all has reached the other side's machine."""
+        return bool(self._unsent) or ioctl(self._transport.fileno(), TIOCOUTQ, _NONE) != _NONE
 
     def send(self, unsent: bytes) -> None:
         """Send `unsent`, then `half_close`."""

@@ -7,21 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.outbox import DEFAULT_BUDGET_BYTES
 from smqrt.broker.session import Session
 from smqrt.broker.state import BrokerClient
-from smqrt.broker.topics import Refusal
+from smqrt.broker.topics import HANDSHAKES
 from smqrt.errors import ArgumentError
 from smqrt.net import datapath
 from smqrt.net.connection import RawConnection
-from smqrt.net.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.net.origins import Origins, is_loopback
+from smqrt.net.slow_consumers import connection_class
 from smqrt.net.tls import TlsTransport
 from smqrt.net.workers import wait
 from smqrt.options import whole
 from smqrt.wire import smq, websocket
 
-MAX_UNFINISHED = 256
+MAX_UNFINISHED: int | None = 256
 """Handshakes of one address that may be under way."""
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
@@ -94,8 +95,15 @@ class Origin:
 
     request: Any
     arg: object
+    address: str = ""
+    """The client's."""
     info: Any = None
     """What was made of it for the application."""
+
+    @classmethod
+    def restored(cls) -> Origin:
+        """Of a client that was connected before: nobody knows its request any more."""
+        return cls(None, None)
 
 
 class KeepAlive:
@@ -134,12 +142,12 @@ class Admission:
 
     Attributes:
         readtmo_ms: time for Connect.
-        budget_bytes: what may wait for a client that does not read; None for the default.
+        budget_bytes: what may wait for a client that does not read.
         origins: pages of other hosts that may connect.
     """
 
     readtmo_ms: int = 4000
-    budget_bytes: int | None = None
+    budget_bytes: int = DEFAULT_BUDGET_BYTES
     origins: Origins | None = None
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
 
@@ -162,7 +170,9 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
         pass  # it has answered
     elif broker.closed:  # its clients come back before there is a new one
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
-    elif too_many(broker, request.peer[0]):
+    elif broker.draining:
+        request.response.error(503, "This server is being stopped.", {"Retry-After": "1"})
+    elif too_many(broker, request.peer[0]) or not _is_counted(request):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:
         _begin(broker, admission, request, key, origin)
@@ -189,7 +199,9 @@ def _begin(broker: Broker, admission: Admission, request: BootstrapRequest, key:
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
     taken = request.detach()
     admission.keep_alive.apply(taken.transport)
-    connection = _connection_class(taken.secure, key is not None)(taken.transport, taken.watcher)
+    connection = connection_class(taken.secure, key is not None, broker.slow is not None)(
+        taken.transport, taken.watcher
+    )
     session = open_session(broker, admission, connection, origin, request.peer[0])
     hello = init(session, request.peer[0])
     if key is not None:
@@ -206,16 +218,24 @@ def too_many(broker: Broker, address: str) -> bool:
     """Whether `address` has as many unfinished handshakes as it may; counted and logged then. Addresses of this machine
     may have any number: they are those of everybody behind a proxy on it.
     """
-    if datapath.unfinished[address] < MAX_UNFINISHED or is_loopback(address):
+    if MAX_UNFINISHED is None or datapath.unfinished[address] < MAX_UNFINISHED or is_loopback(address):
         return False
-    broker.refuse(None, Refusal.HANDSHAKES)
+    broker.refuse(None, HANDSHAKES)
     return True
+
+
+def _is_counted(request: BootstrapRequest) -> bool:
+    """Whether the connection counts for the address of the client, also behind a proxy that speaks HTTP; false when
+    that has too many.
+    """
+    comes_from = getattr(getattr(request, "transport", None), "comes_from", None)
+    return comes_from is None or comes_from(request.peer[0])
 
 
 def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
     """The session of a new connection, whose handshake clock runs from now."""
-    if admission.budget_bytes is not None:
-        connection.budget_bytes = admission.budget_bytes
+    connection.budget_bytes = admission.budget_bytes
+    origin.address = address
     needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = Session(broker, connection, broker.random_u32(), origin if needed else None)
     connection.session = session
@@ -228,29 +248,30 @@ def init(session: Session, address: str) -> bytes:
     return smq.init(session.seed, address.ljust(3))
 
 
-def _connection_class(secure: bool, on_websocket: bool) -> type[RawConnection]:
-    if secure:
-        return TlsWsConnection if on_websocket else TlsRawConnection
-    return WsConnection if on_websocket else RawConnection
-
-
 class _Chunked:
     """A socket that sends at most `size_bytes` at once."""
 
+    size_bytes: int
+
     def __init__(self, sock: Any, size_bytes: int) -> None:
         self.unlimited = self._sock = sock
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
     def send(self, data: Any) -> int:
         """Send the first chunk of `data`."""
-        return int(self._sock.send(data[: self._size_bytes]))
+        return int(self._sock.send(data[: self.size_bytes]))
 
     def sendmsg(self, runs: list[bytes]) -> int:
         """Send the first chunk of `runs`."""
         return self.send(runs[0])
+
+
+def chunk_bytes(connection: RawConnection) -> int:
+    """What a client takes at once; 0 when it did not say."""
+    return connection.sock.size_bytes if isinstance(connection.sock, _Chunked) else 0
 
 
 def limit_chunks(session: BrokerClient, size_bytes: int) -> None:

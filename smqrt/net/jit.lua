@@ -10,6 +10,7 @@ local ENCODE_ROOM = 96 * 1024
 
 local buffer, run_ends = ffi.new("uint8_t[?]", size), ffi.new("uint32_t[?]", size / 3 + 1)
 local encoded = ffi.new("uint8_t[?]", ENCODE_ROOM)
+local run_frames = ffi.new("uint32_t[?]", size / 3 + 1)
 local p, ends = ffi.cast("uint8_t*", buffer), ffi.cast("uint32_t*", run_ends)
 
 local function scan(n, start)
@@ -18,6 +19,7 @@ local function scan(n, start)
     local length = p[at] * 256 + p[at + 1]
     if length < 3 then return runs, at, true end
     if n - at == 2 then break end
+    local frames = 1
     if p[at + 2] == PUBLISH then
       if length < PUBLISH_HEADER then return runs, at, true end
       if at + length > n then break end
@@ -29,13 +31,13 @@ local function scan(n, start)
         length = p[at] * 256 + p[at + 1]
         if p[at + 2] ~= PUBLISH or key[0] ~= tid or key[1] ~= ptid
           or length < PUBLISH_HEADER or at + length > n then break end
-        at = at + length
+        at, frames = at + length, frames + 1
       end
     else
       if at + length > n then break end
       at = at + length
     end
-    ends[runs] = at
+    ends[runs], run_frames[runs] = at, frames
     runs = runs + 1
   end
   return runs, at, false
@@ -93,12 +95,14 @@ local function encode(run)
 end
 
 local function count(address, n)
-  local run, at, frames = ffi.cast(u8_in, address), 0, 0
+  local run, at, frames, longest = ffi.cast(u8_in, address), 0, 0, 0
   while at < n do
-    at = at + run[at] * 256 + run[at + 1]
+    local length = run[at] * 256 + run[at + 1]
+    if length > longest then longest = length end
+    at = at + length
     frames = frames + 1
   end
-  return frames
+  return frames, longest
 end
 
 -- A partition is what one subscriber gets of a chunk. `keys` are the ids of destinations, `numbers` the partition of
@@ -154,11 +158,11 @@ local function partition(n, table, publisher)
     partition_at[partition] = partition_at[partition] + length
     at = at + length
   end
-  return count, used
+  return count, used, frames
 end
 
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
 return scan, unmask, encode, partition_table, partition, count,
-  address(buffer), address(run_ends), address(partitioned), address(partition_ids), address(partition_ends),
-  function() return buffer, run_ends, encoded, partitioned, partition_ids, partition_ends end
+  address(buffer), address(run_ends), address(run_frames), address(partitioned), address(partition_ids),
+  address(partition_ends), function() return buffer, run_ends, run_frames, encoded, partitioned, partition_ids, partition_ends end

@@ -26,18 +26,23 @@ class JitKernels:
         source = resources.files("smqrt.net").joinpath("jit.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
         self.scan, self.unmask, self.encode, *others = chunk(BUFFER_BYTES)
-        self.partition_table, self.partition, self._count, *addresses, self._keep = others
-        buffer_at, ends_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
+        self.partition_table, self.partition, self._measure, *addresses, self._keep = others
+        buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
-        self.ends = _u32_array(ends_at, MAX_RUNS)
+        self.ends, self.frames = _u32_array(ends_at, MAX_RUNS), _u32_array(frames_at, MAX_RUNS)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES).from_address(partitioned_at)
         self.partition_ids = _u32_array(partition_ids_at, MAX_PARTITIONS)
         self.partition_ends = _u32_array(partition_ends_at, MAX_PARTITIONS)
 
     def count(self, run: bytes) -> int:
         """See `Kernels.count`."""
-        found: int = self._count(_address(run), len(run))
+        return self.measure(run)[0]
+
+    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
+        """See `Kernels.measure`."""
+        address = _address(run) if isinstance(run, bytes) else ctypes.addressof(ctypes.c_char.from_buffer(run))
+        found: tuple[int, int] = self._measure(address, len(run))
         return found
 
 

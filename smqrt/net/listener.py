@@ -1,6 +1,5 @@
 """Listening sockets: a `Listener` passes connections on as they come, many per event; an `Acceptor` accepts when it is
-asked to, and leaves the others to the kernel. A lack of file descriptors ends neither: it rests for a moment. How many
-connections may be open is limited: in all, so that descriptors are left for files, and per address.
+asked to, and leaves the others to the kernel. A lack of file descriptors ends neither: it rests for a moment.
 """
 
 from __future__ import annotations
@@ -9,119 +8,33 @@ import _socket
 import contextlib
 import errno
 import logging
-import resource
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from time import monotonic
 from typing import Any
 
 from gevent import get_hub
 
 from smqrt.errors import StartError, StreamError
-from smqrt.net.log_limits import Refusals
-from smqrt.net.origins import is_loopback
+from smqrt.net.admission import BUSY, LISTENER_CONNECTIONS, Admitted, ListenerCounts, open_connections
+from smqrt.net.inherited import inherited
+from smqrt.net.proxies import ProxyHeaders, TrustedNetworks
 from smqrt.net.readiness import READ, Ready, Signal, Wait
 from smqrt.net.stream import resolve
-from smqrt.net.tls import Address, HandshakeQueue, TlsTransport, Transport
-
-RESERVE = 128
-"""Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
-PER_ADDRESS = 2000
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
-
-
-class Admitted(_socket.socket):
-    """An accepted connection, which is counted until it is closed."""
-
-    __slots__ = ("_address", "_limit")
-    _limit: ConnectionLimit | None
-
-    def counted(self, limit: ConnectionLimit, address: str) -> None:
-        """Be counted by `limit`."""
-        self._limit, self._address = limit, address
-
-    def close(self) -> None:
-        """Close, and count no more."""
-        limit = getattr(self, "_limit", None)
-        if limit is not None:
-            self._limit = None
-            limit.left(self._address)
-        super().close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class ConnectionLimit:
-    """Counts the connections that strangers opened, and refuses those over a limit.
-
-    Attributes:
-        limit: connections in all; 0 for as many as there are descriptors, less `RESERVE`.
-        per_address: connections of one address; 0 for no limit. Addresses of this machine have none: behind a proxy on
-            it, everybody comes from there.
-        refusals: counts those that were refused.
-    """
-
-    def __init__(self, limit: int = 0, per_address: int = PER_ADDRESS) -> None:
-        self.limit, self.per_address = limit, per_address
-        self.open = 0
-        self.refusals = Refusals()
-        self._by_address: dict[str, int] = {}
-
-    def admit(self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]]) -> Admitted | None:
-        """The socket of a connection that was accepted; None when it was one too many, and is closed."""
-        sock, host = Admitted(family, kind, 0, fd), address[0]
-        sock.setblocking(False)
-        over = self._over(host)
-        if over:
-            self._refuse(sock, host, over)
-            return None
-        self.open += 1
-        self._by_address[host] = self._by_address.get(host, 0) + 1
-        sock.counted(self, host)
-        return sock
-
-    def left(self, host: str) -> None:
-        """One of its connections was closed."""
-        self.open -= 1
-        left = self._by_address.pop(host) - 1
-        if left:
-            self._by_address[host] = left
-
-    def _over(self, host: str) -> str:
-        if self.open >= (self.limit or _most()):
-            return f"{self.open} connections are open; the setting max_connections, or ulimit -n, allows no more"
-        if self.per_address and self._by_address.get(host, 0) >= self.per_address and not _is_own(host):
-            return f"{self.per_address} connections of {host} are open; see the setting connections_per_address"
-        return ""
-
-    def _refuse(self, sock: Admitted, host: str, why: str) -> None:
-        with contextlib.suppress(OSError):
-            sock.send(_BUSY)  # a client of TLS sees the end only
-        sock.close()
-        self.refusals.add(f"refused a connection of {host}: {why}")
-
-
-def _most() -> int:
-    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
-
-
-@lru_cache(1024)
-def _is_own(host: str) -> bool:
-    return is_loopback(host)
-
-
-open_connections = ConnectionLimit()
-"""The limit of this process: all its ports share the descriptors."""
-
+from smqrt.net.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
 
 log = logging.getLogger("smqrt")
 
 OnAccept = Callable[[Any, Address], None]
 
-ACCEPTS_PER_EVENT = 64  # then the others have a turn
+_WAITING_AT_MOST, _READ_BYTES = 8192, 16384
+ACCEPTS_AT_ONCE = 16  # then the clock is looked at
+ACCEPT_S = 0.004
+"""What accepting may take of a turn; then the others have theirs. As much as there is time for, since the kernel holds
+no more than 4096 for us (net.core.somaxconn): ten thousand clients that come back at once would have to try again a
+second later."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below the four minutes after which many NATs forget
 PAUSE_S = 0.5  # without file descriptors
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -141,8 +54,15 @@ class Listener:
         on_accept: called in the Hub greenlet with a non-blocking `_socket.socket` (or, given `context`, a
             `TlsTransport` after its handshake) and the client's address. Must not block.
         context: TLS context of the server.
+        handshake_s: seconds that a TLS handshake may take.
         backlog: connections the kernel may hold for us.
         reuse_port: let several processes listen on the same port.
+        sock: a listening socket of somebody else, instead of a new one.
+
+    Attributes:
+        name: what settings call it.
+        max_connections: so many of its connections may be open at once; 0 for no limit of its own.
+        asked_for: host and port as they were given.
 
     Raises:
         StartError: the address can't be bound; one sentence.
@@ -156,14 +76,47 @@ class Listener:
         context: ssl.SSLContext | None = None,
         backlog: int = 4096,
         reuse_port: bool = False,
+        handshake_s: float = HANDSHAKE_S,
+        sock: _socket.socket | None = None,
     ) -> None:
-        self._socket = _bind(host.strip("[]"), port, backlog, reuse_port)
-        self._handshakes = HandshakeQueue(context, on_accept) if context is not None else None
+        self.asked_for = host, port
+        self._is_shared = sock is not None
+        sock = sock or inherited.take(host, port)
+        self._socket = sock or _bind(host.strip("[]"), port, backlog, reuse_port)
+        if sock is not None:
+            _set_inherited(sock)
+        open_listeners.append(self)
+        self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
+        self.counts = ListenerCounts()
+        self.name, self.max_connections = "a listener", 0
         self._on_accept: OnAccept = self._handshakes.begin if self._handshakes else on_accept
+        self._proxy_headers: ProxyHeaders | None = None
         self._family, self._type = self._socket.family, self._socket.type
         self._watcher = get_hub().loop.io(self._socket.fileno(), 1)
         self._pause: Any = None
         self._complained = False
+
+    @property
+    def handshake_s(self) -> float:
+        """Seconds that a TLS handshake may take."""
+        return self._handshakes.timeout_s if self._handshakes else HANDSHAKE_S
+
+    @handshake_s.setter
+    def handshake_s(self, value: float) -> None:
+        if self._handshakes:
+            self._handshakes.timeout_s = value
+
+    @property
+    def handshake_counts(self) -> dict[str, object]:
+        """What is counted of TLS handshakes beside that: those that resumed a session, and failures by their reason."""
+        queue = self._handshakes
+        return {"handshakes_resumed": queue.resumed, "handshake_failures": dict(queue.failures)} if queue else {}
+
+    @property
+    def handshakes(self) -> tuple[int, int]:
+        """How many TLS handshakes were done, and how many failed."""
+        queue = self._handshakes
+        return (queue.finished_well, queue.failed) if queue else (0, 0)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -171,10 +124,19 @@ class Listener:
         host, port = self._socket.getsockname()[:2]
         return host, port
 
+    def fileno(self) -> int:
+        """The descriptor of the listening socket."""
+        return self._socket.fileno()
+
     def renew(self, context: ssl.SSLContext) -> None:
         """Use another TLS context from the next handshake on."""
         assert self._handshakes is not None, "a listener without TLS"
         self._handshakes.context = context
+
+    def expect_proxy_headers(self, trusted: Callable[[], TrustedNetworks], timeout_s: float) -> None:
+        """Let every connection begin with a PROXY header, before TLS too; see `ProxyHeaders`."""
+        self._proxy_headers = ProxyHeaders(trusted, self._on_accept, timeout_s)
+        self._on_accept = self._proxy_headers.begin
 
     def start(self) -> None:
         """Begin to accept."""
@@ -188,29 +150,58 @@ class Listener:
             self._pause.close()
             self._pause = None
 
+    def turn_away(self) -> None:
+        """Tell those who wait in the kernel that the server stops: 503, or just the end of a TLS connection. At the
+        socket of somebody else they wait for whoever serves it next.
+        """
+        self.stop()
+        for _ in range(0 if self._is_shared else _WAITING_AT_MOST):
+            try:
+                fd, _ = self._socket._accept()  # type: ignore[attr-defined]
+            except OSError:
+                return
+            with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
+                _say_busy(client, b"" if self._handshakes else BUSY)
+
     def close(self) -> None:
         """Stop for good. Unfinished handshakes end."""
         self.stop()
         self._watcher.close()
+        if self._proxy_headers:
+            self._proxy_headers.close()
         if self._handshakes:
             self._handshakes.close()
         self._socket.close()
+        if self in open_listeners:
+            open_listeners.remove(self)
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_PER_EVENT):
+        until_s = monotonic() + ACCEPT_S
+        while self._accept_some() and monotonic() < until_s:
+            pass
+
+    def _accept_some(self) -> bool:
+        """Whether there may be more."""
+        for _ in range(ACCEPTS_AT_ONCE):
             try:
                 fd, address = self._socket._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 self._failed(error)
-                return
+                return False
             self._pass_on(fd, address)
+        return True
 
     def _pass_on(self, fd: int, address: Address) -> None:
         client = open_connections.admit(self._family, self._type, fd, address)
         if client is None:
+            self.counts.refused += 1
             return
+        if self.max_connections and self.counts.open >= self.max_connections:
+            self._refuse(client, address)
+            return
+        client.belongs_to(self.counts)
         try:
             self._on_accept(client, address)
         except OSError:
@@ -218,6 +209,16 @@ class Listener:
         except Exception:
             log.exception("error while taking a connection from %s", address)
             client.close()
+
+    def _refuse(self, client: Admitted, address: Address) -> None:
+        self.counts.refused += 1
+        if self._handshakes is None:
+            with contextlib.suppress(OSError):
+                client.send(BUSY)
+        client.close()
+        LISTENER_CONNECTIONS.refused(
+            f"a connection of {address[0]}", f"{self.max_connections} connections are open at {self.name}"
+        )
 
     def _failed(self, error: OSError) -> None:
         if error.errno not in EXHAUSTED:
@@ -228,6 +229,18 @@ class Listener:
         self.stop()
         self._pause = get_hub().loop.timer(PAUSE_S)  # a new one: a timer of libev that has fired fires again at once
         self._pause.start(self.start)
+
+
+open_listeners: list[Listener] = []
+"""Of this process, in the order they were made."""
+
+
+def _say_busy(client: _socket.socket, answer: bytes) -> None:
+    client.setblocking(False)
+    with contextlib.suppress(OSError):
+        client.send(answer)
+        client.shutdown(_socket.SHUT_WR)
+        client.recv_into(bytearray(_READ_BYTES))  # what is not read resets the connection, answer and all
 
 
 def _set_inherited(sock: _socket.socket) -> None:
@@ -280,6 +293,9 @@ class Acceptor:
         ipv6: bind IPv6.
         context: for a port that speaks TLS.
 
+    Attributes:
+        asked_for: what finds it in the next process.
+
     Raises:
         StreamError: "bind".
     """
@@ -287,7 +303,9 @@ class Acceptor:
     def __init__(
         self, port: int, host: str | None = None, ipv6: bool = False, context: ssl.SSLContext | None = None
     ) -> None:
-        self._socket: _socket.socket | None = _bound(port, host, ipv6)
+        self.asked_for = f"acceptor {host} {ipv6}", port
+        self._socket: _socket.socket | None = inherited.take(*self.asked_for) or _bound(port, host, ipv6)
+        open_acceptors.append(self)
         self._ready = Ready(self._socket.fileno(), READ)
         self._rest = _Rest()
         self._shaken: deque[TlsTransport] = deque()
@@ -343,6 +361,10 @@ class Acceptor:
             wait.then(lambda value, error: shaken.cancel())
         return wait
 
+    def fileno(self) -> int:
+        """The descriptor of the listening socket. Raises as `sockname`."""
+        return self._live().fileno()
+
     def sockname(self) -> tuple[str, int]:
         """The bound address and port.
 
@@ -357,6 +379,7 @@ class Acceptor:
         sock, self._socket = self._socket, None
         if sock is None:
             return False
+        open_acceptors.remove(self)
         for signal in (self._ready, self._rest):
             signal.close(StreamError("socketclosed"))
         if self._handshakes is not None:
@@ -374,6 +397,10 @@ class Acceptor:
         if self._socket is None:
             raise StreamError("socketclosed")
         return self._socket
+
+
+open_acceptors: list[Acceptor] = []
+"""Of this process, in the order they were made."""
 
 
 class _Rest(Signal):

@@ -13,8 +13,8 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import gevent
 from gevent import get_hub
@@ -40,8 +40,19 @@ _SCHEMA = (
 
 Row = tuple[str, bytes, int, int]
 
-_unfinished: set[SqliteNames] = set()
-"""Those with names that are not safe yet; nobody else may hold them."""
+FORMAT = 1
+"""Of the file: its `user_version`; 0 is the same without last values."""
+
+
+class Unfinished(Protocol):
+    """What is to be saved before the process ends."""
+
+    def close(self) -> None:
+        """Save it."""
+
+
+unfinished: set[Unfinished] = set()
+"""Those with names, or values, that are not safe yet; nobody else may hold them."""
 
 
 class NotSavedError(SmqrtError):
@@ -56,12 +67,16 @@ class SqliteNames:
     Args:
         path: the file; it is made with mode 0600 when it does not exist. Beside it lies `<path>-lock`.
 
+    Attributes:
+        connection: for whoever keeps more in the file; used in the thread `disk` only, once the hub is there.
+        at_close: called before the file is closed.
+
     Raises:
         ArgumentError: the file can't be opened, is no such database, or another hub uses it.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         try:
             self._lock = _locked(path)
         except ArgumentError:
@@ -69,46 +84,57 @@ class SqliteNames:
             self._lock = _locked(path)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.execute(_SCHEMA)
+            self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._check_format()
+            self.connection.execute("PRAGMA journal_mode=WAL")
+            self.connection.execute("PRAGMA synchronous=FULL")
+            self.connection.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
-        self._disk = ThreadPool(1)
+        self.disk = ThreadPool(1)
+        self.at_close: list[Callable[[], None]] = []
         self._rows: list[Row] = []
         self._unsaved: dict[tuple[str, bytes], Deferred[None]] = {}
         self._writer: gevent.Greenlet[..., None] | None = None
         self._closed = self._complained = False
 
+    def _check_format(self) -> None:
+        found = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT:
+            self.connection.close()
+            raise self.unusable(
+                f"it has format {found}, written by a newer smqrt; this one reads up to {FORMAT}: use the newer one"
+            )
+        self.connection.execute(f"PRAGMA user_version = {FORMAT}")
+
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """See `NameStore`."""
         try:
-            rows = self._connection.execute(
+            rows = self.connection.execute(
                 "SELECT name, number, checksum FROM names WHERE kind = ?", (kind,)
             ).fetchall()
         except sqlite3.Error as error:
-            raise self._unusable(str(error)) from error
+            raise self.unusable(str(error)) from error
         for name, number, checksum in rows:
             if not (isinstance(name, bytes) and isinstance(number, int) and 0 < number < 1 << 32):
-                raise self._unusable(f"{name!r} has the number {number!r}")
+                raise self.unusable(f"{name!r} has the number {number!r}")
             if checksum != _checksum(kind, name, number):
-                raise self._unusable(f"{name!r} was changed")
+                raise self.unusable(f"{name!r} was changed")
         return [(name, number) for name, number, _ in rows]
 
-    def _unusable(self, fault: str) -> ArgumentError:
-        return ArgumentError(f"persist: {self._path}: {fault}; restore it from a backup or remove it")
+    def unusable(self, fault: str) -> ArgumentError:
+        return ArgumentError(f"persist: {self.path}: {fault}; restore it from a backup or remove it")
 
     def add(self, kind: str, name: bytes, number: int) -> None:
         """See `NameStore`."""
         pending: Deferred[None] = Deferred()
         self._unsaved[kind, name] = pending
         if self._closed:
-            pending.reject(NotSavedError(f"{self._path} was closed"))
+            pending.reject(NotSavedError(f"{self.path} was closed"))
             return
         self._rows.append((kind, name, number, _checksum(kind, name, number)))
         if self._writer is None:
-            _unfinished.add(self)
+            unfinished.add(self)
             self._writer = gevent.spawn(self._write)
 
     def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
@@ -124,13 +150,13 @@ class SqliteNames:
                 self._write_group(group)
         finally:
             self._writer = None
-            _unfinished.discard(self)
+            unfinished.discard(self)
 
     def _write_group(self, group: list[Row]) -> None:
         slow = get_hub().loop.timer(SLOW_S)
         slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
         try:
-            self._disk.apply(self._commit, (group,))
+            self.disk.apply(self._commit, (group,))
         except (sqlite3.Error, OSError) as error:
             self._rows[:0] = group
             self._deny(group, str(error))
@@ -143,14 +169,14 @@ class SqliteNames:
 
     def _commit(self, group: list[Row]) -> None:
         """Run in the thread."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", group)
+        with self.connection:
+            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", group)
 
     def _saved(self, group: list[Row]) -> None:
         if self._complained:
             self._complained = False
-            log.warning("persist: %s takes names again", self._path)
+            log.warning("persist: %s takes names again", self.path)
         for kind, name, *_ in group:
             self._unsaved.pop((kind, name)).resolve()
 
@@ -160,7 +186,7 @@ class SqliteNames:
             self._complained = True
             log.error(
                 "persist: %s: %s; clients that ask for a new name are denied it until the disk takes names again",
-                self._path,
+                self.path,
                 fault,
             )
         error = NotSavedError(fault)
@@ -173,18 +199,20 @@ class SqliteNames:
         """See `NameStore`; waits for the disk up to `CLOSE_S`."""
         if self._closed:
             return
+        for save in self.at_close:
+            save()
         self._closed = True
         writer = self._writer
         if writer is not None:
             writer.join(CLOSE_S)
         if self._unsaved:
-            log.error("persist: %s: closed with %d names that the disk did not take", self._path, len(self._unsaved))
+            log.error("persist: %s: closed with %d names that the disk did not take", self.path, len(self._unsaved))
         self._rows.clear()
         for pending in list(self._unsaved.values()):
-            pending.reject(NotSavedError(f"{self._path} was closed"))
+            pending.reject(NotSavedError(f"{self.path} was closed"))
         if self._writer is None:  # else a thread is in there still
-            self._disk.kill()
-            self._connection.close()
+            self.disk.kill()
+            self.connection.close()
         self._lock.close()
 
 
@@ -217,5 +245,5 @@ def _checksum(kind: str, name: bytes, number: int) -> int:
 @atexit.register
 def _finish() -> None:
     """A process that just ends has its names saved, too."""
-    for store in list(_unfinished):
+    for store in list(unfinished):
         store.close()

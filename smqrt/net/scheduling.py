@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
@@ -126,6 +126,9 @@ class Deadlines:
 
     def __len__(self) -> int:
         return len(self._watched)
+
+    def __iter__(self) -> Iterator[Timed]:
+        return iter(self._watched)
 
     def watch(self, item: Timed) -> None:
         """Begin to look at `item`."""

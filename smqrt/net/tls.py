@@ -9,12 +9,14 @@ import _socket
 import _ssl
 import logging
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Protocol
 
 from gevent import get_hub
 
+from smqrt.limits import Limit, LineLimit
 from smqrt.net.scheduling import NEVER, Deadlines, share
 
 log = logging.getLogger("smqrt")
@@ -23,6 +25,7 @@ HANDSHAKE_S = 5.0
 _READ_BYTES = 16384  # may be 600 changes of the key, which take 7 ms
 _BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # who sends large records is read in larger pieces
 _MAX_ANSWERS_BYTES = 65536  # that the TLS layer gives by itself, and that the other side does not read
+_RECORD_BYTES = 16384  # the most of TLS
 _PORTION_BYTES = 65536  # nobody shares ciphertext: it is not made for clients that do not read
 _READ, _WRITE = 1, 2
 
@@ -121,10 +124,15 @@ class TlsTransport:
         taken = 0
         while taken < len(view) and not self._unsent:
             portion = view[taken : taken + _PORTION_BYTES]
+            records = []
             while portion:
-                written = self._ssl.write(portion)  # one record
+                written = self._ssl.write(portion[:_RECORD_BYTES])
+                records.append(self._outgoing.read())  # at once: a memory BIO never gives back what it once had to hold
                 portion, taken = portion[written:], taken + written
-            self._push()
+            if len(records) == 1:
+                self._send(records[0])
+            else:
+                self._send_several(records)
         return taken
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:
@@ -155,6 +163,11 @@ class TlsTransport:
         """Give the socket's file descriptor, -1 when closed."""
         return self._sock.fileno()
 
+    @property
+    def peer_host(self) -> str | None:
+        """The address of the other side, also when that is gone; None when it is not known."""
+        return getattr(self._sock, "peer_host", None)
+
     def getpeername(self) -> Address:
         """Give the client's address."""
         address: Address = self._sock.getpeername()
@@ -165,13 +178,30 @@ class TlsTransport:
         address: Address = self._sock.getsockname()
         return address
 
+    def comes_from(self, host: str) -> bool:
+        """See `smqrt.net.admission.Admitted`; true for other sockets, which nobody counts."""
+        comes_from = getattr(self._sock, "comes_from", None)
+        return comes_from is None or comes_from(host)
+
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket."""
         self._sock.setsockopt(level, option, value)
 
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """Get an option of the socket."""
+        return self._sock.getsockopt(level, option, size)
+
     def peer_certificate(self) -> bytes | None:
         """Give the other side's certificate in DER form; None when it sent none."""
         return self._ssl.getpeercert(binary_form=True)
+
+    def peer_is_over(self) -> bool:
+        """Tell whether the other side's certificate was good and has expired since: resuming does not look."""
+        try:
+            ends = (self._ssl.getpeercert() or {}).get("notAfter")
+            return ends is not None and ssl.cert_time_to_seconds(str(ends)) < time()
+        except (ValueError, ssl.SSLError):
+            return True  # nobody can read it
 
     def peer_chain(self) -> list[bytes]:
         """Give the certificates that the other side presented in DER form, its own first."""
@@ -228,10 +258,23 @@ class TlsTransport:
         if self._outgoing.pending:
             self._unsent += self._outgoing.read()
         if self._unsent:
-            try:
-                self._unsent = self._unsent[self._sock.send(self._unsent) :]
-            except BlockingIOError:
-                pass  # kept for the next flush
+            self._send(self._unsent)
+
+    def _send(self, ciphertext: bytes) -> None:
+        """Send; what the socket does not take is kept for the next flush."""
+        try:
+            sent = self._sock.send(ciphertext)
+        except BlockingIOError:
+            sent = 0
+        self._unsent = ciphertext[sent:]
+
+    def _send_several(self, records: list[bytes]) -> None:
+        try:
+            sent = self._sock.sendmsg(records)
+        except BlockingIOError:
+            sent = 0
+        if sent < sum(map(len, records)):
+            self._unsent = b"".join(records)[sent:]
 
     def _push_answers(self) -> None:
         self._answers_bytes += self._outgoing.pending
@@ -271,6 +314,46 @@ Transport = _socket.socket | TlsTransport
 """What connections read and write: non-blocking, with or without TLS."""
 
 
+_HANDSHAKE_TIME = Limit("tls_handshake", "tls.handshake_s", "a TLS handshake was not done in time")
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": ("no client certificate", "client_certificate"),
+    "UNSUPPORTED_PROTOCOL": ("the client's versions of TLS are too old", "minimum_version"),
+    "VERSION_TOO_LOW": ("the client's versions of TLS are too old", "minimum_version"),
+    "NO_SHARED_CIPHER": ("the client knows no cipher and no kind of certificate that we have", ""),
+    "HTTP_REQUEST": ("the client speaks HTTP without TLS on a port for TLS", ""),
+    "WRONG_VERSION_NUMBER": ("what the client says is not TLS", ""),
+}
+_DISTRUST = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED", "UNSUPPORTED_CERTIFICATE")
+_ALERT = "_ALERT_"
+
+
+def _over() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError("certificate has expired")
+    error.verify_message = "certificate has expired"
+    return error
+
+
+def handshake_failure(error: OSError) -> tuple[str, str | None]:
+    """Give why a handshake failed, and the setting that has to do with it; None for what needs no line in the log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        about_lists = "CRL" in error.verify_message or "revoked" in error.verify_message
+        return f"client certificate: {error.verify_message}", "client_crl" if about_lists else "client_ca"
+    reason = getattr(error, "reason", None)
+    if not isinstance(error, ssl.SSLError) or not reason or "EOF" in reason:
+        return "the client went away", None
+    if reason in _REASONS:
+        return _REASONS[reason]
+    if _ALERT in reason:
+        said = reason.partition(_ALERT)[2]
+        word = said.lower().replace("_", " ")
+        return (
+            (f"the client does not trust our certificate: {word}", "")
+            if said in _DISTRUST
+            else (f"the client: {word}", None)
+        )
+    return reason.lower().replace("_", " "), None
+
+
 class HandshakeQueue:
     """Connections whose handshake is under way: each has a watcher and a deadline and costs the others nothing.
 
@@ -278,6 +361,11 @@ class HandshakeQueue:
         context: of the server.
         on_ready: called with the `TlsTransport` and the address when the handshake is done.
         timeout_s: after which an unfinished handshake is closed.
+
+    Attributes:
+        finished_well, failed, resumed: how many were done, how many were not, and how many of those that were done went
+            on with the session of an earlier connection.
+        failures: how many were not, by the reason.
     """
 
     def __init__(
@@ -286,6 +374,9 @@ class HandshakeQueue:
         on_ready: Callable[[TlsTransport, Address], None],
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
+        self.finished_well = self.failed = self.resumed = 0
+        self.failures: Counter[str] = Counter()
+        self._lines = LineLimit()
         self.context = context
         self.on_ready = on_ready
         self.timeout_s = timeout_s
@@ -305,10 +396,38 @@ class HandshakeQueue:
         self._open.discard(handshake)
         self.deadlines.forget(handshake)
 
+    def done(self, transport: TlsTransport, address: Address) -> None:
+        """Called by a handshake that was done."""
+        is_resumed = transport.resumed()
+        if is_resumed and transport.peer_is_over():
+            transport.close()
+            self.not_done(_over(), address)
+            return
+        self.finished_well += 1
+        self.resumed += is_resumed
+        self.on_ready(transport, address)
+
+    def not_done(self, error: OSError, address: Address) -> None:
+        """Called by a handshake that failed."""
+        self.failed += 1
+        reason, setting = handshake_failure(error)
+        self.failures[reason] += 1
+        if setting is not None:
+            see = f"; see the setting {setting}" if setting else ""
+            self._lines.warn(f"refused: TLS with {address[0]}: {reason}{see}")
+        else:
+            log.debug("TLS handshake with %s failed: %s", address, error)
+
+    def too_late(self, address: Address) -> None:
+        """Called by a handshake whose time is over."""
+        self.failed += 1
+        self.failures["not done in time"] += 1
+        _HANDSHAKE_TIME.refused(f"TLS with {address[0]}", f"the handshake was not done within {self.timeout_s:g} s")
+
     def close(self) -> None:
         """End all handshakes."""
         for handshake in list(self._open):
-            handshake.expired()
+            handshake.give_up()
         self.deadlines.close()
 
 
@@ -336,14 +455,19 @@ class _Handshake:
         except BlockingIOError:
             self._wait(_WRITE if self._transport.wants_write else _READ)
         except OSError as error:
-            log.debug("TLS handshake with %s failed: %s", self._address, error)
-            self.expired()
+            self.give_up()
+            self._queue.not_done(error, self._address)
         else:
             self._end()
-            self._queue.on_ready(self._transport, self._address)
+            self._queue.done(self._transport, self._address)
 
     def expired(self) -> None:
-        """Give up."""
+        """Give up: its time is over."""
+        self.give_up()
+        self._queue.too_late(self._address)
+
+    def give_up(self) -> None:
+        """End it and close the connection."""
         self._end()
         self._transport.close()
 

@@ -22,7 +22,7 @@ from gevent.threadpool import ThreadPool
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from smqrt.broker.deferred import Deferred
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 
 log = logging.getLogger("smqrt")
 
@@ -80,6 +80,22 @@ def wait(pending: Deferred[T]) -> T:
         pending.then(wake)
         waiter.get()
     return pending.result()
+
+
+def in_hub(fn: Callable[..., T], *args: object) -> T:
+    """Give what `fn(*args)` gives in the Hub greenlet, where watchers call; it must not block. Raises as `fn`."""
+    waiter: Waiter[T] = Waiter()
+    get_hub().loop.run_callback(_answer, waiter, fn, args)
+    return waiter.get()
+
+
+def _answer(waiter: Waiter[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
+    try:
+        value = fn(*args)
+    except Exception as error:
+        waiter.throw(error)
+    else:
+        waiter.switch(value)
 
 
 def _settle(pending: Deferred[T], fn: Callable[..., T], args: tuple[object, ...]) -> None:
@@ -218,17 +234,15 @@ INLET_PORTION_S = 0.004
 _new_lock = monkey.get_original("_thread", "allocate_lock")  # gevent's own is for greenlets of one thread
 
 
-class Inlet:
-    """A bounded queue of calls that threads make and the loop works off, in order. Made in the loop's thread.
+CALLS_OF_THREADS = Limit("calls_of_threads", "", "threads hand in more than the loop takes (publish_threadsafe)")
 
-    Attributes:
-        refusals: counts the calls that were one too many.
-    """
+
+class Inlet:
+    """A bounded queue of calls that threads make and the loop works off, in order. Made in the loop's thread."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
         self._bytes = 0
-        self.refusals = Refusals()
         self._lock = _new_lock()
         loop: Any = get_hub().loop
         self._wake = loop.async_()
@@ -239,7 +253,7 @@ class Inlet:
         """Have `function(*arguments)` called by the loop, soon; false when too much waits already. From any thread."""
         with self._lock:
             if len(self._jobs) >= MAX_INLET_CALLS or self._bytes + size_bytes > MAX_INLET_BYTES:
-                self.refusals.add("threads hand in more than the loop takes: a message was refused")
+                CALLS_OF_THREADS.refused("a message of a thread")
                 return False
             self._jobs.append((size_bytes, function, arguments))
             self._bytes += size_bytes

@@ -21,10 +21,10 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session
 from smqrt.errors import ArgumentError, CloseReason, ProtocolError
+from smqrt.limits import Limit
 from smqrt.net import datapath
 from smqrt.net.graceful_close import LINGER_S
 from smqrt.net.handover import Admission, Origin, init, open_session, too_many
-from smqrt.net.log_limits import Refusals
 from smqrt.net.origins import Origins, same_origin
 from smqrt.wire import smq
 from smqrt.wire.life import Life, moved
@@ -34,7 +34,7 @@ log = logging.getLogger("smqrt")
 HANDLER = "smqrt.handler"
 """The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
 
-_refusals = Refusals()
+ORIGINS = Limit("hub_origins", "origins of create", "pages of other hosts may not connect to this hub")
 
 _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))
 
@@ -82,7 +82,9 @@ class WsgiConnection(Outbox):
 
     def resume(self) -> None:
         """A hook answered."""
-        self._resumed.set()
+        meter = self.session.meter
+        if meter is None or not meter.waits or self.life.over:
+            self._resumed.set()
 
     def settled(self) -> None:
         """The handshake ended."""
@@ -267,5 +269,5 @@ def _foreign(environ: dict[str, Any], more: Origins | None) -> bool:
         return False
     if more is not None and more.has(origin):
         return False
-    _refusals.add(f"refused: a page of {origin!a} for {host!a}; to allow it, create the hub with origins=[{origin!a}]")
+    ORIGINS.refused(f"a page of {origin!a} for {host!a}", f"to allow it, create the hub with origins=[{origin!a}]")
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol
 
-from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type, count_frames
+from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type, count_frames, measure_frames
 from smqrt.wire.websocket import mask
 
 BUFFER_BYTES = (64 + 512) << 10
@@ -29,6 +29,8 @@ class Kernels(Protocol):
     """The buffer for `recv_into` and for sending without a copy."""
     ends: memoryview
     """u32 array: where the runs found by `scan` end."""
+    frames: memoryview
+    """u32 array: how many frames each of these runs has."""
 
     partitioned: ctypes.Array[ctypes.c_char]
     """What `partition` made: the frames of one subscriber after those of the other."""
@@ -53,12 +55,12 @@ class Kernels(Protocol):
         """
         ...
 
-    def partition(self, size: int, table: Any, publisher: int) -> tuple[int, int]:
+    def partition(self, size: int, table: Any, publisher: int) -> tuple[int, int, int]:
         """Sort the leading Publish frames of `chars[:size]` by partition into `partitioned`, in order within each.
 
         It stops at the first frame that is no whole Publish of `publisher` (the ETID's bytes read as a little-endian
-        number) to a destination in `table`. Returns `(count, used_bytes)`: how many partitions got frames, and how
-        much of the buffer that covered.
+        number) to a destination in `table`. Returns `(count, used_bytes, frames)`: how many partitions got frames, how
+        much of the buffer that covered, and how many frames that were.
         """
         ...
 
@@ -75,6 +77,10 @@ class Kernels(Protocol):
 
     def count(self, run: bytes) -> int:
         """How many frames `run` holds, which is a whole one."""
+        ...
+
+    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
+        """How many frames a whole `run` holds, and the length of the longest; a view is one of the receive buffer."""
         ...
 
 
@@ -111,7 +117,7 @@ class PureKernels:
     def __init__(self) -> None:
         self.chars = (ctypes.c_char * BUFFER_BYTES)()
         self.view = memoryview(self.chars).cast("B")
-        self.ends = _u32_array(MAX_RUNS)
+        self.ends, self.frames = _u32_array(MAX_RUNS), _u32_array(MAX_RUNS)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES)()
         self.partition_ids, self.partition_ends = _u32_array(MAX_PARTITIONS), _u32_array(MAX_PARTITIONS)
 
@@ -128,8 +134,11 @@ class PureKernels:
             key = bytes(data[at + 2 : at + 11]) if publish else b""
             if key and key == last:
                 runs -= 1
+            else:
+                self.frames[runs] = 0
             at += length
             self.ends[runs] = at
+            self.frames[runs] += 1
             runs, last = runs + 1, key
         return runs, at, False
 
@@ -138,7 +147,7 @@ class PureKernels:
         partitions = memoryview(numbers).cast("I")
         return {keys[at * 4 : at * 4 + 4]: partition for at, partition in enumerate(partitions)}
 
-    def partition(self, size: int, table: dict[bytes, int], publisher: int) -> tuple[int, int]:
+    def partition(self, size: int, table: dict[bytes, int], publisher: int) -> tuple[int, int, int]:
         """See `Kernels.partition`."""
         data, at = self.view, 0
         parts: dict[int, list[bytes]] = {}
@@ -156,7 +165,7 @@ class PureKernels:
                 break
             parts.setdefault(partition, []).append(bytes(data[at:end]))
             at = end
-        return self._write(parts), at
+        return self._write(parts), at, sum(map(len, parts.values()))
 
     def _write(self, parts: dict[int, list[bytes]]) -> int:
         to, partitioned = 0, memoryview(self.partitioned).cast("B")
@@ -201,3 +210,7 @@ class PureKernels:
     def count(self, run: bytes) -> int:
         """See `Kernels.count`."""
         return count_frames(run)
+
+    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
+        """See `Kernels.measure`."""
+        return measure_frames(run)

@@ -153,6 +153,15 @@ def count_frames(run: bytes | memoryview) -> int:
     return count
 
 
+def measure_frames(run: bytes | memoryview) -> tuple[int, int]:
+    """How many frames `run` holds, and the length of the longest."""
+    start, end, count, longest = 0, len(run), 0, 0
+    while start < end:
+        length = run[start] << 8 | run[start + 1]
+        start, count, longest = start + length, count + 1, max(longest, length)
+    return count, longest
+
+
 def u32(packet: bytes) -> int:
     """The number of an Unsubscribe, Observe or Unobserve packet.
 
@@ -183,16 +192,18 @@ def parse_connect(packet: bytes) -> Connect:
             that ends before the length of the credentials has none, and no info.
     """
     if len(packet) < 2 or packet[0] != Type.CONNECT:
-        raise ProtocolError(CloseReason.REFUSED, "the first packet is not Connect")
+        raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
     version, at = packet[1], 2
     if version not in (1, 2):
-        raise ProtocolError(CloseReason.REFUSED, f"protocol version {version} is not 1 or 2")
+        raise ProtocolError(CloseReason.BAD_CONNECT, f"protocol version {version} is not 1 or 2")
     if version == 2:
         at = 4
     uid, at = _counted(packet, at, "uid")
     credentials, at = _counted(packet, at, "credentials")
     if len(uid) < MIN_UID_BYTES:
-        raise ProtocolError(CloseReason.REFUSED, f"the uid has {len(uid)} bytes, at least {MIN_UID_BYTES} are needed")
+        raise ProtocolError(
+            CloseReason.BAD_CONNECT, f"the uid has {len(uid)} bytes, at least {MIN_UID_BYTES} are needed"
+        )
     return Connect(uid, credentials, packet[at:], int.from_bytes(packet[2:4], "big") if version == 2 else 0)
 
 
@@ -201,5 +212,5 @@ def _counted(packet: bytes, at: int, what: str) -> tuple[bytes, int]:
         return b"", at
     end = at + 1 + packet[at]
     if end > len(packet):
-        raise ProtocolError(CloseReason.REFUSED, f"the {what} length points beyond the Connect packet")
+        raise ProtocolError(CloseReason.BAD_CONNECT, f"the {what} length points beyond the Connect packet")
     return packet[at + 1 : end], end

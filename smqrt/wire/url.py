@@ -107,6 +107,8 @@ def parse_url(text: str, more_query: str = "") -> Url:
     if query := "&".join(filter(None, [quote(parts.query, safe=_QUERY_SAFE), more_query])):
         target += f"?{query}"
     port = PORTS[parts.scheme] if parts.port is None else parts.port
+    if not port:
+        raise ValueError("its port must be 1 to 65535")
     return Url(parts.scheme, host, port, target, parts.user, parts.password)
 
 

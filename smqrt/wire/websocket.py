@@ -30,6 +30,7 @@ _CLOSE_CODES = {
     CloseReason.TOO_MANY_FRAGMENTS: CLOSE_POLICY,
     CloseReason.INVALID_TEXT: CLOSE_INVALID_TEXT,
     CloseReason.SHUTDOWN: CLOSE_GOING_AWAY,
+    CloseReason.RESTARTED: CLOSE_GOING_AWAY,
 }
 
 MAX_FRAGMENTS = 4096
@@ -243,6 +244,17 @@ class Assembler:
     def busy(self) -> bool:
         """Whether a message is under way, whose first frame had `opcode`."""
         return self._joined is not None
+
+    def state(self) -> tuple[int, int, bytes] | None:
+        """What is under way, for `of`; None when nothing is."""
+        return None if self._joined is None else (self.opcode, self._count, bytes(self._joined))
+
+    @classmethod
+    def of(cls, opcode: int, count: int, joined: bytes) -> Assembler:
+        """One that goes on where another one was."""
+        made = cls()
+        made.opcode, made._count, made._joined = opcode, count, bytearray(joined)
+        return made
 
     def add(self, frame: Frame, limit_bytes: int) -> bytes | None:
         """The whole message when `frame` was its last fragment.

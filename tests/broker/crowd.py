@@ -10,7 +10,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
-from smqrt.broker.topics import NameLimits
+from smqrt.broker.topics import HubLimits
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 
@@ -42,14 +42,14 @@ class Ear(Outbox):
 class Crowd:
     """A hub and a way to get connected clients."""
 
-    def __init__(self, hooks: Hooks | None = None, limits: NameLimits | None = None) -> None:
+    def __init__(self, hooks: Hooks | None = None, limits: HubLimits | None = None) -> None:
         numbers = (number * 2654435761 % (1 << 32) for number in itertools.count(1000))
         self.broker = Broker(
             hooks or Hooks(),
             random_u32=numbers.__next__,
             encode=bytes,
             clock=lambda: 0.0,
-            limits=limits or NameLimits(client=100_000),
+            limits=limits or HubLimits(client_names=100_000, subscriptions=100_000, observes=100_000),
         )
         self._uids = itertools.count(100000)
 

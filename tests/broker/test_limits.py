@@ -10,7 +10,6 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.broker import topics
 from smqrt.errors import ArgumentError, CloseReason
 from smqrt.net import datapath, handover
 from smqrt.wire import smq
@@ -78,24 +77,25 @@ def test_all_together_bring_in_so_many_names(make_site: Callable[..., Site], cap
     for number in range(50):
         assert device.ask(Type.CREATE, b"late-%d" % number).denied
     device.createsub(b"sub-topics have a table of their own")
-    with pytest.raises(ArgumentError, match="^topic: the hub has as many names as it may .maxnames.; 5 are there"):
+    with pytest.raises(
+        ArgumentError,
+        match="^topic: the hub has as many names as it may, see maxnames .* 5 are there",
+    ):
         site.smq.publish("x", "from the server")
     assert site.smq.refused()["names"] == 51
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(lines) == len(logged) == 1
-    assert "maxnames" in lines[0]
+    assert "limits.names" in lines[0]
 
 
-def test_names_have_so_many_bytes(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "CLIENT_NAME_BYTES", 100)
-    monkeypatch.setattr(topics, "NAME_BYTES", 150)
-    site = make_site()
+def test_names_have_so_many_bytes(site: Site) -> None:
+    site.state.limits.client_names_bytes, site.state.limits.names_bytes = 100, 150
     device, other = site.device(b"uid-a1"), site.device(b"other-1")
     device.create(b"x" * 100)
     assert device.ask(Type.CREATE, b"y").denied
     other.create(b"y" * 50)
     assert other.ask(Type.CREATE, b"z").denied
-    assert (site.smq.refused()["client_names"], site.smq.refused()["name_bytes"]) == (1, 1)
+    assert (site.smq.refused()["client_name_bytes"], site.smq.refused()["name_bytes"]) == (1, 1)
 
 
 @pytest.mark.parametrize("option", ["maxnames", "clientnames"])
@@ -184,3 +184,14 @@ def test_onclose_of_the_core_that_raises_keeps_nobody(site: Site) -> None:
     wait_until(lambda: not site.state.sessions, "the client is gone")
     site.state.hooks.onclose = None
     site.device(b"uid-a1").expect_nothing()
+
+
+def test_what_an_application_denies_is_counted_and_logged(
+    make_site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site(permittop=lambda topic, *_: topic != "secret", permitsubtop=lambda *_: False)
+    device = site.device(b"curious")
+    for kind, name in ((Type.SUBSCRIBE, b"secret"), (Type.CREATESUB, b"sub"), (Type.CREATE, b"secret")):
+        assert device.ask(kind, name).denied
+    assert site.state.stats.denied == 3
+    assert "denied: the client 'curious' may not subscribe to the topic 'secret': permittop" in caplog.text

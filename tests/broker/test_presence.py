@@ -151,7 +151,7 @@ def test_an_etid_that_ten_thousand_observe_is_told_to_each_once() -> None:
     watched.disconnect(CloseReason.PEER_CLOSED)
     assert longest_turn() < TURN_S
     assert all(heard(watcher) == [smq.change(watched.etid, 0)] for watcher in watchers)
-    assert not any(watcher._observed for watcher in watchers)
+    assert not any(watcher.observed for watcher in watchers)
 
 
 # ---- who has left, but is not out of every table yet

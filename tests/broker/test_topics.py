@@ -9,7 +9,7 @@ import pytest
 
 from smqrt.broker import topics as module
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
-from smqrt.broker.topics import NODE_BITS, NameLimits, Refusal, SubTopics, Topic, Topics
+from smqrt.broker.topics import NODE_BITS, HubLimits, SubTopics, Topic, Topics
 
 
 class WebSocketOutbox(Outbox):
@@ -220,19 +220,17 @@ def test_observers_of_one_topic_are_not_those_of_another(table: Topics) -> None:
 # ---- limits
 
 
-def test_limits_of_all(table: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = NameLimits(names=2)
-    monkeypatch.setattr(module, "NAME_BYTES", 10)
+def test_limits_of_all(table: Topics) -> None:
+    limits = HubLimits(names=2, names_bytes=10)
     table.named(b"1234")
     assert limits.of_all(table, b"123456") is None
-    assert limits.of_all(table, b"1234567") is Refusal.NAME_BYTES
+    assert limits.of_all(table, b"1234567") is module.NAMES_MEMORY
     table.named(b"5")
-    assert limits.of_all(table, b"6") is Refusal.NAMES
+    assert limits.of_all(table, b"6") is module.NAMES
 
 
-def test_limits_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = NameLimits(client=2)
-    monkeypatch.setattr(module, "CLIENT_NAME_BYTES", 10)
+def test_limits_of_a_client() -> None:
+    limits = HubLimits(client_names=2, client_names_bytes=10)
     assert limits.of_client(1, 4, b"123456") is None
-    assert limits.of_client(1, 4, b"1234567") is Refusal.CLIENT_NAMES
-    assert limits.of_client(2, 0, b"1") is Refusal.CLIENT_NAMES
+    assert limits.of_client(1, 4, b"1234567") is module.CLIENT_NAMES_MEMORY
+    assert limits.of_client(2, 0, b"1") is module.CLIENT_NAMES

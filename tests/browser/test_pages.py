@@ -60,8 +60,8 @@ def test_the_manual(served_demos: Served, new_page: Callable[..., Any]) -> None:
     page.get_by_role("link", name="Manual").click()
     page.get_by_role("navigation").get_by_role("link", name="Security").click()
     expect(page.get_by_role("heading", level=1, name="Security")).to_be_visible()
-    page.get_by_role("main").get_by_role("link", name="Serving").click()
-    expect(page).to_have_url(served_demos.url + "/help/serving#settings")
+    page.get_by_role("main").get_by_role("link", name="Settings").click()
+    expect(page).to_have_url(served_demos.url + "/help/settings")
     expect(page.get_by_role("table").first).to_be_visible()
 
 

@@ -44,11 +44,15 @@ class RawDevice:
                 return False
             self.receive(Type.INIT)
             self.send(bytes((Type.CONNECT, 1, len(self._uid))) + self._uid + b"\0")
-            self.receive(Type.CONNACK)
+            self.etid = int.from_bytes(self.receive(Type.CONNACK)[2:6], "big")
             self.send(bytes((Type.SUBSCRIBE,)) + b"hello")
             self.receive(Type.SUBACK)
             return True
         return False
+
+    def close(self) -> None:
+        """Cut the power."""
+        self._sock.close()
 
     def send(self, packet: bytes) -> None:
         self._sock.sendall(struct.pack("!H", len(packet) + 2) + packet)

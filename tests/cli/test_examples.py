@@ -22,6 +22,7 @@ pytestmark = pytest.mark.servers
 
 FINISHES_S = 40
 STAYS = re.compile(r"smqrt serve|smqrt sub (?!.*--count)|--follow|--watch")
+ASKS = re.compile(r"smqrt passwd (?!.*(--stdin|--delete))")
 EXAMPLE = re.compile(r"^ +((?:smqrt|tail) [^\n]*?)(?:   +.*)?$", re.MULTILINE)
 APPLICATION = """
 from smqrt import hub
@@ -115,6 +116,8 @@ def test_an_example_runs(world: World, line: str) -> None:
         _with_messages(world, line)
     elif STAYS.search(line):
         _stays(world, line)
+    elif ASKS.search(line):
+        world.run(f"printf 'secret\\n' | {line} --stdin")  # there is no terminal here
     else:
         world.run(line)
 

@@ -51,7 +51,8 @@ def refused(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str]
 def test_a_folder_with_pages_is_the_root_application(serve: Serve, tmp_path: Path) -> None:
     served = serve(application(tmp_path / "chat"))
     assert requests.get(served.url).text == "<h1>chat</h1>"
-    assert served.lines == ["app chat at /: ok", f"listening on http://127.0.0.1:{served.port}"]
+    said = ["app chat at /: ok", f"listening on http://127.0.0.1:{served.port}", f"admin at {served.admin_url}/"]
+    assert served.lines == said
 
 
 def test_without_argument_the_applications_of_app_preload_are_listed(serve: Serve, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_who_is_answered_and_what_is_shown_are_settings(serve: Serve, tmp_path: 
     closed = serve(app)
     assert statuses(closed) == [404, 403, 403]
     assert "the secret" in requests.get(closed.url).text
-    closed.wait_for(r"^refused: GET '/tool.py' for the host 'evil.example'; to allow it, set hosts=evil.example$")
+    closed.wait_for(r"^refused: GET '/tool.py' for the host 'evil.example': to allow it, set hosts=evil.example; ")
     options = ("--hosts", "evil.example", "--origins", "https://friend.example", "--served-files", "*.py", "--no-debug")
     opened = serve(app, *options)
     assert statuses(opened) == [200, 200, 500]
@@ -195,12 +196,51 @@ def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> No
     assert served.stop() == 0
 
 
-def test_sighup_without_tls_does_no_harm(serve: Serve, tmp_path: Path) -> None:
-    served = serve(application(tmp_path / "app"))
-    assert requests.get(served.url).ok
+def test_last_values_by_a_setting(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "smqrt.toml"
+    config.write_text('[topics."site1/#"]\nlast_value = true\n')
+    preload = 'local smq = require "smq.hub".create()\nfunction app.connect(r) smq:connect(r) end'
+    app = application(tmp_path / "app", preload)
+    (app / "smq.lsp").write_text("<?lsp app.connect(request) ?>")
+    served = serve(app, "--config", config, "--host", "0.0.0.0", "--hosts", "*")
+    served.wait_for("^hubs let in: whoever comes, where no application asks for a login; see auth.users$")
+    url = served.url.replace("0.0.0.0", "127.0.0.1")
+
+    def smqrt(*words: str) -> str:
+        command = [sys.executable, "-m", "smqrt", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+    smqrt("pub", url, "site1/door", "open")
+    assert smqrt("sub", "--count", "1", "--timeout", "10", url, "site1/door") == "open\n"
+    config.write_text('[topics."site1/#"]\nlast_value = false\n')
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("there are no certificates to read again")
-    assert requests.get(served.url).text == "<h1>app</h1>"
+    served.wait_for(r"^settings changed: topics\.site1/#$")
+    assert smqrt("sub", "--count", "1", "--timeout", "1", url, "site1/door") == ""
+
+
+def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "smqrt.toml"
+    config.write_text('json_values = 7\nhosts = "a.example"\n')
+    app = application(tmp_path / "app")
+    (app / "smqrt.toml").write_text("port = 1")
+    served = serve(app, "--config", config, env={"SMQRT_PROT": "1", "SMQRT_SERVICE_HOST": "10.0.0.1"})
+
+    def status() -> int:
+        return requests.get(served.url, headers={"Host": "b.example"}).status_code
+
+    assert status() == 403
+    served.wait_for(r"^configuration: .*/smqrt\.toml$")
+    served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; --config")
+    served.wait_for(r"^SMQRT_PROT is no setting; did you mean SMQRT_PORT\?$")
+    config.write_text('json_values = 8\nhosts = "b.example"\n')
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for("^settings that need a restart to change: json_values$")
+    served.wait_for("^settings changed: hosts$")
+    assert status() == 200
+    config.write_text('hosts = "c.example"\nhosts = 1')
+    served.process.send_signal(signal.SIGHUP)
+    served.wait_for("^settings kept as they were: .*smqrt.toml, line 2: this name is given a second time")
+    assert status() == 200
 
 
 def test_sigusr1_tells_what_everybody_waits_for(serve: Serve, tmp_path: Path) -> None:
@@ -248,12 +288,12 @@ def test_python_applications_find_the_standard_library_patched(serve: Serve, tmp
     serve(app).wait_for("^app app at /: ok$")
 
 
-def smq_client(port: int) -> socket.socket:
+def smq_client(port: int, uid: bytes = b"test-id") -> socket.socket:
     """Returns a raw SMQ connection after its Connack."""
     sock = socket.create_connection(("127.0.0.1", port), 5)
     sock.sendall(b"GET /smq.lsp HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\n\r\n")
     assert packet(sock)[0] == 1
-    sock.sendall(struct.pack("!HBBB", 13, 2, 1, 7) + b"test-id" + b"\0")
+    sock.sendall(struct.pack("!HBBB", 6 + len(uid), 2, 1, len(uid)) + uid + b"\0")
     assert packet(sock)[:2] == b"\x03\x00"
     return sock
 
@@ -386,7 +426,7 @@ def test_wrong_certificates_get_one_sentence(tmp_path: Path) -> None:
 def test_wrong_settings_get_one_sentence(tmp_path: Path) -> None:
     application(tmp_path)
     (tmp_path / "smqrt.toml").write_text("prot = 1")
-    assert "smqrt.toml: prot is no option; did you mean port?" in refused(cwd=tmp_path)
+    assert "smqrt.toml, line 1: prot is no setting; did you mean port?" in refused(cwd=tmp_path)
     assert "missing.toml can't be read" in refused("--config", "missing.toml", cwd=tmp_path)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from gevent import socket
 
-from smqrt.http.access import Access
+from smqrt.http.access import HOSTS, Access
 from smqrt.http.message import Request
 from smqrt.net.origins import Hosts, Origins
 from tests.http.http_bench import Answer, Bench
@@ -72,13 +72,16 @@ def test_one_line_names_the_setting(bench: Bench, ask: Callable[..., int], caplo
             ask("POST", origin="https://evil.example")
     [line] = caplog.messages
     assert line == (
-        "refused: POST '/' of a page of 'https://evil.example' for 'test'; to allow it, set origins=https://evil.example"
+        "refused: POST '/' of a page of 'https://evil.example' for 'test': "
+        "to allow it, set origins=https://evil.example; see the setting origins"
     )
     caplog.clear()
     bench.server.access = Access(hosts=Hosts("test"))
     ask(host="evil.example:80")
-    assert caplog.messages == ["refused: GET '/' for the host 'evil.example:80'; to allow it, set hosts=evil.example"]
-    assert bench.server.access.refusals.count == 1
+    assert caplog.messages == [
+        "refused: GET '/' for the host 'evil.example:80': to allow it, set hosts=evil.example; see the setting hosts"
+    ]
+    assert HOSTS.count == 1
 
 
 def test_the_line_has_no_control_characters(

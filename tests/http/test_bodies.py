@@ -9,7 +9,7 @@ import gevent
 import gevent.event
 import pytest
 
-from smqrt.http.body import ChunkedDecoder, HttpLimits
+from smqrt.http.body import BODIES, ChunkedDecoder, HttpLimits
 from smqrt.http.forms import read_form
 from smqrt.http.message import Request
 from tests.http.cpu import linear, seconds
@@ -80,9 +80,9 @@ def test_bodies_share_a_memory(start: Any, caplog: pytest.LogCaptureFixture) -> 
             refused = bench.connect().send(POST % 100_000 + b"x" * 100_000).answer()
             assert (refused.status, refused.fields["retry-after"]) == (503, "1")
     assert [record.message for record in caplog.records] == [
-        "refused a body: the bodies in memory have 0 MiB already; the setting is bodies_mib"
+        "refused: a body of a request: the bodies in memory have 0 MiB already; see the setting bodies_mib"
     ]
-    assert bench.server.bodies.refusals.count == 3
+    assert BODIES.count == 3
     go_on.set()
     assert (first.answer().body, second.answer().body) == (b"100000", b"100000")
     wait_until(lambda: bench.server.bodies.held_bytes == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.http import sessions as module
-from smqrt.http.sessions import HttpSession, HttpSessions, cookie_field
+from smqrt.http.sessions import SESSIONS_PER_ADDRESS, HttpSession, HttpSessions, cookie_field
 
 
 class Clock:
@@ -87,7 +87,7 @@ def test_an_address_drives_out_only_its_own(clock, ended):
     assert ended == [second]
     sessions.create("a")
     assert ended == [second, third]
-    assert sessions.displaced.count == 2
+    assert SESSIONS_PER_ADDRESS.count == 2
     assert sessions.find(other.id) is other
 
 

@@ -130,4 +130,4 @@ def test_a_limit_that_is_none_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "smqrt", "serve", "--lua-loop-s", "-1", str(tmp_path)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert answer.returncode == 1
-    assert re.fullmatch(r"Error: lua_loop_s must be a number of at least 0, not -1\.0\.\n", answer.stderr)
+    assert re.fullmatch(r"Error: --lua-loop-s: lua_loop_s must be a number of at least 0, not -1\.0\.\n", answer.stderr)

@@ -99,19 +99,84 @@ assert(found, "no Python object in reach: this test needs another place to look"
 """
 
 
-@pytest.mark.parametrize(
-    "escape",
-    [
-        "found.__class__",
-        "found.__globals__",
-        "found.fn",
-        "found['__self__']",
-        "found.func_globals",
-        "found.__call__",
-    ],
-)
-def test_a_python_object_found_by_the_debug_library_shows_nothing(vm: Vm, escape: str) -> None:
-    assert vm.eval(UPVALUES + f"return {escape}") == (None,)
+ATTRIBUTES = [
+    "__class__",
+    "__bases__",
+    "__base__",
+    "__mro__",
+    "__subclasses__",
+    "__init__",
+    "__new__",
+    "__globals__",
+    "__builtins__",
+    "__import__",
+    "__code__",
+    "__closure__",
+    "__defaults__",
+    "__dict__",
+    "__self__",
+    "__func__",
+    "__wrapped__",
+    "__module__",
+    "__call__",
+    "__getattribute__",
+    "__reduce_ex__",
+    "__traceback__",
+    "with_traceback",
+    "gi_frame",
+    "f_globals",
+    "f_back",
+    "fn",
+    "op",
+    "resolve",
+    "send",
+]
+ACCESSES = [
+    "found.{}",
+    "found['{}']",
+    "rawget(debug.getmetatable(found), '{}')",
+    "debug.getmetatable(found).__index(found, '{}')",
+    "debug.getmetatable(found).__index(debug.getmetatable(found).__index, '{}')",
+]
+USES = [
+    "found()",
+    "found(found)",
+    "#found",
+    "found + 1",
+    "found .. ''",
+    "found < found",
+    "-found",
+    "found[1]",
+    "next(found)",
+    "ipairs(found)(found, 0)",
+    "setmetatable({}, {__index = found}).__class__",
+    "string.format('%d', found)",
+    "select(2, load(found))()",
+    "require(found)",
+    "table.concat({found})",
+    "table.unpack(found)",
+    "coroutine.wrap(found)()",
+    "ba.json.encode(found)",
+    "debug.setmetatable(found, {__index = function() return 1 end}) and nil",
+]
+
+
+def test_there_are_enough_ways_to_a_python_object() -> None:
+    assert len(ATTRIBUTES) * len(ACCESSES) + len(USES) >= 150
+
+
+def test_a_python_object_found_by_the_debug_library_shows_nothing(vm: Vm) -> None:
+    ways = [access.format(name) for name in ATTRIBUTES for access in ACCESSES]
+    for way in ways:
+        ok, value, *_ = (*vm.eval(UPVALUES + f"return pcall(function() return {way} end)"), None)
+        assert value is None or not ok, way
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_python_object_is_of_no_use(vm: Vm, use: str) -> None:
+    ok, value = vm.eval(UPVALUES + f"local ok, v = pcall(function() return {use} end) return ok, type(v)")
+    assert not ok or value in (b"nil", b"number", b"string", b"boolean", b"table"), use  # plain data
+    assert vm.eval("return 1 + 1") == (2,)
 
 
 def test_nothing_can_be_set_on_a_python_object(vm: Vm) -> None:

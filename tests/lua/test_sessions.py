@@ -112,4 +112,5 @@ def test_sessions_are_looked_through_now_and_then_only(looks: list[HttpSessions]
     server.page("<?lsp request:session(true) ?>")
     assert "Set-Cookie" in server.ask("/page.lsp").headers
     gevent.sleep(0.5)
-    assert 3 <= len(looks) <= 5, "and not without pause"
+    own = [one for one in looks if one is server.applications.sessions]
+    assert 3 <= len(own) <= 5, "and not without pause"

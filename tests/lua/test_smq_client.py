@@ -15,11 +15,11 @@ from smqrt.lua.bridge import LuaError
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.net.certificates import self_signed_pair
-from smqrt.net.contexts import server_context
 from smqrt.wire import smq as wire
 from tests.factory import Factory
 from tests.local_broker import LocalBroker
 from tests.lua.recorder import Recorder
+from tests.pki import server_context
 from tests.scripted_broker import ScriptedBroker
 from tests.waiting import let_others_run, wait_until
 

@@ -10,7 +10,6 @@ import gevent
 import pytest
 
 from smqrt.lua.api import smq_hub
-from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
@@ -28,6 +27,7 @@ from tests.device import (
     publish,
 )
 from tests.lua.app_server import AppServer
+from tests.pki import server_context
 from tests.waiting import wait_until
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"
@@ -477,6 +477,18 @@ def test_names_are_kept_in_a_file(lua: Callable[[str], LuaSite], tmp_path: Path)
     site.run("smq:close()")
     (again,) = site.run(f'record(require"smq.hub".create{{persist = "{tmp_path}/names.db"}}:topic2tid "news")')
     assert again == tid
+
+
+def test_last_values(lua: Callable[[str], LuaSite]) -> None:
+    site = lua('smq = require"smq.hub".create{lastvalue = {"site1/#", "news"}}')
+    site.run('smq:publish("1", "site1/a") smq:publish("2", "news") smq:publish("3", "other")')
+    device = site.device()
+    for name, payloads in ((b"site1/a", [b"1"]), (b"news", [b"2"]), (b"other", [])):
+        device.subscribe(name)
+        assert [packet[13:] for packet in device.sync()] == payloads
+    site.run('smq:subscribe("news", {onmsg = function(data) record(data) end})')
+    wait_until(lambda: site.calls, "the handler was called")
+    assert site.calls == [(b"2",)]
 
 
 def test_client_certificates(lua: Callable[[str], LuaSite], tmp_path: Path) -> None:

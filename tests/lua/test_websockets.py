@@ -16,12 +16,12 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.net.certificates import self_signed_pair
-from smqrt.net.contexts import server_context
 from smqrt.net.listener import Listener
 from smqrt.wire import websocket
 from smqrt.wire.websocket import BINARY, CLOSE, CONTINUATION, PING, TEXT
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
+from tests.pki import server_context
 from tests.waiting import let_others_run, wait_until
 
 ECHO = """

@@ -8,32 +8,30 @@ import resource
 import pytest
 from gevent import socket
 
-from smqrt.net import listener
+from smqrt.net import admission
 from smqrt.net.listener import Acceptor
-from smqrt.net.log_limits import Refusals
 from tests.device import KINDS, WS, Site
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> listener.ConnectionLimit:
+def strict(monkeypatch: pytest.MonkeyPatch) -> admission.ConnectionLimit:
     """The process's limit, set to five more connections than are open."""
-    wait_until(lambda: gc.collect() is not None and listener.open_connections.open == 0, "older connections closed")
-    monkeypatch.setattr(listener.open_connections, "limit", 5)
-    monkeypatch.setattr(listener.open_connections, "refusals", Refusals())
-    return listener.open_connections
+    wait_until(lambda: gc.collect() is not None and admission.open_connections.open == 0, "older connections closed")
+    monkeypatch.setattr(admission.open_connections, "limit", 5)
+    return admission.open_connections
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_many_connections_in_all(
-    site: Site, strict: listener.ConnectionLimit, kind: str, caplog: pytest.LogCaptureFixture
+    site: Site, strict: admission.ConnectionLimit, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clients = [site.device(b"uid-a%d" % number, kind) for number in range(5)]
     for _ in range(20):
         with socket.create_connection(site.address(), timeout=5) as extra:
             assert extra.recv(1000).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-    assert strict.refusals.count == 20
-    lines = [record.getMessage() for record in caplog.records if "refused a connection" in record.getMessage()]
+    assert admission.CONNECTIONS.count == 20
+    lines = [record.getMessage() for record in caplog.records if "refused: a connection" in record.getMessage()]
     assert len(lines) == 1
     assert "max_connections" in lines[0]
     for client in clients:
@@ -43,7 +41,7 @@ def test_so_many_connections_in_all(
     site.device(b"uid-b1", kind)
 
 
-def test_every_way_to_end_is_counted(site: Site, strict: listener.ConnectionLimit) -> None:
+def test_every_way_to_end_is_counted(site: Site, strict: admission.ConnectionLimit) -> None:
     for kind in KINDS:
         site.device(b"uid-a1", kind).disconnect()
         site.device(b"uid-a1", kind).reset()
@@ -51,21 +49,21 @@ def test_every_way_to_end_is_counted(site: Site, strict: listener.ConnectionLimi
         if kind == WS:
             site.device(b"uid-a1", kind).send_bytes(b"\xff\xff").close()
         wait_until(lambda: strict.open == 0, f"{kind}: the count falls")
-    assert not strict.refusals.count
+    assert not admission.CONNECTIONS.count
 
 
 def test_so_many_connections_of_one_address(
-    site: Site, strict: listener.ConnectionLimit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site, strict: admission.ConnectionLimit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(strict, "per_address", 2)
     [site.device(b"uid-a%d" % number) for number in range(3)]
-    monkeypatch.setattr(listener, "_is_own", lambda host: False)
+    monkeypatch.setattr(admission, "_is_own", lambda host: False)
     with socket.create_connection(site.address(), timeout=5) as extra:
         assert b" 503 " in extra.recv(1000)
     assert "connections of 127.0.0.1 are open; see the setting connections_per_address" in caplog.text
 
 
-def test_ports_of_applications_share_the_count(strict: listener.ConnectionLimit) -> None:
+def test_ports_of_applications_share_the_count(strict: admission.ConnectionLimit) -> None:
     acceptor = Acceptor(0, "127.0.0.1")
     clients = [socket.create_connection(acceptor.sockname(), timeout=5) for _ in range(7)]
     taken = []
@@ -73,7 +71,7 @@ def test_ports_of_applications_share_the_count(strict: listener.ConnectionLimit)
     def take() -> bool:
         if (one := acceptor.try_accept()) is not None:
             taken.append(one)
-        return strict.refusals.count == 2
+        return admission.CONNECTIONS.count == 2
 
     wait_until(take, "two were refused")
     assert len(taken) == strict.open == 5
@@ -88,6 +86,6 @@ def test_ports_of_applications_share_the_count(strict: listener.ConnectionLimit)
 
 def test_some_descriptors_stay_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    assert listener._most() == 1000 - listener.RESERVE
+    assert admission._most() == 1000 - admission.RESERVE
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    assert listener._most() == 16
+    assert admission._most() == 16

@@ -67,7 +67,7 @@ def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatc
     waiting = [threads.submit(DiskJob(len, "")) for _ in range(disk_threads.THREADS - 1)]
     with pytest.raises(TimeoutError):
         threads.call(len, "")
-    assert threads.refusals.count == 1
+    assert disk_threads.DISK_JOBS.count == 1
     assert other.call(len, "x") == 1
     gate.set()
     wait_until(lambda: all(job.done for job in hung + waiting))

@@ -44,7 +44,7 @@ def test_the_line_names_the_setting(make_site: Callable[..., Site], caplog: pyte
     with caplog.at_level(logging.WARNING, "smqrt"):
         assert status(site, RAW, "https://evil.example") == 403
     [line] = [message for message in caplog.messages if "evil" in message]
-    assert line.endswith("to allow it, set origins=https://evil.example")
+    assert line.endswith(": to allow it, set origins=https://evil.example; see the setting origins")
 
 
 def test_what_is_no_origin_is_said_at_once() -> None:

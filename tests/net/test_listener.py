@@ -60,8 +60,21 @@ def test_hosts(listen: Any, host: str) -> None:
 
 def test_many_at_once(listen: Any) -> None:
     listener, accepted = listen()
-    clients = [socket.create_connection(listener.address) for _ in range(3 * module.ACCEPTS_PER_EVENT)]
+    clients = [socket.create_connection(listener.address) for _ in range(3 * module.ACCEPTS_AT_ONCE)]
     wait_until(lambda: len(accepted) == len(clients))
+    for client in clients:
+        client.close()
+
+
+def test_many_at_once_are_taken_in_a_few_turns(listen: Any) -> None:
+    """The kernel holds 4096 for us, and ten thousand clients may come back in a tenth of a second."""
+    listener, accepted = listen()
+    clients = [_socket.socket() for _ in range(1000)]
+    for client in clients:
+        client.connect(listener.address)
+    assert not accepted
+    let_others_run(10)
+    assert len(accepted) == len(clients)
     for client in clients:
         client.close()
 
@@ -75,6 +88,23 @@ def test_stop_and_start(listen: Any) -> None:
     listener.start()
     wait_until(lambda: len(accepted) == 1)
     client.close()
+
+
+def test_a_listener_may_have_a_limit_of_its_own(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
+    full, taken = listen()
+    full.name, full.max_connections = "main", 2
+    clients = [socket.create_connection(full.address, timeout=5) for _ in range(3)]
+    assert clients[2].recv(1000).startswith(b"HTTP/1.1 503 ")
+    assert "2 connections are open at main; see the setting listener.NAME.max_connections" in caplog.text
+    other, _ = listen()
+    clients.append(socket.create_connection(other.address, timeout=5))
+    wait_until(lambda: len(taken) == 3, "the list of all that were accepted")
+    taken.pop(0).close()
+    clients.append(socket.create_connection(full.address, timeout=5))
+    wait_until(lambda: len(taken) == 3, "there is room again")
+    assert (full.counts.open, full.counts.refused) == (2, 1)
+    for client in clients:
+        client.close()
 
 
 def test_an_error_in_on_accept_closes_that_client_only(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,3 +187,14 @@ def test_no_file_descriptors_left() -> None:
     without, failures, lines, accepted = json.loads(done.stdout)
     assert (without, lines, accepted) == (0, 1, 5)
     assert 1 <= failures <= 5, "it tries again now and then, and does not spin"
+
+
+def test_who_waits_in_the_kernel_is_told_that_the_server_stops() -> None:
+    listener = Listener("127.0.0.1", 0, lambda sock, address: sock.close())
+    waiting = [socket.create_connection(listener.address) for _ in range(3)]
+    waiting[0].sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+    listener.turn_away()
+    listener.close()
+    for client in waiting:
+        assert client.recv(100).startswith(b"HTTP/1.1 503 "), "and not just a reset"
+        client.close()

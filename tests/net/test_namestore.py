@@ -240,6 +240,6 @@ def test_a_file_that_another_process_uses_is_refused(tmp_path: Path) -> None:
 
 def test_a_hub_that_nobody_refers_to_lets_go_of_its_file(tmp_path: Path) -> None:
     hub.create(persist=tmp_path / "names.db").create("one")
-    wait_until(lambda: not namestore._unfinished, "the commit")
+    wait_until(lambda: not namestore.unfinished, "the commit")
     with hub.create(persist=tmp_path / "names.db") as smq:
         assert smq.topic2tid("one")

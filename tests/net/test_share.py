@@ -12,9 +12,11 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.net import datapath
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
-from tests.device import RAW, TLS, WS, Device, Site, bounded, masked, publish
+from tests.device import RAW, TLS, WS, Device, Site, bounded, expect_clean, masked, publish
+from tests.waiting import wait_until
 
 TURN_S = 0.1
 """CPU that no turn may take: 50 ms, and as much for the clients, which are in this process too."""
@@ -201,3 +203,14 @@ def test_a_message_of_endless_fragments_closes_with_1008(site: Site, payload: by
     device = site.device(b"device", WS)
     device.send_bytes(masked(b"\x06", fin=False) + masked(payload, websocket.CONTINUATION, fin=False) * 4096)
     assert _codes(device) == [b"ws:8:\x03\xf0"]
+
+
+def test_many_clients_that_end_when_the_turn_is_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end in the next turn, and are not received from again and again."""
+    devices = [site.device(b"uid-%04d" % number) for number in range(20)]
+    monkeypatch.setattr(datapath, "share_ends_s", lambda: 0.0)
+    for device in devices:
+        device.close()
+    with bounded():
+        wait_until(lambda: not site.state.sessions)
+    expect_clean(site)

@@ -321,7 +321,7 @@ def test_answers_that_nobody_reads_do_not_fill_the_memory(make_site: Callable[..
 def test_empty_fragments_do_not_fill_the_memory(site: Site) -> None:
     device = site.device(b"uid-a1")
     device.send_bytes(smq.frame(publish(0, device.etid, b"", kind=smq.Type.PUBFRAG)) * 20_000).expect_nothing()
-    assert not site.state.uids[b"uid-a1"]._fragments
+    assert not site.state.uids[b"uid-a1"].fragments
     device.send(publish(device.etid, device.etid, b"end", kind=smq.Type.PUBFRAG))
     device.expect(publish(device.etid, device.etid, b"end"))
 

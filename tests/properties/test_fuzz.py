@@ -128,7 +128,8 @@ def test_sessions_with_valid_beginnings(site: Site, caplog: pytest.LogCaptureFix
             gevent.sleep(0)
         device.close() if rng.random() < 0.7 else device.reset()
     witness.expect_nothing()
-    assert not caplog.records, caplog.text
+    others = [record for record in caplog.records if record.name != "smqrt.close"]  # the named endings
+    assert not others, caplog.text
     assert site.state.stats.connects > SESSIONS / 2
     site.smq.unsubscribe("other")
     expect_clean(site)

@@ -45,6 +45,7 @@ def test_scan(packets: list[bytes], tail: bytes, cut: int) -> None:
     assert found == PURE.scan(len(data), 0)
     ends = JIT.ends[: found[0]].tolist()
     assert ends == PURE.ends[: found[0]].tolist()
+    assert JIT.frames[: found[0]].tolist() == PURE.frames[: found[0]].tolist()
     assert (ends[-1] if ends else 0) == found[1]
 
 
@@ -53,6 +54,7 @@ def test_scan(packets: list[bytes], tail: bytes, cut: int) -> None:
 def test_count(packets: list[bytes]) -> None:
     run = b"".join(map(smq.frame, packets))
     assert JIT.count(run) == PURE.count(run) == len(packets)
+    assert JIT.measure(run) == PURE.measure(run) == (len(packets), max((len(one) + 2 for one in packets), default=0))
 
 
 @SETTINGS
@@ -81,7 +83,7 @@ def test_spread(packets: list[bytes], tail: bytes, tids: list[int], publisher: i
     numbers = array("I", [data.draw(st.integers(0, 1)) for _ in tids]).tobytes()
     found = [kernels.partition(len(stream), kernels.partition_table(keys, numbers), reader) for kernels in (JIT, PURE)]
     assert found[0] == found[1]
-    (count, used), ends = found[0], JIT.partition_ends[: found[0][0]].tolist()
+    (count, used, _), ends = found[0], JIT.partition_ends[: found[0][0]].tolist()
     assert JIT.partition_ids[:count].tolist() == PURE.partition_ids[:count].tolist()
     assert ends == PURE.partition_ends[:count].tolist()
     size = ends[-1] if ends else 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import monotonic
 
+from gevent import Timeout
+
 import smqrt
 from smqrt.errors import StreamError
-from smqrt.http.client.exchange import ClientRequest, ClientResponse, check_host
+from smqrt.http.client.exchange import ClientRequest, ClientResponse, check_host, url_of
 from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.proxy import Proxy, open_through
 from smqrt.net.scheduling import share
@@ -18,6 +20,7 @@ from smqrt.wire.url import Url
 READ_BYTES = 65536
 LARGE_BYTES = 1 << 20  # whoever reads more as a whole has a turn of the loop for it
 TIMEOUT_S = 20.0
+FETCH_S = 5.0
 MAX_BODY_BYTES = 64 << 20
 MIN_BYTES_PER_S = 1024  # on the average, of a body that is read whole: a server that drips is not waited for
 _REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -365,6 +368,26 @@ class HttpConversation:
         if self._stream is None:
             raise StreamError("socketclosed" if self.request else "incorrectuse")
         return self._stream
+
+
+def fetched(url: str, most_bytes: int) -> bytes:
+    """Get a small document from a server that has to be trusted, unless it is one of this machine without TLS; blocks
+    for `FETCH_S` at most. Redirects are not followed.
+
+    Raises:
+        StreamError: it can't be had, another status than 200, or more than `most_bytes`.
+    """
+    place = url_of(url)
+    request = ClientRequest("GET", place, [("Accept", "application/json")], trusted=place.secure)
+    conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=most_bytes))
+    try:
+        with Timeout(FETCH_S, StreamError("timeout", f"no answer in {FETCH_S:g} s")):
+            conversation.ask(request)
+            if conversation.status() != 200:
+                raise StreamError("invalidresponse", f"the server answered {conversation.status()}")
+            return conversation.read_whole()
+    finally:
+        conversation.close()
 
 
 def _is_silent(stream: Stream) -> bool:

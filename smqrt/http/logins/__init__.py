@@ -12,6 +12,7 @@ from smqrt.http.logins.authenticator import Authenticator, AuthInfo, LoginPage
 from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer
 from smqrt.http.logins.guard import LoginGuard
 from smqrt.http.logins.registry import Login, Logins
+from smqrt.http.logins.server_users import ServerUsers, server_users
 from smqrt.http.logins.users import Account, Answered, FunctionUsers, Users, UserTable
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "Login",
     "LoginPage",
     "Logins",
+    "ServerUsers",
     "UserTable",
     "Users",
+    "server_users",
 ]

@@ -11,10 +11,11 @@ from smqrt.errors import ArgumentError
 from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_of, form_of
 from smqrt.http.logins.pages import login_page
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login
-from smqrt.http.logins.throttle import Throttle
+from smqrt.http.logins.server_users import ServerUsers
 from smqrt.http.logins.tickets import State
 from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, UserTable, as_bytes, users_of
 from smqrt.http.status import error_page
+from smqrt.identity.throttle import Throttle
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -74,7 +75,8 @@ class Authenticator:
         tracker: after four failed logins the address waits ten minutes for each further one.
 
     Raises:
-        ArgumentError: the kind is none of these, or the realm has a quote or a control character.
+        ArgumentError: the kind is none of these, or not for the server's users; or the realm has a quote or a control
+            character.
     """
 
     def __init__(
@@ -88,6 +90,11 @@ class Authenticator:
     ) -> None:
         if kind not in KINDS:
             raise ArgumentError(f"kind: {kind!r} is no type of authenticator; use one of {', '.join(KINDS)}")
+        if isinstance(users, ServerUsers) and kind not in ("basic", "form", "sform"):
+            raise ArgumentError(
+                f"kind: {kind!r} needs passwords that can be read; those of the server's users are hashes, so use "
+                "'basic' or 'form'"
+            )
         if re.search(r'["\\\x00-\x1f\x7f]', realm):
             raise ArgumentError("realm: a quote, a backslash or a control character can't be part of it")
         self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
@@ -198,6 +205,7 @@ class Authenticator:
         if login is None:
             self._ask(request, self._info(credentials, directory, account=account))
             return None
+        login.identity = account.identity
         if credentials.kind != FORM:
             return login
         response = request.response

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.errors import ArgumentError
 from smqrt.http.logins.registry import Login
-from smqrt.http.logins.users import UserTable
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -26,6 +25,14 @@ class Authorizer(Protocol):
             method: asked for, in upper case.
             path: as seen from the directory with the authenticator, without a slash at its beginning.
         """
+
+
+class Roles(Protocol):
+    """Knows which roles users have: `UserTable`, `ServerUsers`."""
+
+    def roles(self, name: str) -> frozenset[str]:
+        """Give the roles of a user; none of one who is unknown."""
+        ...
 
 
 class FunctionAuthorizer:
@@ -65,9 +72,7 @@ class Acl:
         ArgumentError: an entry is not so; it names the entry.
     """
 
-    def __init__(
-        self, users: UserTable, rules: Mapping[str, Any] | None = None, is_case_sensitive: bool = False
-    ) -> None:
+    def __init__(self, users: Roles, rules: Mapping[str, Any] | None = None, is_case_sensitive: bool = False) -> None:
         self._users = users
         self.is_case_sensitive = is_case_sensitive
         self._rules: list[tuple[tuple[int, bool], str, _Rule]] = []

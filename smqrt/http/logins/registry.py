@@ -3,14 +3,16 @@ runtime §8)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from smqrt.http.logins.throttle import GuessLimit, Throttle
 from smqrt.http.logins.tickets import Nonces, Seeds
 from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.sessions import HttpSession
+from smqrt.identity.identity import Identity
+from smqrt.identity.throttle import GuessLimit, Throttle
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -22,6 +24,8 @@ ANONYMOUS = "anonymous"
 
 NAME_LIMIT = GuessLimit(10, 10.0)
 ADDRESS_LIMIT = GuessLimit(60, 1.0)
+ANYWHERE_LIMIT = GuessLimit(300, 1.0)
+"""Of one name from all addresses: many guess together. Who has logged in from an address before is not held up."""
 TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
@@ -36,6 +40,7 @@ class Login:
         kind: "basic", "digest", "form" or "?".
         peer: the IP address it is good for.
         session: its session; the login ends with it.
+        identity: of a user of the server's users file: hubs let a browser in by it.
         is_nameless: whether it is of nobody in particular: the name is `ANONYMOUS`, and nothing is counted by it.
     """
 
@@ -45,6 +50,7 @@ class Login:
     peer: str
     session: HttpSession
     is_nameless: bool = False
+    identity: Identity | None = None
 
     @property
     def needs_credentials(self) -> bool:
@@ -67,7 +73,7 @@ class Logins:
         self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
         self.sessions.ended.append(self._forget)
         self.nonces, self.seeds = Nonces(time), Seeds(time)
-        self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT)
+        self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.tracker = Throttle(monotonic, TRACKER_NAME_LIMIT, TRACKER_ADDRESS_LIMIT)
         self._by_name: dict[str, list[Login]] = {}
 
@@ -144,6 +150,16 @@ class Logins:
         if session is not None and session.login is None:
             self.sessions.terminate(session)
         return login is not None
+
+    def look_again(self, still: Callable[[Identity], str | None]) -> None:
+        """End the logins of those who may not stay, after the server's users have changed.
+
+        Args:
+            still: why somebody may not stay, None when he may.
+        """
+        for login in [login for logins in self._by_name.values() for login in logins]:
+            if login.identity is not None and still(login.identity) is not None:
+                self.sessions.terminate(login.session)
 
     def note_nonce(self, request: Request, nonce: str) -> None:
         """Keep the nonce that a request logged in with, for its logout."""

@@ -10,6 +10,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.errors import ArgumentError
+from smqrt.identity.identity import Identity
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -33,6 +34,7 @@ class Account:
         maxusers: sessions that the user may have at the same time.
         recycle: whether a login beyond ends the oldest of them; otherwise it is refused.
         inactive_s: seconds without a request after which the login ends; None for the usual.
+        identity: of a user of the server's users file.
     """
 
     password: str | None = None
@@ -41,6 +43,7 @@ class Account:
     maxusers: int = MAX_USERS
     recycle: bool = False
     inactive_s: int | None = None
+    identity: Identity | None = None
 
     @property
     def secret(self) -> str | None:

@@ -10,7 +10,17 @@ from functools import partial
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.http.logins import Account, Acl, Answered, Authenticator, AuthInfo, Authorizer, Login, UserTable
+from smqrt.http.logins import (
+    Account,
+    Acl,
+    Answered,
+    Authenticator,
+    AuthInfo,
+    Authorizer,
+    Login,
+    UserTable,
+    server_users,
+)
 from smqrt.http.logins.authenticator import DEFAULT_REALM
 from smqrt.http.logins.users import MAX_USERS
 from smqrt.http.message import Request
@@ -116,6 +126,9 @@ class LoginsBinding:
 
     def new_table(self) -> int:
         return self._keep(lambda handle: UserTable())
+
+    def new_server_users(self) -> int:
+        return self._keep(lambda handle: server_users())
 
     def new_authorizer(self) -> int:
         return self._keep(lambda handle: LuaAuthorizer(self, handle))
@@ -250,8 +263,8 @@ def _plain(value: object) -> Any:
 
 
 _DIRECT = (
-    "attach new_users new_table new_authorizer new_acl new_authenticator collect set_entries getpwd casesensitive "
-    "set_auth user session_user users login logout"
+    "attach new_users new_table new_server_users new_authorizer new_acl new_authenticator collect set_entries getpwd "
+    "casesensitive set_auth user session_user users login logout"
 )
 _BLOCKING = "authorize authenticate"
 

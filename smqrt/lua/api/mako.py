@@ -69,13 +69,13 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
         "version": lambda: smqrt.__version__.encode(),
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "rtl": lambda: dirs.register(services.rtl) if dirs and services.rtl else None,
-        "load_certificates": lambda: _loaded(services),
+        "load_certificates_here": lambda: _loaded(services, in_thread=False),
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": refs.append,
         "report": lambda text: log.error("%s", text.decode("utf-8", "replace")),
     }
-    vm.namespace("ba.mako", functions)
+    vm.namespace("ba.mako", functions, {"load_certificates": lambda: _loaded(services, in_thread=True)})
     vm.namespace("ba.configured", {})
 
     def run() -> None:
@@ -84,8 +84,9 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
     return run
 
 
-def _loaded(services: Services) -> LuaValues:
-    fault = services.load_certificates() if services.load_certificates else "there are no certificates to read again"
+def _loaded(services: Services, in_thread: bool) -> LuaValues:
+    load = services.load_certificates
+    fault = load(in_thread) if load else "there are no certificates to read again"
     return (True,) if fault is None else fail(fault)
 
 

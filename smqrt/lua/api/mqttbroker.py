@@ -6,10 +6,17 @@ PUBLISH without properties.
 
 from __future__ import annotations
 
-from smqrt.errors import MqttError
+import itertools
+import time
+
+from smqrt.errors import ArgumentError, MqttError
+from smqrt.identity.identity import Action, Identity
+from smqrt.identity.service import IdentityService, LoginRefused, Shown, Why, of_server
 from smqrt.lua import table_codec
+from smqrt.lua.bridge import LuaResult, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net.gate import TOKEN
 from smqrt.wire.mqtt.decode import connect_version, decode
 from smqrt.wire.mqtt.packets import (
     ConnackPacket,
@@ -134,7 +141,84 @@ def disconnect(code: int, text: bytes | None) -> bytes:
     return encode(DisconnectPacket(code, {"reasonstring": text} if text is not None else {}), 5)
 
 
+class MqttIdentities:
+    """The clients of MQTT brokers that the server's identity service has let in, by numbers."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._known: dict[int, Identity] = {}
+        self._followed: IdentityService | None = None
+        self._generation = 0
+
+    def fault_of_server(self) -> bytes | None:
+        """Why the server can't tell who clients are."""
+        return None if of_server() is not None else _NO_USERS.encode()
+
+    def _service(self) -> IdentityService:
+        service = of_server()
+        if service is None:
+            raise ArgumentError(_NO_USERS)
+        if service is not self._followed:
+            self._followed = service
+            service.changed.append(self._changed)
+            service.expiring.append(self._end_expired)
+        return service
+
+    def _changed(self) -> None:
+        self._generation += 1
+
+    def _end_expired(self) -> None:
+        now_s = time.time()
+        if any(one.expires_s is not None and one.expires_s <= now_s for one in self._known.values()):
+            self._changed()
+
+    def login(self, client_id: bytes, name: bytes | None, password: bytes | None, address: bytes) -> LuaResult:
+        """The number of a client that may come in; else nil, whether it may try again later, and why. Blocks. A token
+        is the password of any user name, as brokers of MQTT have it."""
+        token = password if password is not None and TOKEN.match(password) else None
+        user = None if name is None or token is not None else name.decode("utf-8", "replace")
+        shown = Shown(address.decode("ascii", "replace"), client_id, user, password, token)
+        try:
+            identity = self._service().login(shown)
+        except LoginRefused as refused:
+            return None, refused.why in (Why.BUSY, Why.THROTTLED), str(refused).encode()
+        number = next(self._numbers)
+        self._known[number] = identity
+        return number
+
+    def user(self, number: int) -> bytes:
+        return self._known[number].user.encode("utf-8", "surrogateescape")
+
+    def same(self, number: int, other: int) -> bool:
+        """Whether two clients are of one user."""
+        return self._known[number].user == self._known[other].user
+
+    def may_publish(self, number: int, topic: bytes) -> bool:
+        return self._known[number].may(topic, Action.WRITE)
+
+    def may_subscribe(self, number: int, topic_filter: bytes) -> bool:
+        return self._known[number].may_filter(topic_filter, Action.READ)
+
+    def fault(self, number: int) -> bytes | None:
+        """Why a client may not stay."""
+        fault = self._service().still(self._known[number])
+        return None if fault is None else fault.encode()
+
+    def leave(self, number: int) -> None:
+        self._known.pop(number, None)
+
+    def generation(self) -> int:
+        """Another number after each change of users or rules."""
+        return self._generation
+
+
+_NO_USERS = "auth: the server has no users; name a file of them in the setting auth.users"
+_DIRECT = "fault_of_server user same may_publish may_subscribe fault leave generation"
+
+
 def install(vm: Vm, _services: Services) -> None:
-    """Give Lua the codec."""
+    """Give Lua the codec, and the way to the server's users."""
+    identities = MqttIdentities()
+    vm.namespace("mqttbroker.identity", methods(identities, _DIRECT), methods(identities, "login"))
     functions = (decode_packet, has_alias, message_table, pack_message, connack, suback, unsuback, disconnect)
     vm.namespace("mqttbroker.codec", {fn.__name__: fn for fn in functions} | {"connect_version": connect_version})

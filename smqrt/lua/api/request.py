@@ -154,7 +154,7 @@ def url_of(request: Request, https_port: int = 0) -> str:
     scheme = "https" if request.secure or https_port else "http"
     if https_port and not request.secure:
         host = without_port(host) + ("" if https_port == 443 else f":{https_port}")
-    return f"{scheme}://{host}{request.target.partition('?')[0]}"
+    return f"{scheme}://{host}{request.prefix}{request.target.partition('?')[0]}"
 
 
 def _install_multipart(vm: Vm, exchanges: Exchanges) -> None:

@@ -21,7 +21,7 @@ from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.errors import CloseReason
-from smqrt.journal import writer
+from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.lua import bridge
 from smqrt.lua.activity import Outcome
 from smqrt.lua.api.exchange import Exchanges
@@ -97,9 +97,10 @@ class LuaBroker:
         self._vm, self._binding, self._refs, self.label = vm, binding, refs, label
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
-        self.broker = GeventBroker(Hooks(**adapters), options)
+        made_at = label.removeprefix(" of the hub made at ")
+        self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget), options, made_at)
         try:
-            self.journal = writer.record_journal(self.broker, journal)
+            self._journal = HubJournal(self.broker, journal)
         except BaseException:
             self.broker.close()  # its `persist` file may be wanted by the next
             raise
@@ -107,8 +108,17 @@ class LuaBroker:
     def close(self) -> None:
         """End the clients without a word, and write the journal to its end; blocks."""
         self.broker.close()
-        if self.journal:
-            self.journal.close()
+        self._journal.close()
+
+    def _end_with_app(self) -> None:
+        """The same, because the application ends; with `keep` its clients wait for it to start again."""
+        self.broker.keep_clients()
+        self.close()
+
+    @property
+    def journal(self) -> JournalWriter | None:
+        """What writes the journal; None without one, and while another process has it."""
+        return self._journal.writer
 
     def _ask(self, name: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
         return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
@@ -206,6 +216,16 @@ class HubBinding:
         """How many messages a client missed because it did not read."""
         session = self._session(number)
         return session.outbox.dropped if session else None
+
+    def peer_user(self, number: int) -> LuaValues:
+        """The user of a client and its groups, with commas between; None when nobody asked who it is, and when it did
+        not say.
+        """
+        session = self._session(number)
+        identity = session.identity if session else None
+        if identity is None or not identity.user:
+            return (None,)
+        return bridge.utf8(identity.user), bridge.utf8(",".join(identity.groups))
 
     def origin(self, number: int) -> LuaValues:
         """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
@@ -344,8 +364,8 @@ def _query(request: Any) -> list[tuple[str, str]]:
 
 
 _OWN = (
-    "on_forget peer peer_topics peer_dropped journal origin session socket new release subscribe deliver_default "
-    "belongs"
+    "on_forget peer peer_topics peer_dropped peer_user journal origin session socket new release subscribe "
+    "deliver_default belongs"
 )
 _IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua has one thread
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from gevent import get_hub, subprocess
 
+from smqrt.app_folder import AppScope, current_app
+from smqrt.errors import ArgumentError
+from smqrt.limit_settings import in_force
+from smqrt.limits import Limit
 from smqrt.lua.bridge import Function, LuaValues
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm, clock_ms, sleep_ms
@@ -87,6 +92,9 @@ MIN_INTERVAL_MS = 1.0
 MAX_OUTPUT_BYTES = 64 * 1024
 
 
+APP_TIMERS = Limit("app_timers", "limits.app_timers", "an application has as many active timers as it may")
+
+
 class Timers:
     """The active timers by handle. The watchers of the loop repeat by themselves: a late callback delays no later
     one."""
@@ -94,21 +102,42 @@ class Timers:
     def __init__(self, vm: Vm) -> None:
         self._vm = vm
         self._watchers: dict[int, Any] = {}
+        self._owners: dict[int, AppScope | None] = {}
+        self._counts: Counter[AppScope | None] = Counter()
 
     def start(self, handle: int, tick_ref: int, interval_ms: float, now: bool) -> None:
         """Call the Lua function `tick_ref` with `handle` every `interval_ms`; with `now` in the next turn of the loop
-        too."""
+        too.
+
+        Raises:
+            ArgumentError: the application has as many as it may.
+        """
         self.stop(handle)
+        self._count(handle)
         seconds = max(interval_ms, MIN_INTERVAL_MS) / 1000
         watcher = get_hub().loop.timer(0.0 if now else seconds, seconds)
         watcher.start(self._vm.start, tick_ref, handle)
         self._watchers[handle] = watcher
+
+    def _count(self, handle: int) -> None:
+        """Count a timer for the application whose page or .preload sets it; those of callbacks count together."""
+        owner, most = current_app.get(), in_force().app_timers
+        if most is not None and self._counts[owner] >= most:
+            name = owner.name if owner is not None else ""
+            APP_TIMERS.refused(f"a timer of {name or 'an application'}")
+            raise ArgumentError(f"timer:set: {most} timers are active; see the setting limits.app_timers")
+        self._owners[handle] = owner
+        self._counts[owner] += 1
 
     def stop(self, handle: int) -> bool:
         """End a timer; whether it was active."""
         watcher = self._watchers.pop(handle, None)
         if watcher is None:
             return False
+        owner = self._owners.pop(handle)
+        self._counts[owner] -= 1
+        if not self._counts[owner]:
+            del self._counts[owner]
         watcher.stop()
         watcher.close()
         return True

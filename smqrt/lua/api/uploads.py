@@ -16,12 +16,12 @@ from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.resources import Io
 from smqrt.http.status import ClientGoneError, HttpError
 from smqrt.http.uploads import UploadError, is_form, receive
+from smqrt.limits import Limit
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.files import FilesBinding
 from smqrt.lua.api.request import url_of
 from smqrt.lua.bridge import LuaError, LuaValue, from_utf8, methods, utf8
 from smqrt.lua.vm import Vm
-from smqrt.net.log_limits import Refusals
 
 if TYPE_CHECKING:
     from smqrt.lua.api.response import DeferredBinding, DeferredResponse
@@ -102,6 +102,9 @@ def _cut(request: Request) -> None:
         twin.shutdown(SHUT_RDWR)
 
 
+UPLOADS = Limit("uploads", "maxuploads of the uploader", "so many uploads of one uploader are under way already")
+
+
 class UploadsBinding:
     """The uploads of one server."""
 
@@ -115,7 +118,6 @@ class UploadsBinding:
         self._next_uploader = itertools.count(1).__next__
         self._under_way: dict[int, int] = {}  # uploader -> how many
         self._uploader_of: dict[int, int] = {}
-        self.refusals = Refusals()
 
     def attach(self, tell: int, forget: int) -> None:
         """Take the references of the Lua functions that tell the application and that forget an upload."""
@@ -134,7 +136,7 @@ class UploadsBinding:
         if request.method != "PUT" and not (request.method == "POST" and is_form(request)):
             raise exchange.mismatched(405, "upload: the request is neither PUT nor a POST of a form with files")
         if self._under_way.get(uploader, 0) >= most:
-            self.refusals.add(f"refused an upload: {most} are under way already; see maxuploads")
+            UPLOADS.refused("an upload", f"{most} of its uploader are under way already")
             exchange.refusal = HttpError(503, _BUSY, headers={"Retry-After": "1"}, close=True)
             return False
         upload = self._uploads[handle] = LuaUpload(self, handle, request, self._io_of(io), from_utf8(name))

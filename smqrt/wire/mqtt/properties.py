@@ -77,12 +77,15 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """The variable byte integer at a position, and the position behind it.
 
     Raises:
-        MqttError: it ends beyond `end`, or has more than four bytes.
+        MqttError: it ends beyond `end`, has more than four bytes, or more than it needs [MQTT-1.5.5-1]: properties are
+            forwarded as they came.
     """
     value = shift = 0
     for index in range(at, min(at + 4, end)):
         value |= (data[index] & 127) << shift
         if data[index] < 128:
+            if shift and not data[index]:
+                raise MqttError(Reason.MALFORMED_PACKET, "a variable byte integer with more bytes than it needs")
             return value, index + 1
         shift += 7
     raise (
@@ -379,6 +382,8 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
     try:
         if item is None or packet not in item.packets:
             return _encode_user(name, value)
+        if item is _SUBSCRIPTION and packet is PacketType.PUBLISH and isinstance(value, list | tuple):
+            return b"".join([_encode_one(name, one, packet) for one in value])  # of each that matched (§3.3.2.3.8)
         if item.kind.most >= 0:
             value = _checked_number(value, item.kind)
         return bytes((item.number,)) + item.kind.write(value)

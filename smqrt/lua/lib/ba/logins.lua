@@ -15,6 +15,8 @@ end
 
 local authuser, jsonuser, authorizer, acl, authenticator = {}, {}, {}, {}, {}
 local authuser_class, jsonuser_class = class_of("authuser", authuser), class_of("jsonuser", jsonuser)
+local serverusers = {}
+local serverusers_class = class_of("serverusers", serverusers)
 local authorizer_class, acl_class = class_of("authorizer", authorizer), class_of("authorizer", acl)
 local authenticator_class = class_of("authenticator", authenticator)
 
@@ -41,6 +43,9 @@ end
 
 -- syntax: ba.create.jsonuser() -> user database
 function ba.create.jsonuser() return wrap(jsonuser_class, py.new_table()) end
+
+-- syntax: ba.create.serverusers() -> user database: those of the server's users file
+function ba.create.serverusers() return wrap(serverusers_class, py.new_server_users()) end
 
 local DEPTH <const> = 3 -- name, field, list
 
@@ -78,6 +83,8 @@ end
 
 -- syntax: jsonuser:authorizer() -> list of patterns, see set
 function jsonuser:authorizer() return wrap(acl_class, py.new_acl(self.handle), {users = self}) end
+
+serverusers.authorizer = jsonuser.authorizer -- roles are groups
 
 -- syntax: ba.create.authorizer(f) -> authorizer      f(username, method, path, session) -> true
 function ba.create.authorizer(f)
@@ -140,7 +147,9 @@ end
 
 -- syntax: ba.create.authenticator(userdb [, {type=, realm=, response=, tracker=}]) -> authenticator
 function ba.create.authenticator(users, op)
-  check_one_of(users, authuser_class, jsonuser_class, 1, "authenticator")
+  if core.getmetatable(users) ~= serverusers_class then
+    check_one_of(users, authuser_class, jsonuser_class, 1, "authenticator")
+  end
   if rawtype(op) == "number" then op = nil end -- the count of mako.udb(), the call as the last argument
   op = arg.optional(arg.table, op, {}, 2, "authenticator")
   local kind = check_kind(op)

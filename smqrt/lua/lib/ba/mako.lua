@@ -28,7 +28,10 @@ end})
 function mako.dos2unix(path) return core.arg.string(path, 1, "dos2unix") end
 
 -- syntax: mako.loadcerts() -> true | nil, message      reads the certificates of the TLS port again, as SIGHUP does
-mako.loadcerts = py.load_certificates
+function mako.loadcerts()
+  if core.isyieldable() then return py.load_certificates() end
+  return py.load_certificates_here()
+end
 
 -- Modules in `.lua/` of this io are found by require from now on; they get the global environment.
 function mako.createloader(io)

@@ -108,5 +108,6 @@ core.entries = {
   relax = core.ref(overtime.relax),
   where = core.ref(core.position_of),
   hold = core.ref(function() collectgarbage"stop" end),
+  collect = core.ref(function() collectgarbage("collect") end),
   memory = core.ref(function() return collectgarbage("count") * 1024 // 1 end),
 }

@@ -1,6 +1,7 @@
 -- A running broker: its listeners, its sessions, and the calls into the application.
 
 local client = require "mqttbroker.client"
+local identity = require "mqttbroker.identity"
 local listener = require "mqttbroker.listener"
 local refusal = require "mqttbroker.refusal"
 local router = require "mqttbroker.router"
@@ -106,6 +107,7 @@ local function check_all(self)
     local sock = self.sessions[conversation]
     if sock and conversation:check(now_ms) then sock:close() end
   end
+  if self.settings.auth == true then identity.look_again(self) end
   return self.running or next(self.sessions) ~= nil
 end
 

@@ -26,7 +26,7 @@ local CHECKS <const> = {
   {"plainPort", between(0, 65535, "port number from 0 to 65535")},
   {"maxPacketSize", between(SMALLEST, LARGEST, "number of bytes from 128 to 268435460")},
   {"maxClients", between(1, math.maxinteger, "number from 1 on")},
-  {"auth", is "function"},
+  {"auth", function(value) return type(value) == "function" or value == true end, "function or true"},
   {"onpublish", is "function"},
   {"onerror", is "function"},
   {"allowWildcards", is "boolean"},

@@ -2,6 +2,7 @@
 
 local codec = require "mqttbroker.codec"
 local framer = require "mqttbroker.framer"
+local identity = require "mqttbroker.identity"
 local refusal = require "mqttbroker.refusal"
 
 local byte, clock, pcall = string.byte, ba.clock, pcall
@@ -42,6 +43,7 @@ local function fitting(self, code, text)
 end
 
 local function is_allowed(self, message)
+  if self.identity and not identity.may_publish(self, message.topic) then return false end
   local onpublish = self.broker.settings.onpublish
   if not onpublish then return true end
   local asked, answer = self.broker:ask(self.client, "onpublish", onpublish, self.client, message.topic, message.payload, message.retain)
@@ -59,7 +61,11 @@ local function leave(self)
   local will = self.will
   self.left, self.will = true, nil
   self.router:leave(self)
-  if will then ba.socket.event(function() publish_will(self, will) end) end
+  if not will then return identity.leave(self) end
+  ba.socket.event(function()
+    publish_will(self, will)
+    identity.leave(self)
+  end)
 end
 
 --- Ends the session from the side of the broker: the client is told why (in MQTT 5), its will is published.
@@ -111,6 +117,7 @@ end
 local function authenticate(self, request)
   local auth = self.broker.settings.auth
   if not auth then return end
+  if auth == true then return identity.login(self, request) end
   local asked, accepted = self.broker:ask(self.client, "auth", auth, self.client, request.username, request.password)
   if not asked then refusal.raise(refusal.UNAVAILABLE, "the broker can't tell whether the client may connect") end
   if accepted then return end
@@ -145,7 +152,8 @@ local function connect(self, body)
   self.id = request.id ~= "" and request.id or self.broker.random_identifier()
   describe(self, request)
   authenticate(self, request)
-  if self.left then return end -- it was the time of the application
+  if self.left then return identity.leave(self) end -- it was the time of the application
+  identity.check_taking_over(self, self.router.clients[self.id])
   self.router:enter(self)
   welcome(self, request)
 end
@@ -164,7 +172,10 @@ end}
 handlers[8] = {2, function(self, body) -- SUBSCRIBE
   local id, wanted = codec.subscribe(body, self.version)
   local codes = {}
-  for i, entry in ipairs(wanted) do codes[i] = self.router:subscribe(self, entry) end
+  for i, entry in ipairs(wanted) do
+    local may = not self.identity or identity.may_subscribe(self, entry.filter)
+    codes[i] = may and self.router:subscribe(self, entry) or refusal.NOT_AUTHORIZED
+  end
   self.work = self.work + #wanted
   self.outbox:put(codec.suback(self.version, id, codes))
 end}

@@ -3,8 +3,8 @@ local core, py = ...
 
 local arg, ref, exchange = core.arg, core.ref, core.exchange
 local cpu_clock = os.clock
-local pairs, rawget, select, setmetatable, sub, tostring, type, unpack, xpcall =
-  pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack, xpcall
+local gmatch, pairs, rawget, select, setmetatable, sub, tostring, type, unpack, xpcall =
+  string.gmatch, pairs, rawget, select, setmetatable, string.sub, tostring, type, string.unpack, xpcall
 
 local PUBLISH <const> = ">I2BI4I4I4" -- length, type, tid, ptid, subtid
 local HEADER <const> = 15
@@ -29,6 +29,14 @@ local peer_meta = {
     local sock = rawget(self, "sock")
     if key == "dropped" then return py.peer_dropped(number_of[sock]) end
     if key == "phantom" then return false end
+    if key == "user" then return (py.peer_user(number_of[sock])) end
+    if key == "groups" then
+      local user, groups = py.peer_user(number_of[sock])
+      if not user then return nil end
+      local list = {}
+      for group in gmatch(groups, "[^,]+") do list[#list + 1] = group end
+      return list
+    end
     if key ~= "topics" then return nil end
     local tids, topics = py.peer_topics(number_of[sock]), {}
     for at = 1, #tids, 4 do topics[unpack(">I4", tids, at)] = sock end
@@ -67,7 +75,8 @@ local function describe(number, peer)
   local queries, session = facts[4], py.session(number)
   return {
     seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
-    uid = peer.uid, info = peer.info, sock = peer.sock, session = session and ba.session(session) or false,
+    restored = facts[3] == "", -- no request has an empty path
+    uid = peer.uid, info = peer.info, uname = peer.user, sock = peer.sock, session = session and ba.session(session) or false,
     data = collect({}, facts, 5, 4 + queries), header = collect({}, facts, 5 + queries, #facts),
   }
 end
@@ -322,7 +331,9 @@ end
 
 -- ---- the module
 
-local values = {"keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "rndtid", "persist"}
+local values = {
+  "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow",
+}
 local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
 
 local function add(list, key, value)
@@ -330,7 +341,7 @@ local function add(list, key, value)
   list[#list + 1] = value
 end
 
-local known = {journal = true, origins = true, onmsg = true}
+local known = {journal = true, origins = true, lastvalue = true, onmsg = true}
 for _, key in ipairs(callbacks) do known[key] = true end
 for _, key in ipairs(values) do known[key] = true end
 
@@ -351,9 +362,9 @@ local function options(op, label)
     if not text then core.raise("bad argument #1.journal to 'create' (" .. tostring(fault) .. ")") end
     add(list, "journal", text)
   end
-  if op.origins then
-    local entries = type(op.origins) == "table" and table.concat(op.origins, ",") or op.origins
-    add(list, "origins", arg.string(entries, "1.origins", "create"))
+  for name, given in pairs {origins = op.origins, lastvalue = op.lastvalue} do
+    local entries = type(given) == "table" and table.concat(given, ",") or given
+    add(list, name, arg.string(entries, "1." .. name, "create"))
   end
   return list
 end

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.http.logins import throttle as module
 from smqrt.http.logins import tickets
-from smqrt.http.logins.throttle import GuessLimit, Throttle, site_of
 from smqrt.http.logins.tickets import Nonces, Seeds, State
+from smqrt.identity import throttle as module
+from smqrt.identity.throttle import LOGINS, GuessLimit, Throttle, site_of
 
 
 class Clock:
@@ -31,7 +31,7 @@ def test_a_name_has_so_many_guesses_and_then_one_now_and_then(clock: Clock):
     assert throttle.take("1.1.1.1", "bob"), "another name"
     assert throttle.take("2.2.2.2", "ann"), "another address"
     assert throttle.wait_s("1.1.1.1", "ann") == 10
-    assert throttle.refused.count == 2
+    assert LOGINS.count == 2
     clock.now_s += 10
     assert [throttle.take("1.1.1.1", "ann") for _ in range(2)] == [True, False]
     clock.now_s += 1000

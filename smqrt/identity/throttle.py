@@ -1,4 +1,5 @@
-"""Throttle of failed logins: how often an address may guess, and how often one name from it."""
+"""Throttle of failed logins, of pages and hubs together: how often an address may guess, how often one name from it,
+and how often one name from all addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ipaddress import ip_address
 from math import ceil
 from typing import TypeVar
 
-from smqrt.net.log_limits import Refusals
+from smqrt.limits import Limit
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -18,6 +19,7 @@ V = TypeVar("V")
 _MAX_KEPT = 8192  # addresses and names, some 200 bytes each; the one that was used least recently goes
 _MAX_NAME = 64  # characters; of a longer one a hash is kept
 _SITE_BITS = 64  # of an IPv6 address: one visitor has all below
+_ANYWHERE = "*"  # in place of an address: all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class _Count:
     failures: int = 0
 
 
+LOGINS = Limit("logins", "", "too many logins failed there; further ones are refused for a while")
+
+
 class Throttle:
     """Counts the guesses of each address.
 
@@ -49,15 +54,14 @@ class Throttle:
         now: gives the time in seconds.
         name: the rule for one name from one address.
         address: the rule for all names from one address.
-
-    Attributes:
-        refused: counts the attempts that were refused.
+        anywhere: the rule for one name from all addresses that it has not logged in from before; None for none.
     """
 
-    def __init__(self, now: Callable[[], float], name: GuessLimit, address: GuessLimit) -> None:
-        self.refused = Refusals()
+    def __init__(
+        self, now: Callable[[], float], name: GuessLimit, address: GuessLimit, anywhere: GuessLimit | None = None
+    ) -> None:
         self._now = now
-        self._name, self._address = name, address
+        self._name, self._address, self._anywhere = name, address, anywhere
         self._counts: OrderedDict[tuple[str, str | None], _Count] = OrderedDict()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -70,13 +74,16 @@ class Throttle:
             return True
         of_site = self._count(site, None)
         # Nothing is kept of a name that an address may not try: else one could drive out the counts of all others.
-        of_name = self._count(site, name) if of_site.left >= 1 or is_known else None
-        if of_name is None or of_name.left < 1:
-            self.refused.add(f"too many failed logins from {address}: further ones are refused for a while")
+        taken = [self._count(site, name)] if of_site.left >= 1 or is_known else []
+        if taken and not is_known:
+            taken.append(of_site)
+            if self._anywhere is not None:
+                taken.append(self._count(_ANYWHERE, name))
+        if not taken or any(count.left < 1 for count in taken):
+            LOGINS.refused(f"a login from {address}")
             return False
-        of_name.left -= 1
-        if not is_known:
-            of_site.left -= 1
+        for count in taken:
+            count.left -= 1
         return True
 
     def failed(self, address: str, name: str) -> None:
@@ -89,12 +96,23 @@ class Throttle:
         """Give back what an attempt took, and forget the failures of that name."""
         site, name = site_of(address), _short(name)
         self._counts.pop((site, name), None)
-        if (site, name) not in self._known:
-            self._count(site, None).left += 1  # `_count` cuts it to what there may be
+        self._give_back(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
         _remember(self._known, (site, name), None)
+
+    def returned(self, address: str, name: str) -> None:
+        """Give back what an attempt took that nobody has looked at: it tells nothing of who made it."""
+        site, name = site_of(address), _short(name)
+        self._count(site, name).left += 1
+        self._give_back(site, name)
+
+    def _give_back(self, site: str, name: str) -> None:
+        if (site, name) not in self._known:
+            self._count(site, None).left += 1  # `_count` cuts it to what there may be
+            if self._anywhere is not None:
+                self._count(_ANYWHERE, name).left += 1
 
     def failures(self, address: str) -> int:
         """Give the number of failed logins of an address since one succeeded."""
@@ -109,10 +127,14 @@ class Throttle:
             waits.append(self._name.one_more_s * (1 - self._count(site, name).left))
         if (site, name) not in self._known:
             waits.append(self._address.one_more_s * (1 - self._count(site, None).left))
+            if self._anywhere is not None and (_ANYWHERE, name) in self._counts:
+                waits.append(self._anywhere.one_more_s * (1 - self._count(_ANYWHERE, name).left))
         return max(1, ceil(max(waits)))
 
     def _count(self, site: str, name: str | None) -> _Count:
         rule = self._address if name is None else self._name
+        if site == _ANYWHERE and self._anywhere is not None:
+            rule = self._anywhere
         now_s = self._now()
         count = self._counts.get((site, name))
         if count is None:

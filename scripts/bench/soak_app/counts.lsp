@@ -1,0 +1,4 @@
+<?lsp
+local hub = app.hubs.stream
+response:json{drops = hub:drops(), refused = hub:refused()}
+?>

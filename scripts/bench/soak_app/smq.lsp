@@ -1,0 +1,1 @@
+<?lsp app.hubs[request:data("hub") or "stream"]:connect(request) ?>

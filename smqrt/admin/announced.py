@@ -1,0 +1,49 @@
+"""Where commands find the admin listeners of a user's servers: a file for each, that only this user reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger("smqrt.admin")
+
+
+def folder() -> Path:
+    """Returns the folder in which servers of this user leave the address of their admin listener."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "smqrt" if runtime else Path(tempfile.gettempdir()) / f"smqrt-{os.getuid()}"
+
+
+def announce(url: str) -> Path | None:
+    """Write the address into a file that only this user can read."""
+    path = folder() / f"{os.getpid()}.json"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        found = path.parent.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            log.info("%s belongs to others too; commands of this machine are told with --url", path.parent)
+            return None
+        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(new, "w") as file:
+            json.dump({"url": url, "pid": os.getpid(), "folder": os.getcwd()}, file)
+    except OSError as error:
+        log.info("%s can't be written: %s; commands of this machine are told with --url", path, error.strerror)
+        return None
+    return path
+
+
+def announced() -> list[dict[str, object]]:
+    """Returns what the servers of this user left that are still there, the newest first."""
+    found: list[tuple[float, dict[str, object]]] = []
+    with suppress(OSError):
+        if folder().lstat().st_uid != os.getuid():
+            return []
+        for path in folder().glob("*.json"):
+            with suppress(OSError, ValueError):
+                if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
+                    found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
+    return [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]

@@ -1,0 +1,42 @@
+"""The parts of a server that operators look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+
+from smqrt.admin.health import Health
+from smqrt.admin.looplag import LoopLag
+from smqrt.http.server import HttpServer
+from smqrt.lua.apps import Application
+from smqrt.lua.vm import Vm
+from smqrt.server.listeners import Listeners
+
+
+@dataclass
+class Parts:
+    """The parts of a server that are looked at; each belongs to the server, and is only read here.
+
+    Attributes:
+        health: whether it is ready.
+        listeners: by name.
+        http: answers on them.
+        applications: in the order of their loading, also those that failed or were stopped.
+        vm: the Lua runtime.
+        pipelines: gives the folder and the state of each process of pipelines.
+        restart: restarts an application; may block.
+        lag: how late the event loop is.
+        started_s: when it began, in Unix seconds.
+    """
+
+    health: Health
+    listeners: Listeners
+    http: HttpServer
+    applications: Sequence[Application]
+    vm: Vm
+    pipelines: Callable[[], Sequence[tuple[Path, str]]]
+    restart: Callable[[Application], None]
+    lag: LoopLag = field(default_factory=LoopLag)
+    started_s: float = field(default_factory=time)

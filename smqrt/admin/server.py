@@ -1,0 +1,140 @@
+"""The admin listener: a port of its own for health, metrics, the API and the console."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from smqrt.admin.announced import announce
+from smqrt.admin.api import Api, Probes, Scraped
+from smqrt.admin.looplag import LoopLag
+from smqrt.admin.metrics import Metrics
+from smqrt.admin.parts import Parts
+from smqrt.errors import StartError
+from smqrt.http.access import Access
+from smqrt.http.logins import Authenticator, FunctionAuthorizer, LoginGuard, Logins, ServerUsers
+from smqrt.http.message import Request
+from smqrt.http.request_sessions import RequestSessions
+from smqrt.http.server import HttpServer
+from smqrt.http.tree import Directory, Root
+from smqrt.identity.service import IdentityService
+from smqrt.lua.apps import Application
+from smqrt.net.listener import Listener
+from smqrt.net.origins import Hosts, Origins, is_loopback
+
+log = logging.getLogger("smqrt.admin")
+
+PORT = 9356
+"""The default; another server of this machine may have it, and then any free one is taken."""
+
+
+GROUP = "admin"
+"""The group of users who may come in where others reach the admin listener."""
+VIEWERS = "viewer"
+"""The group of those who may look there, and change nothing."""
+_LOOKING = ("GET", "HEAD")
+_OPEN = ("/healthz", "/readyz")
+
+
+class _Root(Root):
+    """The tree of the admin listener, with a login before it where one is needed."""
+
+    _guard: LoginGuard | None = None
+
+    def require_login(self, identities: IdentityService) -> None:
+        """Let in the users of the group `admin`, and those of `viewer` to look."""
+
+        def permits(name: str, method: str, path: str, session: object) -> bool:
+            groups = identities.groups_of(name)
+            return GROUP in groups or (VIEWERS in groups and method in _LOOKING)
+
+        users = ServerUsers(identities)
+        self._guard = LoginGuard(
+            Authenticator(users, "basic", realm="smqrt admin"), FunctionAuthorizer(permits), Directory("")
+        )
+
+    def dispatch(self, request: Request) -> None:
+        """See `Root.dispatch`."""
+        if self._guard is None or request.path in _OPEN or not self._guard.stops(request, request.path[1:]):
+            super().dispatch(request)
+
+
+class AdminServer:
+    """The admin listener. Its port is bound from the beginning, and served from `start` on.
+
+    Args:
+        host: the address to listen on.
+        port: the port; None for `PORT`, or a free one when that is taken.
+        identities: the server's users. On an address that others reach, those of the group `admin` may come in, by
+            Basic, and those of the group `viewer`, who may only look; `/healthz` and `/readyz` are for all.
+
+    Attributes:
+        root: the tree of what it serves.
+        application: runs while the listener does: the console; None for none.
+
+    Raises:
+        StartError: the address can't be bound, or isn't loopback.
+    """
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int | None = None, identities: IdentityService | None = None
+    ) -> None:
+        self.root = _Root()
+        self.http = HttpServer(self.root, logins=Logins(RequestSessions()))
+        self.listener = _bound(host, port, self.http)
+        address = self.listener.address[0]
+        if not is_loopback(address) and identities is not None and identities.settings.users:
+            self.root.require_login(identities)
+            self.http.logins.throttle = identities.throttle
+        elif not is_loopback(address):
+            self.listener.close()
+            raise StartError(
+                f"admin.host = {host} would let everybody in who reaches this machine; name a file of users in"
+                " auth.users, or leave the admin listener on 127.0.0.1."
+            )
+        self.http.access = Access(Origins(), Hosts(), loopback=is_loopback(address))
+        self._file: Path | None = None
+        self.application: Application | None = None
+        self._lag: LoopLag | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host, port = self.listener.address
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def mount(self, parts: Parts) -> None:
+        """Serve what is told of a server."""
+        self._lag = parts.lag
+        for directory in (Probes(parts), Scraped(Metrics(parts)), Api(parts)):
+            self.root.insert(directory)
+
+    def start(self) -> None:
+        """Begin to accept; and leave the address where the commands of this user find it."""
+        self.listener.start()
+        if self.application is not None:
+            self.application.load()
+        if self._lag is not None:
+            self._lag.start()
+        self._file = announce(self.url)
+
+    def close(self) -> None:
+        """End it; a second call does nothing."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+        if self._lag is not None:
+            self._lag.stop()
+        self.listener.close()
+        if self.application is not None:
+            self.application.unload()
+        self.http.close()
+
+
+def _bound(host: str, port: int | None, http: HttpServer) -> Listener:
+    if port is not None:
+        return Listener(host, port, http.accepted)
+    try:
+        return Listener(host, PORT, http.accepted)
+    except StartError:
+        return Listener(host, 0, http.accepted)

@@ -1,0 +1,302 @@
+"""Last values: the newest message of each topic that a filter names, one for each of its sub-topics, for those who
+subscribe later.
+
+They are taken where a message meets its subscribers: behind `onpublish`, behind a journal that waits for the disk. So
+whoever subscribes gets the newest that was delivered before, and then what is delivered from then on: nothing twice,
+nothing left out. A message without payload takes the value away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from smqrt.broker.topics import Route, Topic
+from smqrt.errors import ArgumentError
+from smqrt.identity.identity import Identity
+from smqrt.limits import Limit
+from smqrt.wire import smq
+from smqrt.wire.mqtt.topics import FilterTree, is_topic_filter
+
+VALUES = Limit("last_values", "last_value.max_values", "the hub keeps as many last values as it may")
+MEMORY = Limit("last_value_bytes", "last_value.max_bytes", "the last values of the hub have as many bytes as they may")
+OF_TOPIC = Limit("last_values_of_topic", "", "a topic has 1,000 last values, or 512 KiB of them")
+TOPIC_VALUES = 1000
+TOPIC_BYTES = 512 << 10
+"""A new subscriber gets them all at once, and its queue holds 1 MiB unless the hub says otherwise."""
+VALUE_BYTES = 200
+"""What a value takes besides its message."""
+MAX_CACHED = 65_536
+"""Topics of which it is remembered whether a filter names them."""
+
+Place = tuple[bytes, bytes]
+"""Topic and sub-topic of a value, as they stand in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastValueLimits:
+    """How many one hub keeps."""
+
+    values: int = 100_000
+    size_bytes: int = 64 << 20
+
+
+class ValueStore(Protocol):
+    """Keeps last values over restarts."""
+
+    def wake(self) -> None:
+        """There is something to write (`LastValues.take_changes`)."""
+        ...
+
+
+class TopicValues:
+    """The last values of one topic.
+
+    Attributes:
+        newest: the newest message, a frame, and its publisher, by sub-topic.
+        changed: sub-topics that the disk is to be told of.
+    """
+
+    __slots__ = ("_all", "changed", "newest", "size_bytes", "topic")
+
+    def __init__(self, topic: Topic, of_all: LastValues) -> None:
+        self.topic, self._all = topic, of_all
+        self.newest: dict[bytes, tuple[bytes, Identity | None]] = {}
+        self.size_bytes = 0
+        self.changed: set[bytes] = set()
+
+    def take(self, run: bytes, source: Identity | None) -> None:
+        """Keep what is newest in a run."""
+        if run[0] << 8 | run[1] == len(run):
+            self.take_frame(run, source)
+        else:
+            for frame in newest_frames(run):
+                self.take_frame(frame, source)
+
+    def take_frame(self, frame: bytes, source: Identity | None) -> None:
+        """Keep one message, in place of the one before it."""
+        stid = frame[11:15]
+        before = self.newest.get(stid)
+        if before is not None and len(before[0]) == len(frame) > smq.PUBLISH_HEADER_BYTES:
+            self.newest[stid] = frame, source
+        else:
+            self._resize(stid, frame, source)
+        if not self.changed:
+            self._all.changed(self)
+        self.changed.add(stid)
+
+    def _resize(self, stid: bytes, frame: bytes, source: Identity | None) -> None:
+        before = self.newest.pop(stid, None)
+        if before is not None:  # also when there is no room for the new one: an old value is a wrong one
+            self._account(-1, -len(before[0]) - VALUE_BYTES)
+        if len(frame) <= smq.PUBLISH_HEADER_BYTES:
+            return
+        size = len(frame) + VALUE_BYTES
+        limit = OF_TOPIC if self._is_full(size) else self._all.over(size)
+        if limit:
+            limit.refused(f"the last value of {ascii((self.topic.name or b'')[:64])[1:]}")
+            return
+        self.newest[stid] = frame, source
+        self._account(1, size)
+
+    def _is_full(self, size_bytes: int) -> bool:
+        return len(self.newest) >= TOPIC_VALUES or self.size_bytes + size_bytes > TOPIC_BYTES
+
+    def _account(self, values: int, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self._all.count += values
+        self._all.size_bytes += size_bytes
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._account(-len(self.newest), -self.size_bytes)
+        self.newest.clear()
+
+
+def newest_frames(run: bytes) -> Iterable[bytes]:
+    """The last frame of each sub-topic in a run."""
+    size = run[0] << 8 | run[1]
+    count, rest = divmod(len(run), size)
+    if not rest and all(run[at::size] == run[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
+        return (run[-size:],)  # all are of one size and one sub-topic, as those of one sensor are
+    starts: dict[bytes, int] = {}
+    at, end = 0, len(run)
+    while at < end:
+        starts[run[at + 11 : at + 15]] = at
+        at += run[at] << 8 | run[at + 1]
+    return [run[at : at + (run[at] << 8 | run[at + 1])] for at in starts.values()]
+
+
+def check_filters(filters: Iterable[str]) -> None:
+    """Raise ArgumentError when one of these is no filter of topics."""
+    for one in filters:
+        if not is_topic_filter(one):
+            raise ArgumentError(f"{one!r} is no filter of topics, such as 'site1/#' or 'site1/+/state'")
+
+
+class LastValues:
+    """The last values of one hub.
+
+    Args:
+        filters: of the topics whose values are kept: `+` for one level, `#` for the rest.
+        limits: how many there may be.
+
+    Attributes:
+        count, size_bytes: how many there are, and what they take.
+        permits: whether what somebody published to a topic may still be given to others; all may by default.
+
+    Raises:
+        ArgumentError: a filter is none.
+    """
+
+    def __init__(self, filters: Iterable[str], limits: LastValueLimits) -> None:
+        self._limits = limits
+        self._store: ValueStore | None = None
+        self.count = self.size_bytes = 0
+        self.permits: Callable[[Identity, bytes], bool] = lambda source, name: True
+        self._by_key: dict[bytes, TopicValues] = {}
+        self._changed: dict[TopicValues, None] = {}
+        self.set_filters(filters)
+
+    def set_filters(self, filters: Iterable[str]) -> None:
+        """Keep the values of these topics from now on; those of others are forgotten."""
+        filters = tuple(filters)
+        check_filters(filters)
+        self._selected: dict[bytes, bool] = {}
+        self._tree: FilterTree[bool] = FilterTree()
+        for one in filters:
+            self._tree.set(one, True)
+        for values in list(self._by_key.values()):
+            if not self.selects(values.topic):
+                del self._by_key[values.topic.key]
+                values.changed.update(values.newest)
+                values.clear()
+                self.changed(values)
+
+    def selects(self, topic: Topic) -> bool:
+        """Whether the values of a topic are kept."""
+        chosen = self._selected.get(topic.key)
+        if chosen is None:
+            if len(self._selected) >= MAX_CACHED:
+                self._selected.clear()
+            name = (topic.name or b"").decode("utf-8", "surrogateescape")
+            chosen = topic.name is not None and any(self._tree.match(name))
+            self._selected[topic.key] = chosen
+        return chosen
+
+    def of(self, topic: Topic) -> TopicValues:
+        """The values of a topic that is selected."""
+        found = self._by_key.get(topic.key)
+        if found is None:
+            found = self._by_key[topic.key] = TopicValues(topic, self)
+        return found
+
+    def over(self, size_bytes: int) -> Limit | None:
+        """Why a new value has no room."""
+        if self.count >= self._limits.values:
+            return VALUES
+        return MEMORY if self.size_bytes + size_bytes > self._limits.size_bytes else None
+
+    def greeting(self, topic: Topic) -> bytes:
+        """What a new subscriber of `topic` gets first: frames, maybe none."""
+        values = self._by_key.get(topic.key)
+        if values is None or not values.newest:
+            return b""
+        permitted: dict[Identity | None, bool] = {None: True}
+        frames = []
+        for frame, source in values.newest.values():
+            if source not in permitted:
+                assert source is not None
+                permitted[source] = self.permits(source, topic.name or b"")
+            if permitted[source]:
+                frames.append(frame)
+        return b"".join(frames)
+
+    # ---- the disk
+
+    def keep_in(self, store: ValueStore) -> None:
+        """Keep them over restarts from now on."""
+        self._store = store
+        self._changed |= {values: None for values in self if values.changed}  # while there was none, or another
+        if self._changed:
+            store.wake()
+
+    def changed(self, values: TopicValues) -> None:
+        """Something in `values` is not on the disk yet."""
+        if self._store is None:
+            return
+        if not self._changed:
+            self._store.wake()
+        self._changed[values] = None
+
+    def take_changes(self, most: int) -> dict[Place, tuple[bytes, Identity | None] | None]:
+        """Give, and forget, what the disk does not know yet: the newest message of each place, None for none."""
+        found: dict[Place, tuple[bytes, Identity | None] | None] = {}
+        while self._changed and len(found) < most:
+            values = next(iter(self._changed))
+            while values.changed and len(found) < most:
+                stid = values.changed.pop()
+                found[values.topic.key, stid] = values.newest.get(stid)
+            if not values.changed:
+                del self._changed[values]
+        return found
+
+    def give_back(self, places: Mapping[Place, object], topic_of: Callable[[bytes], Topic | None]) -> None:
+        """The disk did not take these: they are to be tried again."""
+        for key, stid in places:
+            topic = topic_of(key)
+            values = self._by_key.get(key) or (TopicValues(topic, self) if topic else None)
+            if values:
+                if not values.changed:
+                    self.changed(values)
+                values.changed.add(stid)
+
+    def restore(self, topic: Topic, frame: bytes, source: Identity | None) -> None:
+        """Have a value that was kept over a restart, unless there is a newer one."""
+        values = self.of(topic)
+        if frame[11:15] not in values.newest:
+            values.take_frame(frame, source)
+            values.changed.discard(frame[11:15])
+
+    def __iter__(self) -> Iterator[TopicValues]:
+        return iter(self._by_key.values())
+
+
+class LastValueRoute:
+    """A route whose messages are kept as last values.
+
+    Args:
+        values: of the topic.
+        route: to the subscribers, or to nobody.
+        source: who publishes.
+        late: messages may come here turns after the route was found: subscribers may have come meanwhile.
+    """
+
+    __slots__ = ("_changed", "_deliver", "_newest", "_route", "_source", "_take", "_topic")
+
+    def __init__(self, values: TopicValues, route: Route, source: Identity | None, late: bool) -> None:
+        self._route, self._source, self._topic = route, source, values.topic
+        self._take, self._newest, self._changed = values.take, values.newest, values.changed
+        self._deliver: Callable[[bytes], bool | None] = self._to_those_here if late else route.deliver
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Keep what is newest, then deliver the run."""
+        stid = run[11:15]
+        before = self._newest.get(stid)
+        # Nearly always: one message, as long as the one before it, which the disk is to be told of already.
+        if before and len(before[0]) == len(run) == run[0] << 8 | run[1] and stid in self._changed and run[15:16]:
+            self._newest[stid] = run, self._source
+        else:
+            self._take(run, self._source)
+        return self._deliver(run)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
+
+    def _to_those_here(self, run: bytes) -> bool | None:
+        topic = self._topic
+        topic.settle()
+        here: Route = topic if topic.raw or topic.ws else self._route
+        return here.deliver(run)

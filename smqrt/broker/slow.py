@@ -1,0 +1,317 @@
+"""Slow-consumer policies: what gives way when a client's queue is full, per hub and per topic.
+
+`NEWEST` is what every outbox does by itself (see `outbox.py`). For the others a client that does not read gets a
+`Backlog`, which knows where in the queue the messages stand that may go. They go out of the middle: an empty entry
+takes their place, so that nothing else moves, and empty entries are taken out when they are many.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Held, Outbox, put_off
+from smqrt.wire.mqtt.topics import FilterTree
+
+if TYPE_CHECKING:
+    from smqrt.broker.state import BrokerPeer
+    from smqrt.broker.topics import Topic
+
+MAX_CACHED = 65_536
+"""Topics whose policy is remembered."""
+PIECE_BYTES = 16 << 10
+"""Of a long run that may go, so much goes at once."""
+MAX_HOLES = 64
+"""Empty entries that a queue may have, or as many as others."""
+
+
+Deliver = Callable[[bytes], object]
+
+log = logging.getLogger("smqrt")
+
+
+class Slow(Enum):
+    """What happens when messages for a client are more than its queue may hold."""
+
+    NEWEST = "newest"
+    """What comes is dropped."""
+    OLDEST = "oldest"
+    """What has waited for longest is dropped."""
+    LATEST = "latest"
+    """Of each topic and sub-topic one message waits: the newest takes the place of the one before."""
+    DISCONNECT = "disconnect"
+    """The client is disconnected."""
+    WAIT = "wait"
+    """The publishers are not read until there is room."""
+
+
+class SlowPolicies:
+    """The policies of one hub.
+
+    Args:
+        topics: the hub's topics by key.
+        default: of all topics that no filter names, and of messages to one client.
+        by_filter: by topic filter (`+` for one level, `#` for the rest); the first that matches counts.
+    """
+
+    def __init__(self, topics: Mapping[bytes, Topic], default: Slow, by_filter: Mapping[str, Slow]) -> None:
+        self.default = default
+        self.pressure = Pressure()
+        self._topics = topics
+        self._cache: dict[bytes, Slow] = {}
+        self._tree: FilterTree[tuple[int, Slow]] = FilterTree()
+        for number, (topic_filter, policy) in enumerate(by_filter.items()):
+            self._tree.set(topic_filter, (number, policy))
+
+    def of(self, key: bytes) -> Slow:
+        """The policy of a topic, given by its key."""
+        policy = self._cache.get(key)
+        if policy is None:
+            topic = self._topics.get(key)
+            if topic is None or topic.name is None:  # one-to-one: what an answer says is in no later one
+                return Slow.NEWEST if self.default is Slow.LATEST else self.default
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            policy = self._cache[key] = self.named(topic.name)
+        return policy
+
+    def named(self, name: bytes) -> Slow:
+        """The policy of the topic with this name."""
+        found = list(self._tree.match(name.decode("utf-8", "surrogateescape")))
+        return min(found, key=itemgetter(0))[1] if found else self.default
+
+
+class Backlog:
+    """The queue of one client that does not read. Made when its socket is full, gone when the queue is empty.
+
+    Entries are known by how many were there before them since the backlog was made, those that left included.
+    """
+
+    __slots__ = ("_control_bytes", "_holes", "_latest", "_left", "_oldest", "gave_up", "policies")
+
+    def __init__(self, policies: SlowPolicies) -> None:
+        self.policies = policies
+        self.gave_up = False
+        """The publishers have waited for this client for long enough: what comes is dropped now."""
+        self._left = self._holes = self._control_bytes = 0
+        self._latest: dict[bytes, int] = {}
+        self._oldest: deque[int] = deque()
+
+    def take(self, outbox: Outbox, run: bytes) -> bool:
+        """Apply the policy to `run`, the last entry of the queue; true when the client is to be disconnected."""
+        if not outbox.is_message(run, 0):
+            self._control_bytes += len(run)  # messages may be over the budget too, by those that publishers wait with
+            is_over = outbox.queued_bytes > outbox.budget_bytes + CONTROL_BUDGET_BYTES
+            return is_over and self._control_bytes > CONTROL_BUDGET_BYTES
+        key = outbox.topic_key(run)
+        policy, entries = self.policies.of(key), 1
+        if policy is Slow.LATEST:
+            entries = self._replace(outbox, run)
+        elif policy is Slow.OLDEST:
+            self._add_oldest(outbox, run)
+        over_all = Held.total_bytes > Held.limit_bytes
+        if not over_all and outbox.queued_bytes <= outbox.budget_bytes:
+            return False
+        if policy is Slow.DISCONNECT and not over_all:
+            return True
+        if policy is Slow.OLDEST:
+            self._drop_oldest(outbox)
+        elif policy is Slow.WAIT and not over_all and not self.gave_up:
+            self.policies.pressure.press(outbox, key)
+        else:
+            self._drop_newest(outbox, entries)
+        return False
+
+    def _drop_newest(self, outbox: Outbox, entries: int) -> None:
+        """Drop of the last entries of the queue what is too much: those of the newest run."""
+        for _ in range(entries):
+            reason = _over(outbox)
+            if reason is None:
+                break
+            run = outbox.queue[-1]
+            self._latest.pop(outbox.latest_key(run), None)
+            outbox.trim(run, reason)
+
+    # ---- keep latest
+
+    def _replace(self, outbox: Outbox, run: bytes) -> int:
+        """Let the newest messages of the run, the last entry, take the places of those before; gives how many entries
+        they are.
+        """
+        queue, first = outbox.queue, _first(outbox)
+        frames, messages = _latest_of(run, outbox.frame_bytes, outbox.latest_key)
+        queue.pop()
+        outbox.released(len(run))
+        dropped = messages - len(frames)
+        for key, frame in frames:
+            at = self._latest.get(key, -1) - self._left
+            if first <= at < len(queue):
+                dropped += self._take_out(outbox, at)
+            self._latest[key] = self._left + len(queue)
+            queue.append(frame)
+            outbox.released(-len(frame))
+        if dropped:
+            outbox.dropped += dropped
+            outbox.overflowed(Drop.REPLACED, dropped)
+        self._close_holes(outbox)
+        return len(frames)
+
+    # ---- drop oldest
+
+    def _add_oldest(self, outbox: Outbox, run: bytes) -> None:
+        queue = outbox.queue
+        piece_bytes = min(PIECE_BYTES, outbox.budget_bytes >> 4)
+        pieces = _pieces(run, outbox.frame_bytes, piece_bytes) if len(run) > piece_bytes else (run,)
+        first = self._left + len(queue) - 1
+        queue[-1:] = pieces
+        self._oldest.extend(range(first, first + len(pieces)))
+
+    def _drop_oldest(self, outbox: Outbox) -> None:
+        queue, first, dropped = outbox.queue, _first(outbox), 0
+        reason = _over(outbox)
+        while self._oldest and _over(outbox):
+            at = self._oldest.popleft() - self._left
+            if first <= at < len(queue):
+                dropped += self._take_out(outbox, at)
+        if dropped and reason:
+            outbox.dropped += dropped
+            outbox.overflowed(reason, dropped)
+        self._close_holes(outbox)
+
+    # ---- the queue
+
+    def _take_out(self, outbox: Outbox, at: int) -> int:
+        """Leave out the messages of an entry; gives how many they were."""
+        run = outbox.queue[at]
+        outbox.queue[at] = b""
+        outbox.released(len(run))
+        self._holes += 1
+        return outbox.fitting(run, 0)[1] if run else 0
+
+    def left(self, entries: int) -> None:
+        """So many entries have left the queue at its front."""
+        self._left += entries
+
+    def close_holes(self, outbox: Outbox) -> None:
+        """Take the empty entries out."""
+        if not self._holes:
+            return
+        self._holes = 0
+        places: dict[int, int] = {}
+        queue = outbox.queue
+        for at, run in enumerate(queue):
+            if run:
+                places[at + self._left] = len(places)
+        queue[:] = [run for run in queue if run]
+        self._latest = {key: places[at] for key, at in self._latest.items() if at in places}
+        self._oldest = deque(places[at] for at in self._oldest if at in places)
+        self._left = 0
+
+    def _close_holes(self, outbox: Outbox) -> None:
+        if self._holes > MAX_HOLES and self._holes * 2 > len(outbox.queue):
+            self.close_holes(outbox)
+
+
+def _first(outbox: Outbox) -> int:
+    """The first entry that may go: not the one whose head the client has already."""
+    return 1 if outbox.torn else 0
+
+
+def _over(outbox: Outbox) -> Drop | None:
+    if Held.total_bytes > Held.limit_bytes:
+        return Drop.OVER_GLOBAL_BUDGET
+    return Drop.OVER_BUDGET if outbox.queued_bytes > outbox.budget_bytes else None
+
+
+@lru_cache(maxsize=32)
+def _latest_of(
+    run: bytes, frame_bytes: Callable[[bytes, int], int], latest_key: Callable[[bytes], bytes]
+) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
+    """The newest frame of each topic and sub-topic, in their order, and how many frames the run has. Remembered,
+    because all slow subscribers ask for the same runs.
+    """
+    frames, messages, at = dict[bytes, bytes](), 0, 0
+    while at < len(run):
+        end = at + frame_bytes(run, at)
+        frame = run[at:end]
+        key = latest_key(frame)
+        frames.pop(key, None)  # the newest goes to the end
+        frames[key] = frame
+        messages, at = messages + 1, end
+    return tuple(frames.items()), messages
+
+
+@lru_cache(maxsize=32)
+def _pieces(run: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes: int) -> tuple[bytes, ...]:
+    """The run in pieces of whole frames, of about `piece_bytes` each. Remembered, so that all share them."""
+    pieces, begin, at = list[bytes](), 0, 0
+    while at < len(run):
+        at += frame_bytes(run, at)
+        if at - begin >= piece_bytes:
+            pieces.append(run[begin:at])
+            begin = at
+    if begin < len(run):
+        pieces.append(run[begin:])
+    return tuple(pieces)
+
+
+# ---- back-pressure
+
+
+class Pressure:
+    """Who has to wait for whom: the publishers of a topic, while a subscriber of it has more than its queue may hold.
+
+    Attributes:
+        topics: by topic, those who have too much. A publisher looks here at every run.
+    """
+
+    def __init__(self) -> None:
+        self.topics: dict[bytes, set[Outbox]] = {}
+        self._pressing: dict[Outbox, set[bytes]] = {}
+        self._waiting: dict[bytes, list[tuple[BrokerPeer, Deliver, bytes]]] = {}
+
+    def press(self, outbox: Outbox, key: bytes) -> None:
+        """The publishers of a topic have to wait for `outbox`."""
+        if outbox not in self._pressing:
+            self._pressing[outbox] = set()
+            outbox.presses()
+        self._pressing[outbox].add(key)
+        self.topics.setdefault(key, set()).add(outbox)
+
+    def wait(self, key: bytes, peer: BrokerPeer, deliver: Deliver, run: bytes = b"") -> bool:
+        """Call `deliver(run)` and let `peer` go on when nobody presses on the topic any more; gives true."""
+        self._waiting.setdefault(key, []).append((peer, deliver, run))
+        return True
+
+    def release(self, outbox: Outbox) -> None:
+        """Nobody has to wait for `outbox` any more."""
+        for key in self._pressing.pop(outbox, ()):
+            pressing = self.topics[key]
+            pressing.discard(outbox)
+            if not pressing:
+                del self.topics[key]
+                if key in self._waiting:
+                    put_off(self._go_on(key))
+
+    def _go_on(self, key: bytes) -> Iterator[None]:
+        waiting = deque(self._waiting.pop(key, ()))
+        while waiting:
+            if key in self.topics:  # again
+                self._waiting[key] = [*waiting, *self._waiting.get(key, ())]
+                return
+            peer, deliver, run = waiting.popleft()
+            try:
+                if run:
+                    deliver(run)
+            except Exception:  # the others must not wait for ever
+                log.exception("error while a message was routed; it is lost")
+            if key in self.topics:
+                self.wait(key, peer, deliver)
+            else:
+                peer.outbox.resume()
+            yield

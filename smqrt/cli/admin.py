@@ -1,0 +1,261 @@
+"""`smqrt top`, `peers`, `topics` and `trace`: a running server as its operator sees it.
+
+On a terminal `top` is live; piped, it writes lines. With `--json` each answer is a line of JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from smqrt.cli.admin_client import AdminClient, connection_options
+from smqrt.cli.terminal import InterruptibleCommand
+from smqrt.printable import json_line, printable
+
+_PEER_COLUMNS = (
+    "id",
+    "uid",
+    "user",
+    "address",
+    "transport",
+    "connected",
+    "subs",
+    "received",
+    "sent",
+    "queued",
+    "dropped",
+)
+_TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
+_HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
+_RIGHT = {"connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
+          "in/s", "out/s", "refused"}  # fmt: skip
+
+_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, an object in each line.")
+_limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
+
+
+def size(count: float | None) -> str:
+    """Returns a number of bytes, or of anything, in few characters: 1.5M."""
+    if count is None:
+        return ""
+    for unit in ("", "k", "M", "G"):
+        if abs(count) < 1000:
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f}T"
+
+
+def lasted(seconds: float) -> str:
+    """Returns a time in few characters: 3 d 4 h."""
+    for unit_s, unit, below_s, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s:.0f} {unit} {seconds % unit_s // below_s:.0f} {below}"
+    return f"{seconds:.0f} s"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Returns a table for the terminal; what strangers wrote in it steers no terminal."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        shown.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        shown.add_row(*(Text(printable(str(cell))) for cell in row))
+    return shown
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if sys.stdout.isatty():
+        Console().print(table(columns, rows))
+        return
+    for row in (columns, *rows):
+        click.echo("\t".join(printable(str(cell)) for cell in row))
+
+
+@click.command(cls=InterruptibleCommand)
+@connection_options
+@click.option("--hub", type=int, help="Only of this hub.")
+@click.option("--search", default="", help="Only those whose uid, info, address, user or ETID holds this.")
+@click.option(
+    "--sort", type=click.Choice(["dropped", "queued_bytes", "subscriptions", "newest"]), help="The largest first."
+)
+@_limit
+@_json
+def peers(
+    url: str | None, user: str | None, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool
+) -> None:
+    """List the clients of a running server."""
+    found = AdminClient(url, user).get("peers", hub=hub, search=search, sort=sort, limit=limit)
+    if as_json:
+        for one in found["items"]:
+            click.echo(json_line(one))
+        return
+    _print(_PEER_COLUMNS, [_peer_row(one) for one in found["items"]])
+    _tell_rest(found)
+
+
+def _peer_row(one: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        one["id"], one["uid"], one["user"], one["address"], one["transport"], lasted(one["connected_s"]),
+        one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
+        one["dropped"],
+    )  # fmt: skip
+
+
+@click.command(cls=InterruptibleCommand)
+@connection_options
+@click.option("--hub", type=int, help="Of this hub; needed when there are several.")
+@click.option("--search", default="", help="Only those whose name holds this.")
+@click.option("--sort", type=click.Choice(["subscribers"]), help="The largest first.")
+@_limit
+@_json
+def topics(
+    url: str | None, user: str | None, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool
+) -> None:
+    """List the topics of a hub."""
+    client = AdminClient(url, user)
+    found = client.get("topics", hub=hub or _only_hub(client), search=search, sort=sort, limit=limit)
+    if as_json:
+        for one in found["items"]:
+            click.echo(json_line(one))
+        return
+    _print(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
+    _tell_rest(found)
+
+
+def _only_hub(client: AdminClient) -> int:
+    hubs = client.get("hubs")
+    if len(hubs) != 1:
+        listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
+        raise click.UsageError(f"Which hub? Give --hub; there are: {listed or 'none'}.")
+    return int(hubs[0]["id"])
+
+
+def _tell_rest(found: dict[str, Any]) -> None:
+    if found["total"] > len(found["items"]):
+        click.echo(f"{len(found['items'])} of {found['total']}; --limit and --search show others.", err=True)
+
+
+@click.command(cls=InterruptibleCommand)
+@connection_options
+@click.option("--peer", default="", metavar="ID|UID", help="What this client does; `smqrt peers` lists the IDs.")
+@click.option("--topic", default="", help="What goes through this topic.")
+@click.option("--hub", type=int, help="Of this hub; needed when there are several.")
+@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@_json
+def trace(
+    url: str | None, user: str | None, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool
+) -> None:
+    """Show what a client does, or what goes through a topic, while it happens."""
+    if bool(peer) == bool(topic):
+        raise click.UsageError("Give --peer or --topic, one of both.")
+    seen = 0
+    for event in AdminClient(url, user).lines("trace", peer=peer, topic=topic, hub=hub):
+        if event["event"] == "tracing":
+            click.echo("Tracing; Ctrl-C ends.", err=True)
+            continue
+        click.echo(json_line(event) if as_json else trace_line(event))
+        seen += 1
+        if seen == count:
+            return
+
+
+def trace_line(event: dict[str, Any]) -> str:
+    """Returns an event of a trace as a line for people."""
+    who = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
+    parts = [event.get("time", "")[11:23], f"{event['event']:11}", who]
+    if "topic" in event:
+        parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
+    if "bytes" in event:
+        parts.append(f"{event['bytes']} bytes")
+    parts += [str(event[name]) for name in ("reason", "detail", "info", "events") if event.get(name)]
+    if "payload" in event:
+        parts.append(json_line(event["payload"]))
+    return printable("  ".join(filter(None, parts)))
+
+
+@click.command()
+def dashboard() -> None:
+    """Print a dashboard for Grafana, as JSON."""
+    click.echo(resources.files("smqrt.admin").joinpath("grafana.json").read_text("utf-8"), nl=False)
+
+
+# ---- top
+
+
+@click.command(cls=InterruptibleCommand)
+@connection_options
+@click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between.")
+@click.option("--count", type=click.IntRange(1), help="So often, and then end.")
+@_json
+def top(url: str | None, user: str | None, interval: float, count: int | None, as_json: bool) -> None:
+    """Show how a running server does, live."""
+    view = _Top(AdminClient(url, user))
+    if as_json or not sys.stdout.isatty():
+        for number in range(count or sys.maxsize):
+            if number:
+                time.sleep(interval)
+            server, hubs = view.look()
+            click.echo(json_line({"server": server, "hubs": hubs}) if as_json else view.line(server, hubs))
+        return
+    with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
+        for number in range(count or sys.maxsize):
+            if number:
+                time.sleep(interval)
+            live.update(view.shown(*view.look()), refresh=True)
+
+
+class _Top:
+    """What `top` shows; remembers the counters of the last look for the rates."""
+
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+        self._last: dict[str, tuple[float, float]] = {}
+
+    def look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Returns the server and its hubs, with rates."""
+        server, hubs = self._client.get("server"), self._client.get("hubs")
+        at_s = time.monotonic()
+        server["cpu_percent"] = self._rate("cpu", server["cpu_s"] * 100, at_s)
+        for one in hubs:
+            for name in ("messages", "copies"):
+                if name in one:
+                    one[f"{name}_per_s"] = self._rate(f"{one['id']} {name}", one[name], at_s)
+        return server, hubs
+
+    def _rate(self, name: str, value: float, at_s: float) -> float | None:
+        before, then_s = self._last.get(name, (None, at_s))
+        self._last[name] = value, at_s
+        return None if before is None or at_s <= then_s else round((value - before) / (at_s - then_s), 1)
+
+    def line(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> str:
+        """Returns all in a line."""
+        cpu = "" if server["cpu_percent"] is None else f" cpu {server['cpu_percent']:.0f} %"
+        dropped = sum(sum(one["drops"].values()) for one in hubs)
+        return (
+            f"{server['phase']} up {lasted(server['uptime_s'])}{cpu} memory {size(server['memory_bytes'])} "
+            f"lag {server['loop_lag_worst_s'] * 1000:.0f} ms connections {server['connections']} "
+            f"peers {server['peers']} dropped {dropped} queued {size(server['queued_bytes'])}"
+        )
+
+    def shown(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> Group:
+        """Returns all as a page for the terminal."""
+        rows = [
+            (
+                one["id"], one["app"] or one["made_at"], one["peers"], one["topics"], one["subscriptions"],
+                size(one.get("messages_per_s")), size(one.get("copies_per_s")), sum(one["drops"].values()),
+                size(one["queued_bytes"]), sum(one["refused"].values()),
+            )
+            for one in sorted(hubs, key=lambda one: -one["peers"])
+        ]  # fmt: skip
+        parts: list[Any] = [Text(self.line(server, hubs), "bold")]
+        parts += [Text(one, "yellow") for one in server["obstacles"]]
+        return Group(*parts, Text(), table(_HUB_COLUMNS, rows), Text("Ctrl-C ends.", "dim"))

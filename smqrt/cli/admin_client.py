@@ -1,0 +1,104 @@
+"""The admin listener of a server, asked by commands: where it is, how one logs in, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import click
+
+from smqrt.errors import SmqrtError
+
+PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
+TIMEOUT_S = 10.0
+
+
+class AdminError(SmqrtError):
+    """The admin listener can't be asked, or refuses; one sentence."""
+
+
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the options that say which server, and as whom."""
+    for add in (
+        click.option(
+            "--user", metavar="NAME", help=f"Log in; the password is asked for, or is in {PASSWORD_VARIABLE}."
+        ),
+        click.option(
+            "--url", metavar="URL", help="Of the admin listener.  [default: the server of this user on this machine]"
+        ),
+    ):
+        command = add(command)
+    return command
+
+
+class AdminClient:
+    """Asks an admin listener.
+
+    Args:
+        url: where it is; None for the server that this user started last on this machine.
+        user: who logs in; None for nobody.
+
+    Raises:
+        AdminError: there is no such server.
+    """
+
+    def __init__(self, url: str | None = None, user: str | None = None) -> None:
+        self.url = (url or _local_url()).rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise AdminError(f"--url {url} is no URL of an admin listener; it is like http://127.0.0.1:9356/")
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        self._prefix = parts.path.rstrip("/")
+        self._headers = {"Accept": "application/json"}
+        name = user or parts.username
+        if name:
+            password = parts.password or os.environ.get(PASSWORD_VARIABLE) or click.prompt("Password", hide_input=True)
+            self._headers["Authorization"] = "Basic " + b64encode(f"{name}:{password}".encode()).decode()
+
+    def get(self, path: str, **arguments: object) -> Any:
+        """Returns what `/api/v1/PATH` answers. Raises AdminError."""
+        with self._answer(path, arguments) as answer:
+            return json.loads(answer.read())
+
+    def lines(self, path: str, **arguments: object) -> Iterator[Any]:
+        """Yields each line that `/api/v1/PATH` answers, as they come. Raises AdminError."""
+        with self._answer(path, arguments) as answer:
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(None)
+            while line := answer.readline():
+                if line.strip():
+                    yield json.loads(line)
+
+    def _answer(self, path: str, arguments: dict[str, object]) -> HTTPResponse:
+        query = urlencode({name: value for name, value in arguments.items() if value not in (None, "")})
+        target = f"{self._prefix}/api/v1/{path}" + (f"?{query}" if query else "")
+        try:
+            self._connection.request("GET", target, headers=self._headers)
+            answer = self._connection.getresponse()
+        except (OSError, HTTPException) as error:
+            self._connection.close()
+            raise AdminError(f"{self.url} can't be asked: {error}; is the server running?") from None
+        if answer.status == 200:
+            return answer
+        data = answer.read()
+        if answer.status == 401:
+            raise AdminError(f"{self.url} asks for a login: give --user, of the group admin.")
+        try:
+            raise AdminError(str(json.loads(data)["error"]))
+        except (ValueError, KeyError, TypeError):
+            raise AdminError(f"{self.url} answered {answer.status} {answer.reason}.") from None
+
+
+def _local_url() -> str:
+    from smqrt.admin.announced import announced  # here: `--help` needs none of it
+
+    found = announced()
+    if not found:
+        raise AdminError("No server of this user runs on this machine; give --url, such as http://127.0.0.1:9356/.")
+    return str(found[0]["url"])

@@ -1,0 +1,77 @@
+"""`smqrt restart`: has a running server replaced by a new process, and says how that went."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from smqrt.errors import StartError
+from smqrt.net.fd_channel import ChannelError, FdChannel
+from smqrt.settings import FILE_NAME
+from smqrt.settings_sources import Sources
+
+_LOOK_S = 0.05
+
+
+@click.command()
+@click.option("--socket", "path", metavar="PATH", help="The server's setting restart.socket.  [default: as it has it]")
+@click.option("--pid", type=int, help="The server's process, when it has no such socket; signalled and watched.")
+@click.option("--config", metavar="FILE", help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]")
+@click.option("--wait-s", type=float, default=90.0, show_default=True, help="How long it may take.")
+def restart(path: str | None, pid: int | None, config: str | None, wait_s: float) -> None:
+    """Restart a server without its clients noticing: hot restart.
+
+    Waits until a new process serves (exit code 0), or says why the old one goes on (exit code 1).
+    """
+    if pid is not None:
+        _by_signal(pid, wait_s)
+        return
+    path = path or _configured(config)
+    if not path:
+        raise StartError("The server is not known: give --socket, --pid, or the setting restart.socket.")
+    _by_socket(path, wait_s)
+
+
+def _configured(config: str | None) -> str:
+    named = config or (FILE_NAME if Path(FILE_NAME).is_file() else None)
+    return Sources(environment=os.environ, file=Path(named) if named else None).read().settings.restart.socket
+
+
+def _by_socket(path: str, wait_s: float) -> None:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        raise StartError(f"No server answers at {path}: {error.strerror}.") from None
+    channel = FdChannel(sock)
+    try:
+        if not channel.is_of_this_user():
+            raise StartError(f"The process at {path} belongs to another user.")
+        channel.send({"do": "restart"})
+        answer, _ = channel.receive(wait_s)
+    except ChannelError as error:
+        raise StartError(f"The restart is in doubt: {error}; the server's log tells more.") from None
+    finally:
+        channel.close()
+    if answer["do"] != "done":
+        raise StartError(f"Not restarted, the server goes on as before: {answer.get('why')}.")
+    click.echo(f"process {answer['pid']} serves, with {answer['clients']} clients of the one before")
+
+
+def _by_signal(pid: int, wait_s: float) -> None:
+    try:
+        os.kill(pid, signal.SIGUSR2)
+    except OSError as error:
+        raise StartError(f"Process {pid} can't be asked: {error.strerror}.") from None
+    until_s = time.monotonic() + wait_s
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > until_s:
+            sys.exit(f"Error: process {pid} is there after {wait_s:g} s; its log says why it goes on.")
+        time.sleep(_LOOK_S)
+    click.echo(f"process {pid} has ended; a new one serves")

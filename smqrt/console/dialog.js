@@ -1,0 +1,36 @@
+// Dialogs: the element <dialog> keeps the focus inside, closes on Escape, and gives the focus back.
+
+import {h} from "./dom.js";
+
+let number = 0; // dialogs may lie over each other, and each has a name
+
+export function dialog(title, content, onclose = () => {}) {
+    const id = `dialog-${++number}`;
+    const close = h("button", {type: "button", "aria-label": "Close", click: () => element.close()}, "Close");
+    const heading = h("h2", {id}, title);
+    const inside = h("div", {class: "inside"}, content);
+    const element = h("dialog", {"aria-labelledby": id}, h("div", {class: "dialog-head"}, heading, close), inside);
+    element.addEventListener("close", () => {
+        element.remove();
+        onclose();
+    });
+    element.addEventListener("click", event => event.target === element && element.close());
+    document.body.append(element);
+    element.showModal();
+    return {element, inside, close: () => element.close()};
+}
+
+// A question before something is done: what will happen, and the word for it.
+export function confirm(title, text, word, act) {
+    const fault = h("p", {class: "fault", role: "alert"});
+    const sure = h("button", {type: "button", class: "danger sure", click: async () => {
+        sure.disabled = true;
+        const error = await act();
+        sure.disabled = false;
+        if (!error) return asked.close();
+        fault.textContent = error;
+    }}, word);
+    const cancel = h("button", {type: "button", autofocus: true, click: () => asked.close()}, "Cancel");
+    const asked = dialog(title, [h("p", {}, text), fault, h("div", {class: "actions"}, cancel, sure)]);
+    return asked;
+}

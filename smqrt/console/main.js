@@ -1,0 +1,95 @@
+// The frame of the console: which view is shown, what the navigation says.
+
+import {History} from "./chart.js";
+import {bones, find, h, say} from "./dom.js";
+import * as format from "./format.js";
+import {Live} from "./live.js";
+import {overview} from "./views/overview.js";
+import {peers} from "./views/peers.js";
+import {topics} from "./views/topics.js";
+import {messages} from "./views/messages.js";
+import {applications} from "./views/applications.js";
+import {journals} from "./views/journals.js";
+import {limits} from "./views/limits.js";
+import {closes} from "./views/closes.js";
+import {log} from "./views/log.js";
+
+const VIEWS = {overview, peers, topics, messages, applications, journals, limits, closes, log};
+const TITLE = "smqrt console";
+
+const live = new Live(), history = new History(), main = find("main"), nav = find("nav"), menu = find("menu");
+let open = null; // the view that is shown: {name, close}
+
+/* A view is a function of its context; it fills `main` and may give what to do when it is left.
+ *   live, history   where figures come from
+ *   parameters      what stands behind "?" in the address
+ *   say(text)       the soft text behind the title
+ *   place           the element to fill
+ */
+function show() {
+    const [, path, query] = /^#\/([a-z]+)(?:\?(.*))?$/.exec(location.hash) ?? [];
+    const name = path in VIEWS ? path : "overview", isFirst = open === null;
+    open?.close?.();
+    document.querySelectorAll("dialog").forEach(dialog => dialog.close());
+    const title = h("h1", {}, name[0].toUpperCase() + name.slice(1)), about = h("p", {class: "soft"});
+    main.replaceChildren(h("div", {class: "title"}, title, about));
+    const wait = main.appendChild(h("section", {class: "section", "aria-hidden": "true"}, bones(6)));
+    main.setAttribute("aria-busy", "true");
+    const ready = () => {
+        if (!wait.isConnected) return;
+        wait.remove();
+        main.removeAttribute("aria-busy");
+    };
+    const close = VIEWS[name]({
+        live, history, ready,
+        parameters: new URLSearchParams(query),
+        say: text => say(about, text),
+        place: main,
+    });
+    open = {name, close};
+    document.title = name === "overview" ? TITLE : `${title.textContent} · ${TITLE}`;
+    for (const link of nav.querySelectorAll("a")) {
+        if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+    }
+    closeMenu();
+    if (isFirst) return;
+    scrollTo(0, 0);
+    main.focus({preventScroll: true}); // who uses a screen reader is where the new view begins
+}
+
+function closeMenu() {
+    nav.classList.remove("open");
+    menu.setAttribute("aria-expanded", "false");
+}
+
+menu.addEventListener("click", () => {
+    const isOpen = nav.classList.toggle("open");
+    menu.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) nav.querySelector("a").focus();
+});
+document.addEventListener("keydown", event => {
+    if (event.key !== "Escape" || !nav.classList.contains("open")) return;
+    closeMenu();
+    menu.focus();
+});
+
+const COUNTED = {attention: "thing to look at", apps_failed: "failed application", errors: "error"};
+
+live.listeners.add(({counts, point}) => {
+    for (const place of nav.querySelectorAll("[data-count]")) say(place, format.count(counts[place.dataset.count]));
+    for (const place of nav.querySelectorAll("[data-badge]")) {
+        const number = counts[place.dataset.badge];
+        place.hidden = !number;
+        if (number) {
+            say(place, number > 99 ? "99+" : String(number));
+            place.title = format.plural(number, COUNTED[place.dataset.badge], place.dataset.badge === "attention" ? "things to look at" : undefined);
+        }
+    }
+    history.add(point);
+});
+
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", () => document.hidden || history.load().catch(() => {}));
+history.load().catch(() => {});
+show();

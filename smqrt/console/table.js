@@ -1,0 +1,88 @@
+// A table whose rows keep their elements while their figures change: focus and selection stay where they are.
+
+import {empty, h} from "./dom.js";
+
+/* columns: {key, label, number, wide, wider, sort, text(row) | cell(row, td), kind(row)}
+ *   number     figures, to the right
+ *   wide       not on a phone; wider: not on a small window
+ *   sort       the word that the server sorts by
+ *   text       what stands in the cell; cell: fills it, called only when signature(row) is another
+ */
+export class Table {
+    constructor({caption, columns, key, none, onsort, sorted}) {
+        this.columns = columns;
+        this.key = key;
+        this.rows = new Map();
+        this.body = h("tbody");
+        this.heads = new Map();
+        const head = h("tr", {}, columns.map(column => this.heading(column, onsort)));
+        this.table = h("table", {}, h("caption", {class: "unseen"}, caption), h("thead", {}, head), this.body);
+        this.none = empty(...none);
+        this.none.hidden = true;
+        this.element = h("div", {class: "table"}, this.table, this.none);
+        if (sorted) this.sorted(sorted);
+    }
+
+    heading(column, onsort) {
+        const {label, sort, number} = column;
+        const content = sort && onsort ? h("button", {type: "button", class: "plain", click: () => onsort(sort)}, label) : label;
+        const th = h("th", {scope: "col", class: classes(column, number ? "number" : "")}, content || h("span", {class: "unseen"}, column.name));
+        if (sort) this.heads.set(sort, th);
+        return th;
+    }
+
+    sorted(word) {
+        for (const [sort, th] of this.heads) {
+            if (sort === word) th.setAttribute("aria-sort", sort === "name" || sort === "address" || sort === "user" ? "ascending" : "descending");
+            else th.removeAttribute("aria-sort");
+        }
+    }
+
+    update(rows) {
+        const gone = new Set(this.rows.keys());
+        let before = null;
+        for (const row of rows) {
+            const key = String(this.key(row));
+            gone.delete(key);
+            const tr = this.row(key);
+            this.fill(tr, row);
+            const place = before ? before.nextElementSibling : this.body.firstElementChild;
+            if (place !== tr) this.body.insertBefore(tr, place);
+            before = tr;
+        }
+        for (const key of gone) {
+            this.rows.get(key).remove();
+            this.rows.delete(key);
+        }
+        this.table.hidden = !rows.length;
+        this.none.hidden = Boolean(rows.length);
+    }
+
+    row(key) {
+        if (!this.rows.has(key)) {
+            const cells = this.columns.map(column => h("td", {class: classes(column, column.number ? "number" : "")}));
+            this.rows.set(key, h("tr", {}, cells));
+        }
+        return this.rows.get(key);
+    }
+
+    fill(tr, row) {
+        this.columns.forEach((column, index) => {
+            const td = tr.cells[index];
+            if (column.cell) {
+                const signature = JSON.stringify(column.signature ? column.signature(row) : row);
+                if (td.signature !== signature) {
+                    td.signature = signature;
+                    td.replaceChildren(...[column.cell(row)].flat().filter(Boolean));
+                }
+            } else {
+                const text = column.text(row);
+                if (td.textContent !== text) td.textContent = text;
+                if (column.number) td.classList.toggle("zero", text === "0" || text === "–");
+            }
+            if (column.alert) td.classList.toggle("alert", column.alert(row));
+        });
+    }
+}
+
+const classes = (column, more) => [more, column.wide && "wide", column.wider && "wider"].filter(Boolean).join(" ");

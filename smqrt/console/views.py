@@ -1,0 +1,381 @@
+"""What each view of the console shows, as functions of what its page asks for.
+
+A view is made when a page begins to look and asked for its data every second; what takes long to find out is looked at
+less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Protocol
+
+from smqrt.admin import snapshots
+from smqrt.admin.snapshots import Snapshot
+from smqrt.closes import Ending, ending_of
+from smqrt.console import source
+from smqrt.console.console import Console
+from smqrt.console.gauges import hub_choices
+from smqrt.console.listening import TOPICS, Listening
+from smqrt.console.log_tail import KEPT
+from smqrt.console.rates import Rates
+from smqrt.errors import ArgumentError, CloseReason, JournalError
+from smqrt.http.disks import disks
+from smqrt.journal import readers, writer
+from smqrt.printable import printable
+
+PAGE = 50
+MOST_PAGES = 20
+SHOWN_TOPICS = 100
+SHOWN_CLOSES = 100
+SHOWN_READERS = 100
+SHOWN_ENTRIES = 60
+NAME_CHARACTERS = 120
+"""Names may have 65 KB: so much of each is sent to a page."""
+SEARCH_CHARACTERS = 100
+ORDER_S = 5.0
+"""So long the order of a long list stays; the figures in it are new each second."""
+_COST = 100
+"""Looking for an order takes at most one in so many of all seconds."""
+
+Options = Mapping[str, Any]
+
+
+class View(Protocol):
+    """One view of one page, or of several that look at the same."""
+
+    def data(self) -> Snapshot:
+        """What to show now. Raises ArgumentError for what isn't there."""
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+
+
+class Plain:
+    """A view that keeps nothing."""
+
+    def __init__(self, data: Callable[[], Snapshot]) -> None:
+        self.data = data
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+class Peers:
+    """A page of the clients of a hub."""
+
+    _SORTS = {"since": "newest", "queue": "queued_bytes", "dropped": "dropped", "subscriptions": "subscriptions"}
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._hub = _number(options, "hub")
+        self._search = _text(options, "find")
+        self._sort = self._SORTS.get(_text(options, "sort"), "newest")
+        self._first = min(_number(options, "page") or 0, MOST_PAGES - 1) * PAGE
+        self._order = Paced(self._look)
+        self._rates = Rates()
+
+    def _look(self, hub: int) -> tuple[list[str], int]:
+        limit = self._first + PAGE
+        found: Any = snapshots.peers(self._console.parts, hub, None, limit, self._search, self._sort)
+        return [one["id"] for one in found["items"][self._first :]], found["total"]
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        hubs = self._console.hubs()
+        choices, hub = _chosen(hubs, self._hub)
+        if hub is None:
+            return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
+        ids, matching = self._order.get(hub["id"])
+        self._rates.begin()
+        rows = [row for row in map(self._row, ids) if row is not None]
+        return {
+            "hubs": choices,
+            "hub": hub["id"],
+            "rows": rows,
+            "matching": matching,
+            "reachable": min(matching, MOST_PAGES * PAGE),
+            "total": hub["peers"],
+        }
+
+    def _row(self, peer: str) -> Snapshot | None:
+        try:
+            return peer_row(peer, self._rates)
+        except ArgumentError:
+            return None  # it has gone since
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+class Peer:
+    """One client closely."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._id = _text(options, "id")
+        self._rates = Rates()
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        self._rates.begin()
+        subscribed: Any = snapshots.subscriptions(self._id, PAGE)
+        return {**peer_row(self._id, self._rates), "topics": [_shown(name) for name in subscribed["items"]]}
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+def peer_row(peer: str, rates: Rates) -> Snapshot:
+    """Returns a client, with how many bytes a second come and go. Raises ArgumentError when it is not connected."""
+    row = snapshots.peer(snapshots.peer_id(peer)[0], snapshots.session_of(peer))
+    received, sent = row.pop("bytes_received"), row.pop("bytes_sent")
+    connected_s: Any = row["connected_s"]
+    row["connected_s"] = int(connected_s)
+    row["in_bytes_per_s"] = rates.per_s((peer, "in"), received)  # type: ignore[arg-type]
+    row["out_bytes_per_s"] = rates.per_s((peer, "out"), sent)  # type: ignore[arg-type]
+    for name in ("uid", "info", "user", "address"):
+        row[name] = _shown(str(row[name]))
+    return row
+
+
+class Topics:
+    """The topics of a hub with most subscribers."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._hub = _number(options, "hub")
+        self._search = _text(options, "find")
+        self._order = Paced(self._look)
+
+    def _look(self, hub: int) -> Snapshot:
+        return snapshots.topics(self._console.parts, hub, None, SHOWN_TOPICS, self._search, "subscribers")
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        choices, hub = _chosen(self._console.hubs(), self._hub)
+        if hub is None:
+            return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
+        found: Any = self._order.get(hub["id"])
+        rows = [
+            {**one, "name": _shown(one["name"]), "exact": _shown(one["name"]) == one["name"]} for one in found["items"]
+        ]
+        return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": hub["topics"]}
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+class Messages:
+    """What comes to some topics of a hub."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._hub = _number(options, "hub")
+        topics = options.get("topics") or []
+        if not isinstance(topics, list) or not all(type(one) in (str, int) and one for one in topics):
+            raise ArgumentError("topics: a list of names and numbers is needed")
+        if len(topics) > TOPICS:
+            raise ArgumentError(f"topics: at most {TOPICS} can be looked at at once")
+        self._topics = topics
+        self._listening: Listening | None = None
+        self._listens_to: object = None
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        choices, hub = _chosen(self._console.hubs(), self._hub)
+        if hub is None:
+            return {"hubs": choices, "messages": [], "missed": 0}
+        if self._listens_to != hub["id"]:  # also when the application made its hub anew
+            self.close()
+            self._listens_to = hub["id"]
+            self._listening = Listening(snapshots.broker_of(hub["id"]), self._topics) if self._topics else None
+        messages, missed = self._listening.take() if self._listening else ([], 0)
+        return {"hubs": choices, "hub": hub["id"], "messages": messages, "missed": missed}
+
+    def close(self) -> None:
+        """See `View.close`."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+
+class Applications:
+    """The applications, with the lines at which they failed and what they traced."""
+
+    _TRACED = 40
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._sources: dict[tuple[str, str], Snapshot | None] = {}
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        sources, self._sources = self._sources, {}
+        rows = []
+        applications = self._console.parts.applications
+        for application, row in zip(list(applications), snapshots.apps(self._console.parts), strict=False):
+            error = printable(application.error or "", lines=True)
+            key = (application.uri, error)
+            if error:
+                self._sources[key] = sources.get(key) or source.around(application.path, error)
+            traced = self._console.log.traces(application.path.resolve())[-self._TRACED :]
+            named = {"id": application.name or "-", "name": _app_name(application), "error": error or None}
+            rows.append({**row, **named, "source": self._sources.get(key), "traces": traced})
+        return {"rows": rows, "traces": self._console.log.traces(None)[-self._TRACED :]}
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+def _app_name(application: Any) -> str:
+    return str(application.name or application.path.resolve().stem)
+
+
+class Journals:
+    """The journals, who reads them and how far behind, and the processes of pipelines."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._order = Paced(lambda _: _readers())
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        parts = self._console.parts
+        readers = self._order.get(0)
+        journals = [{**one, "sync_ms": _sync_ms(one)} for one in snapshots.journals(parts)]
+        return {"journals": journals, "readers": readers, "pipelines": snapshots.pipelines(parts)}
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
+def _sync_ms(row: Mapping[str, Any]) -> float | None:
+    """How long the disk takes to keep what was written, on average."""
+    journal = writer.opened.get(str(row["name"]))
+    return round(journal.sync_s / row["syncs"] * 1000, 3) if journal and row["syncs"] else None
+
+
+def _readers() -> list[Snapshot]:
+    found: list[Snapshot] = []
+    for name, journal in list(writer.opened.items()):
+        try:
+            found += disks.call(str(journal.path), _waiting, name, journal.path)
+        except (OSError, JournalError, TimeoutError) as error:
+            found.append({"journal": name, "query": "", "error": printable(str(error))})
+    return found[:SHOWN_READERS]
+
+
+def _waiting(name: str, journal: Path) -> list[Snapshot]:
+    now_s = time()
+    return [
+        {"journal": name, "query": _shown(one.name), "behind": behind, "seen_ago_s": int(now_s - one.seen_us / 1e6)}
+        for one, behind in islice(readers.waiting(journal), SHOWN_READERS)
+    ]
+
+
+def _limits(console: Console) -> Snapshot:
+    rows = sorted(console.limits(), key=lambda one: (not one["reached"], one["name"]))
+    return {"rows": rows, "now_s": int(time())}
+
+
+def _closes(console: Console) -> Snapshot:
+    counts: dict[str, int] = {}
+    for hub in console.hubs():
+        for reason, count in hub["closes"].items():
+            counts[reason] = counts.get(reason, 0) + count
+    reasons = [_reason(CloseReason[name.upper()], count) for name, count in counts.items()]
+    reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
+    found: Any = snapshots.closed(console.parts, None, SHOWN_CLOSES)
+    hubs = {hub["id"] for hub in console.hubs()}
+    rows = [_closed(one) for one in found["items"] if one["hub"] in hubs]
+    return {"total": sum(counts.values()), "reasons": reasons, "rows": rows}
+
+
+def _reason(reason: CloseReason, count: int) -> dict[str, Any]:
+    ending: Ending = ending_of(reason)
+    return {
+        "reason": reason.value,
+        "count": count,
+        "what": ending.what,
+        "remedy": ending.remedy,
+        "setting": ending.setting,
+        "is_trouble": ending.is_trouble,
+    }
+
+
+def _closed(one: Mapping[str, Any]) -> Snapshot:
+    shown = {name: _shown(str(one[name])) for name in ("uid", "user", "address", "detail")}
+    reason = CloseReason[str(one["reason"]).upper()].value
+    return {"number": one["number"], "at": one["at"], "connected_s": one["connected_s"], "reason": reason, **shown}
+
+
+def _log(console: Console) -> Snapshot:
+    rows = []
+    for entry, _ in zip(console.log.newest_first(), range(SHOWN_ENTRIES), strict=False):
+        row = {"number": entry.number, "at_s": entry.at_s, "level": entry.level, "logger": entry.logger}
+        rows.append({**row, "text": entry.text[:_ENTRY_CHARACTERS]})
+    return {"rows": rows, "errors": console.log.errors, "warnings": console.log.warnings, "kept": KEPT}
+
+
+_ENTRY_CHARACTERS = 800
+
+VIEWS: dict[str, Callable[[Console, Options], View]] = {
+    "overview": lambda console, options: Plain(console.overview),
+    "peers": Peers,
+    "peer": Peer,
+    "topics": Topics,
+    "messages": Messages,
+    "applications": Applications,
+    "journals": Journals,
+    "limits": lambda console, options: Plain(lambda: _limits(console)),
+    "closes": lambda console, options: Plain(lambda: _closes(console)),
+    "log": lambda console, options: Plain(lambda: _log(console)),
+}
+"""By the name that a page asks for."""
+
+
+class Paced:
+    """Remembers what `look(argument)` gave, for `ORDER_S` seconds, or longer when looking takes long."""
+
+    def __init__(self, look: Callable[[int], Any]) -> None:
+        self._look = look
+        self._argument: int | None = None
+        self._until_s = 0.0
+        self._found: Any = None
+
+    def get(self, argument: int) -> Any:
+        """What `look` gives for `argument`, or gave a short while ago."""
+        begun_s = monotonic()
+        if argument != self._argument or begun_s >= self._until_s:
+            self._found, self._argument = self._look(argument), argument
+            took_s = monotonic() - begun_s
+            self._until_s = begun_s + max(ORDER_S, took_s * _COST)
+        return self._found
+
+
+def _chosen(hubs: list[dict[str, Any]], number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
+    """The hubs to choose from, and the one with a number, or else the first of them."""
+    choices = hub_choices(hubs)
+    by_number = {hub["id"]: hub for hub in hubs}
+    return choices, by_number.get(number) or (by_number[choices[0]["id"]] if choices else None)
+
+
+def _shown(text: str) -> str:
+    """A name as pages show it: its beginning, without characters that steer or displace."""
+    cut = text[:NAME_CHARACTERS]
+    more = f"… ({len(text):,} characters)" if len(text) > len(cut) else ""
+    return printable(cut) + more
+
+
+def _number(options: Options, name: str) -> int | None:
+    value = options.get(name)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def _text(options: Options, name: str) -> str:
+    value = options.get(name, "")
+    return value[:SEARCH_CHARACTERS] if isinstance(value, str) else ""

@@ -1,0 +1,35 @@
+// The end of the server's log: errors and warnings, the newest first.
+
+import {empty, foreign, h, mark, section} from "../dom.js";
+import * as format from "../format.js";
+
+const KINDS = {ERROR: ["bad", "error"], CRITICAL: ["bad", "critical"], WARNING: ["warn", "warning"]};
+
+export function log({live, place, ready, say: tell}) {
+    const list = h("ol", {class: "entries"});
+    const none = empty("Nothing has gone wrong", "Errors and warnings of the server since its start are shown here, the last 200.");
+    const part = section("Errors and warnings", {}, h("p", {class: "soft"}, "The newest first"));
+    part.append(list, none);
+    let newest = 0;
+    live.watch("log", {}, data => {
+        if (!part.isConnected) {
+            ready();
+            place.append(part);
+        }
+        tell(`${format.plural(data.errors, "error")}, ${format.plural(data.warnings, "warning")}`);
+        none.hidden = Boolean(data.rows.length);
+        for (const row of [...data.rows].reverse()) {
+            if (row.number <= newest) continue;
+            newest = row.number;
+            list.prepend(entry(row));
+        }
+        while (list.childElementCount > data.kept) list.lastElementChild.remove();
+    });
+}
+
+function entry({at_s: at, level, logger, text}) {
+    const [kind, word] = KINDS[level] ?? ["off", level.toLowerCase()], [first, ...rest] = text.split("\n");
+    const more = rest.length && h("details", {}, h("summary", {}, `${rest.length} more lines`), h("pre", {}, foreign(rest.join("\n"))));
+    return h("li", {}, h("time", {title: format.moment(at)}, format.time(at)), mark(kind, word),
+        h("div", {}, h("pre", {}, foreign(first)), more || null, h("span", {class: "small soft"}, logger)));
+}

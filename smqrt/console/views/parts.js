@@ -1,0 +1,48 @@
+// Pieces that several views show.
+
+import {foreign, h} from "../dom.js";
+
+const SHOWN = 48;
+
+// A name that a stranger chose: short in a table, whole in the title.
+export function foreignName(text, attributes = {}) {
+    if (!text) return h("span", {class: "soft"}, "(empty)");
+    const isLong = text.length > SHOWN;
+    return foreign(isLong ? `${text.slice(0, SHOWN)}…` : text, {...attributes, title: isLong ? text : undefined});
+}
+
+export const address = row => h("span", {class: "mono"}, foreign(row.address));
+
+// A choice between the hubs; hidden while there is one.
+export class HubChoice {
+    constructor(onchange) {
+        this.select = h("select", {change: () => onchange(this.value)});
+        this.element = h("label", {}, "Hub", this.select);
+        this.element.hidden = true;
+    }
+
+    get value() {
+        return this.select.value;
+    }
+
+    update(hubs, chosen) {
+        const signature = JSON.stringify(hubs.map(({id, name}) => [id, name]));
+        if (this.signature !== signature) {
+            this.signature = signature;
+            this.select.replaceChildren(...hubs.map(({id, name}) => h("option", {value: id}, name)));
+            this.element.hidden = hubs.length < 2;
+        }
+        if (document.activeElement !== this.select) this.select.value = String(chosen);
+    }
+}
+
+// A field that searches while one types, when one pauses.
+export function search(label, placeholder, onchange, value = "") {
+    const PAUSE_MS = 250;
+    let timer = 0;
+    const input = h("input", {type: "search", placeholder, autocomplete: "off", spellcheck: "false", maxlength: 100, value, input: () => {
+        clearTimeout(timer);
+        timer = setTimeout(() => onchange(input.value.trim()), PAUSE_MS);
+    }});
+    return h("label", {class: "find"}, label, input);
+}

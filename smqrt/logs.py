@@ -1,0 +1,172 @@
+"""The log of a server: as text or as JSON, with a level for all and for each logger, and without secrets.
+
+One record of JSON is one line, with its keys in this order: `time`, `level`, `logger`, `event`, `message`, then what
+the event is about, and last `error` with a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Protocol
+
+from smqrt.printable import json_line, printable
+
+LINE_CHARS = 16384
+"""A line is no longer: strangers write parts of some."""
+HIDDEN = "***"
+ROOT = "smqrt"
+TRACES = "smqrt.trace"  # what applications trace is shown as long as nobody wants less
+
+_NAMES = r"[\w.-]{0,32}(?:passwd|password|secret|token|api[_-]?key|private[_-]?key)[\w.-]{0,32}|pwd|upwd|ha1"
+_VALUE = r"\"[^\"\r\n]{0,4096}\"?|'[^'\r\n]{0,4096}'?|[^\s&;,\"'}\])]{1,4096}"
+# Each has a fixed word before what repeats, and bounds: a line is searched in linear time.
+_SECRETS = (
+    # Authorization: Basic dXNlcjpwYXNz, Cookie: z9ZAqJtI=…
+    (
+        re.compile(
+            r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)([\"']?\s{0,4}[:=]\s{0,4}[\"']?)[^\r\n\"']{1,4096}"
+        ),
+        rf"\1\2{HIDDEN}",
+    ),
+    (re.compile(r"(?i)\b(basic|bearer|digest)\s{1,4}[A-Za-z0-9+/=._~-]{16,4096}"), rf"\1 {HIDDEN}"),
+    # http://user:password@host
+    (re.compile(r"://([^\s:/@\"']{0,256}):[^\s/@\"']{1,256}@"), rf"://\1:{HIDDEN}@"),
+    # JSON Web Tokens, and hashes of passwords
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{5,4096}\.[A-Za-z0-9_-]{2,8192}\.[A-Za-z0-9_-]{0,4096}"), HIDDEN),
+    (re.compile(r"\$(?:argon2(?:id|i|d)|2[aby]|pbkdf2[\w-]{0,16}|scrypt)\$[^\s\"']{8,512}"), HIDDEN),
+    # password=…, "token": "…"
+    (re.compile(rf"(?i)(?<![\w.-])({_NAMES})([\"']?\s{{0,4}}[=:]\s{{0,4}})(?:{_VALUE})"), rf"\1\2{HIDDEN}"),
+)
+_COLORS = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31;1"}
+
+
+class LogOptions(Protocol):
+    """The group `log` of the settings."""
+
+    @property
+    def level(self) -> str | None: ...
+    @property
+    def levels(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def time(self) -> bool: ...
+    @property
+    def color(self) -> bool | None: ...
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text with `***` in the place of passwords, tokens, cookies and keys, as far as they can be told."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def levels_of(text: str) -> dict[str, str]:
+    """Returns the levels by logger that a text such as "smqrt.close=debug,smqrt.lua=warning" says."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {name.strip(): level.strip() for name, _, level in pairs}
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people.
+
+    Args:
+        has_time: begin each with the time and the level.
+        is_colored: show warnings and errors in colour.
+    """
+
+    def __init__(self, has_time: bool = False, is_colored: bool = False) -> None:
+        super().__init__()
+        self._has_time, self._is_colored = has_time, is_colored
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        line = printable(without_secrets(_cut(super().format(record))), lines=True)
+        if self._has_time:
+            line = f"{iso(record.created)} {record.levelname.lower():7} {line}"
+        color = _COLORS.get(record.levelno) if self._is_colored else None
+        return f"\x1b[{color}m{line}\x1b[0m" if color else line
+
+
+class JsonFormatter(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        event = getattr(record, "event", "log")
+        line: dict[str, object] = {
+            "time": iso(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event,
+            "message": without_secrets(_cut(record.getMessage())),
+        }
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, Mapping):
+            line |= {name: _plain(value) for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["error"] = without_secrets(_cut(self.formatException(record.exc_info)))
+        return json_line(line)
+
+
+def iso(at_s: float) -> str:
+    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} characters more)"
+
+
+def _plain(value: object) -> object:
+    return without_secrets(_cut(value)) if isinstance(value, str) else value
+
+
+class ServerLog:
+    """The log of this process on standard error.
+
+    Args:
+        options: the group `log` of the settings.
+    """
+
+    def __init__(self, options: LogOptions) -> None:
+        self.is_json = options.format == "json"
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter() if self.is_json else TextFormatter(options.time, _is_colored(options)))
+        logging.getLogger().addHandler(handler)
+        self._handler = handler
+        self._own_levels: dict[str, int] = {}
+        self.apply(options)
+
+    def apply(self, options: LogOptions) -> None:
+        """Take the levels of other settings; the format stays."""
+        for name, level in self._own_levels.items():
+            logging.getLogger(name).setLevel(level)
+        usual = {ROOT: "info" if self.is_json else "warning", TRACES: "info"}
+        wanted = {**({ROOT: options.level} if options.level else usual), **levels_of(options.levels)}
+        self._own_levels = {name: logging.getLogger(name).level for name in wanted}
+        for name, word in wanted.items():
+            logging.getLogger(name).setLevel(word.upper())
+
+    def report(self, otherwise: Callable[[str], None]) -> Callable[[str], None]:
+        """Returns what takes the lines for the person at the terminal: `otherwise`; with JSON they are records too."""
+        serve = logging.getLogger(f"{ROOT}.serve")
+        return (lambda line: serve.info("%s", line, extra={"event": "serve"})) if self.is_json else otherwise
+
+    def close(self) -> None:
+        """Take it off, as tests do."""
+        logging.getLogger().removeHandler(self._handler)
+        for name, level in self._own_levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _is_colored(options: LogOptions) -> bool:
+    if options.color is not None:
+        return options.color
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,235 @@
+"""The old process's side of a hot restart: it lets a new process take its place, hub by hub, or goes on as if nothing
+had been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import gevent
+
+from smqrt.broker.snapshot import names_of
+from smqrt.http.server import HttpServer
+from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel
+from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
+from smqrt.net.moving import MovingClient, StandingHub
+from smqrt.net.succession import SucceedingBroker, succession
+from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
+
+log = logging.getLogger("smqrt")
+
+LATE_S = 0.02
+"""So often what the applications of the old process still publish is passed on."""
+
+
+class OldServer(Protocol):
+    """What is handed over.
+
+    Attributes:
+        http: its HTTP connections.
+    """
+
+    http: HttpServer
+
+    @property
+    def is_successor(self) -> bool:
+        """Whether it has taken another process's place."""
+
+    def failed_applications(self) -> Sequence[str]:
+        """The names of applications that do not run."""
+
+    def stop_pipelines(self) -> None:
+        """End the pipelines; blocks."""
+
+    def start_pipelines(self) -> None:
+        """Start them again."""
+
+
+class HandOver:
+    """One attempt.
+
+    Args:
+        server: this process's.
+        channel: to the new process, whose user was checked.
+        load_s: what it may take to load the applications.
+
+    Attributes:
+        pid: of the new process, as it says itself; 0 before.
+        moved: how many clients the new process has.
+        longest_s: the longest time that a hub stood still.
+    """
+
+    def __init__(self, server: OldServer, channel: FdChannel, load_s: float) -> None:
+        self._server, self._channel, self._load_s = server, channel, load_s
+        self.pid = self.moved = 0
+        self.longest_s = 0.0
+        self._given: list[StandingHub] = []
+        self._runs: list[tuple[str, list[object]]] = []
+        self._late: gevent.Greenlet[..., None] | None = None
+
+    def run(self) -> None:
+        """Hand everything over; blocks. When that fails, this process goes on.
+
+        Raises:
+            ChannelError: why it failed.
+        """
+        self._greet()
+        ready = expect(self._channel, "ready", self._load_s)
+        known = [str(key) for key in ready.get("hubs", ())]
+        self._server.stop_pipelines()
+        listeners = list(open_listeners)
+        for listener in listeners:
+            listener.stop()
+        try:
+            for broker in [one for one in succession.hubs() if one.key in known]:
+                self._give(broker)
+            self._give_http()
+            self._channel.send({"do": "done"})
+            expect(self._channel, "serving", STEP_S)
+        except BaseException as error:
+            self._abort(str(error))
+            self._take_back()
+            self._server.http.draining = False
+            for listener in listeners:
+                listener.start()
+            self._server.start_pipelines()
+            raise
+        for listener in listeners:
+            listener.close()
+        self._late = gevent.spawn(self._pass_on_late)
+
+    def _greet(self) -> None:
+        hello = expect(self._channel, "hello", self._load_s)
+        if hello.get("version") != VERSION:
+            why = f"the new process speaks version {hello.get('version')} of the hand-over, this one {VERSION}"
+            self._channel.send({"do": "abort", "why": why})
+            raise ChannelError(why)
+        self.pid = int(hello["pid"])
+        self._channel.most_bytes = 1 << 20
+        listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
+        self._channel.send(
+            {
+                "do": "welcome",
+                "version": VERSION,
+                "pid": os.getpid(),
+                "listeners": [one.asked_for for one in listeners],
+                "hubs": {one.key: names_of(one) for one in succession.hubs()},
+                "failed": list(self._server.failed_applications()),
+            },
+            [one.fileno() for one in listeners],
+        )
+
+    # ---- one hub
+
+    def _give(self, broker: SucceedingBroker) -> None:
+        began_s = time.monotonic()
+        hub = StandingHub(broker)
+        try:
+            hub.settle()
+            broker.close_files()
+            record = hub.take()
+            self._channel.send({"do": "hub", "key": broker.key, "record": record})
+            for clients in _portions(hub.clients):
+                self._send_clients(clients)
+            self._channel.send({"do": "end"})
+            expect(self._channel, "have", STEP_S)
+            self._channel.send({"do": "go"})
+        except BaseException:
+            broker.open_files()
+            hub.go_on()
+            raise
+        self.moved += len(hub.clients)
+        hub.let_go(partial(self._forward, broker.key))
+        self._given.append(hub)
+        self.longest_s = max(self.longest_s, time.monotonic() - began_s)
+
+    def _send_clients(self, clients: Sequence[MovingClient]) -> None:
+        self._channel.send(
+            {"do": "clients", "clients": [[one.record, one.address] for one in clients]},
+            [one.connection.transport.fileno() for one in clients],
+        )
+
+    def _abort(self, why: str) -> None:
+        """A process that can't be told would take this one for dead, and the clients for its own."""
+        try:
+            self._channel.send({"do": "abort", "why": why}, timeout_s=1)
+        except ChannelSilent:
+            pid, _ = self._channel.peer()
+            log.error("restart: process %d does not listen, and is killed", pid)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        except ChannelError:
+            pass  # it is gone
+        self._channel.close()
+
+    def _take_back(self) -> None:
+        """The new process has failed: the hubs it had begin anew, and their clients come back."""
+        for hub in self._given:
+            try:
+                hub.broker.open_files()
+            except Exception:
+                log.exception("a hub goes on without its files")
+            hub.begin_anew()
+        self._given.clear()
+
+    # ---- the rest
+
+    def _give_http(self) -> None:
+        """Connections that wait for a request, or for the rest of one's head, lose nothing."""
+        idle = list(self._server.http.release_idle())
+        try:
+            for at in range(0, len(idle), FDS_AT_ONCE):
+                portion = idle[at : at + FDS_AT_ONCE]
+                self._channel.send(
+                    {"do": "http", "connections": [[list(peer), data] for _, peer, data in portion]},
+                    [transport.fileno() for transport, _, _ in portion],
+                )
+        finally:
+            for transport, _, _ in idle:
+                transport.close()
+
+    def _pass_on_late(self) -> None:
+        while True:
+            gevent.sleep(LATE_S)
+            self._pass_on()
+
+    def _forward(self, key: str, run: bytes, tid: int, ptid: int) -> None:
+        """A client that could not go along has published."""
+        self._runs.append((key, [tid, ptid, run]))
+
+    def _pass_on(self) -> None:
+        for hub in self._given:
+            frames = hub.broker.server.take_publishes()
+            if frames:
+                self._channel.send({"do": "late", "key": hub.broker.key, "frames": [list(one) for one in frames]})
+        runs, self._runs = self._runs, []
+        for key, run in runs:
+            self._channel.send({"do": "late", "key": key, "frames": [run]})
+
+    def finish(self) -> None:
+        """The applications of this process have ended: pass on what they published last, and let go."""
+        if self._late is not None:
+            self._late.kill()
+            with contextlib.suppress(ChannelError):
+                self._pass_on()
+        self._channel.close()
+
+
+def _portions(clients: Sequence[MovingClient]) -> Iterator[list[MovingClient]]:
+    portion: list[MovingClient] = []
+    size = 0
+    for one in clients:
+        portion.append(one)
+        size += sum(map(len, one.record["connection"]["queue"]))
+        if len(portion) >= FDS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

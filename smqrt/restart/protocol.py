@@ -1,0 +1,57 @@
+"""What the old process and the new one say to each other, in this order:
+
+    new                                  old
+    hello {version, pid}            ──▶
+                                    ◀──  welcome {version, pid, listeners, hubs, failed} and the listening sockets
+    (loads the applications)
+    ready {hubs}, or failed {why}   ──▶
+                                         (accepts no more; for each hub:)
+                                    ◀──  hub {key, record}
+                                    ◀──  clients {clients} and their sockets, as often as needed
+                                    ◀──  end
+    have, or failed {why}           ──▶
+                                    ◀──  go: from here on the hub is the new one's
+                                         (and in the end:)
+                                    ◀──  http {connections} and their sockets
+                                    ◀──  done
+    serving                         ──▶
+                                    ◀──  late {key, frames}, until the old process ends
+
+`abort {why}` of the old one ends it all. Silence and a connection that ends mean that the other process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from smqrt.net.fd_channel import ChannelError, FdChannel, Message
+
+VERSION = 1
+HELLO_S = 5.0
+STEP_S = 5.0
+"""What each step of the move may take the other process; the longest of them opens a journal."""
+ENVIRONMENT = "_SMQRT_TAKE_OVER"
+"""The number of the descriptor that a new process inherits."""
+FDS_AT_ONCE = 200
+BYTES_AT_ONCE = 4 << 20
+
+
+class Refused(ChannelError):
+    """The other process says why it does not go on."""
+
+
+def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
+    """Wait for a message of `kind`.
+
+    Raises:
+        Refused: the other process does not go on.
+        ChannelError: it is gone, silent, or says something else.
+    """
+    message, fds = channel.receive(timeout_s)
+    for fd in fds:
+        os.close(fd)
+    if message["do"] in ("failed", "abort"):
+        raise Refused(str(message.get("why", "no reason was given"))[:1000])
+    if message["do"] != kind:
+        raise ChannelError(f"{message['do']!r} came instead of {kind!r}")
+    return message

@@ -1,0 +1,195 @@
+"""The new process's side of a hot restart: it takes the place of an old one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Sequence
+
+from smqrt.errors import ArgumentError, SmqrtError, StartError
+from smqrt.http.server import HttpServer
+from smqrt.net.admission import open_connections
+from smqrt.net.fd_channel import ChannelError, FdChannel, Message
+from smqrt.net.inherited import inherited
+from smqrt.net.moving import ArrivingHub
+from smqrt.net.succession import succession
+from smqrt.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused
+
+log = logging.getLogger("smqrt")
+
+
+class TakeOver:
+    """The place of another process, as it is taken over.
+
+    Args:
+        channel: to the old process.
+
+    Raises:
+        StartError: the old process does not want to, or is gone.
+
+    Attributes:
+        pid: of the old process.
+        moved: how many clients were taken over.
+    """
+
+    def __init__(self, channel: FdChannel) -> None:
+        self._channel = channel
+        self.moved = 0
+        self._arriving: ArrivingHub | None = None
+        self._has_all = False
+        try:
+            if not channel.is_of_this_user():
+                raise ChannelError("it belongs to another user")
+            channel.send({"do": "hello", "version": VERSION, "pid": os.getpid()})
+            welcome, fds = self._welcome()
+        except ChannelError as error:
+            channel.close()
+            raise StartError(f"The place of the other process can't be taken: {error}.") from None
+        self.pid = int(welcome["pid"])
+        self._failed_before = {str(one).partition(":")[0] for one in welcome["failed"]}
+        for asked_for, fd in zip(welcome["listeners"], fds, strict=True):
+            inherited.add((asked_for[0], asked_for[1]), fd)
+        succession.expect(welcome["hubs"])
+
+    def _welcome(self) -> tuple[Message, list[int]]:
+        message, fds = self._channel.receive(HELLO_S)
+        if message["do"] != "welcome":
+            raise Refused(str(message.get("why", message["do"])))
+        return message, fds
+
+    @classmethod
+    def inherited(cls) -> TakeOver | None:
+        """What an old process that started this one hands over; None when none did."""
+        number = os.environ.pop(ENVIRONMENT, None)
+        if number is None:
+            return None
+        return cls(FdChannel(socket.socket(fileno=int(number))))
+
+    @classmethod
+    def of(cls, path: str) -> TakeOver:
+        """What the process with this socket hands over.
+
+        Raises:
+            StartError: there is none, or it does not want to.
+        """
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(path)
+        except OSError as error:
+            sock.close()
+            raise StartError(f"No server answers at {path}: {error.strerror}; start one without --take-over.") from None
+        return cls(FdChannel(sock))
+
+    def give_up(self, why: str) -> None:
+        """Tell the old process that it has to go on."""
+        with contextlib.suppress(ChannelError):
+            self._channel.send({"do": "failed", "why": why})
+        self._channel.close()
+
+    # ---- the move
+
+    def take(self, http: HttpServer, failed: Sequence[str]) -> None:
+        """Take the clients over; blocks. When the old process is gone meanwhile, this one goes on with those it has.
+
+        Args:
+            http: takes the connections that wait for a request.
+            failed: the applications that do not run here, and why.
+
+        Raises:
+            StartError: the old process goes on, and this one has to end.
+        """
+        worse = [one for one in failed if one.partition(":")[0] not in self._failed_before]
+        if worse:
+            self.give_up(f"application {worse[0]}")
+            raise StartError(f"The other process goes on: application {worse[0]}")
+        try:
+            self._say("ready", hubs=[one.key for one in succession.hubs()])
+            while not self._step(http):
+                pass
+        except Refused as error:
+            if self._arriving:
+                self._arriving.discard()
+            raise StartError(f"The other process goes on: {error}.") from None
+        except ChannelError as error:
+            if self._arriving and not self._has_all:  # the rest went with the old process
+                self._has_all = True
+            log.warning("restart: %s; this process goes on with %d clients", error, self.moved)
+            if self._has_all:
+                self._begin()
+        succession.end()
+        inherited.close()
+
+    def _step(self, http: HttpServer) -> bool:
+        """Do what the next message says; true for the last one."""
+        message, fds = self._channel.receive(None)
+        kind = message["do"]
+        if kind == "abort":
+            raise Refused(str(message.get("why")))
+        if kind == "hub":
+            self._begin_hub(message)
+        elif kind == "clients":
+            self._place(message, fds)
+        elif kind == "end":
+            self._has_all = True
+            self._say("have")
+        elif kind == "go":
+            self._begin()
+        elif kind == "http":
+            for fd, (peer, data) in zip(fds, message["connections"], strict=True):
+                http.accepted(open_connections.adopt(fd, peer[0]), (peer[0], peer[1]), data=data)
+        elif kind == "done":
+            self._say("serving")
+            return True
+        return False
+
+    def _say(self, kind: str, **more: object) -> None:
+        """Tell the old process; when it listens no more, the next message tells why: it has changed its mind, or it is
+        gone.
+        """
+        with contextlib.suppress(ChannelError):
+            self._channel.send({"do": kind, **more})
+
+    def _begin_hub(self, message: Message) -> None:
+        broker = succession.find(message["key"])
+        try:
+            if broker is None:
+                raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
+            broker.open_files()
+            self._arriving = ArrivingHub(broker, message["record"])
+        except SmqrtError as error:
+            self.give_up(str(error))
+            raise Refused(str(error)) from None
+
+    def _place(self, message: Message, fds: Sequence[int]) -> None:
+        assert self._arriving
+        for fd, (record, address) in zip(fds, message["clients"], strict=True):
+            self._arriving.place(record, open_connections.adopt(fd, address))
+
+    def _begin(self) -> None:
+        assert self._arriving
+        arriving, self._arriving, self._has_all = self._arriving, None, False
+        arriving.begin()
+        self.moved += arriving.clients
+
+    def take_late(self) -> bool:
+        """Publish what the applications of the old process still publish, until it ends; blocks. False when it has
+        changed its mind, because it did not hear from this one in time: then this one has to end.
+        """
+        try:
+            while True:
+                message, fds = self._channel.receive(None)
+                for fd in fds:
+                    os.close(fd)
+                if message["do"] == "abort":
+                    log.error("restart: the other process goes on, and this one ends: %s", message.get("why"))
+                    return False
+                broker = succession.find(message["key"]) if message["do"] == "late" else None
+                if broker is not None:
+                    for tid, ptid, frame in message["frames"]:
+                        broker.server.publish(tid, ptid, frame)
+        except ChannelError:
+            return True
+        finally:
+            self._channel.close()

@@ -1,0 +1,102 @@
+"""`smqrt backup`: taken while a hub writes and compacts, restored to another folder, all of it there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smqrt import hub
+
+PROGRAM = """
+import sys, gevent
+from pathlib import Path
+from smqrt import hub
+from smqrt.net.broker import TopicRules, set_topic_rules
+set_topic_rules(TopicRules(sync_s=0.05))
+folder = Path(sys.argv[1])
+smq = hub.create(persist=folder / "names.db", lastvalue="#",
+                 journal={"path": str(folder / ".journal"), "segment_bytes": "64KiB"})
+for n in range(10**9):
+    smq.publish(b"%08d" % n * 8, "news", "sub")
+    if n % 100 == 0:
+        smq.create("topic %d" % n)
+        print(n, flush=True)
+        gevent.sleep(0.01)
+"""
+
+
+def smqrt(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smqrt", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A folder that a hub writes to, and the hub."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "users.txt").write_text("eve:x")
+    (folder / "link").symlink_to("users.txt")
+    writer = subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=subprocess.PIPE, text=True)
+    yield folder, writer
+    writer.kill()
+    writer.communicate()
+
+
+def progress(writer: subprocess.Popen[str], lines: int) -> int:
+    """The number that the hub has published after so many lines more."""
+    assert writer.stdout
+    return int([writer.stdout.readline() for _ in range(lines)][-1])
+
+
+@pytest.mark.servers
+def test_a_backup_is_taken_and_restored(written: tuple[Path, subprocess.Popen[str]], tmp_path: Path) -> None:
+    folder, writer = written
+    published = progress(writer, 50)
+    compacting = subprocess.Popen(
+        [sys.executable, "-m", "smqrt", "journal", "compact", folder, "--grace", "0s"], stdout=subprocess.DEVNULL
+    )
+    target = tmp_path / "backup"
+    made = smqrt("backup", target, folder)
+    assert compacting.wait(60) == 0
+    assert made.returncode == 0, made.stderr
+    assert made.stdout == f"{target}: 1 SQLite file, 1 file, 1 journal, checked\n"
+    restored = tmp_path / "restored"
+    shutil.copytree(target / "app", restored, symlinks=True)
+    assert (restored / "users.txt").read_text() == "eve:x"
+    assert os.readlink(restored / "link") == "users.txt"
+    names = restored / "names.db"
+    with hub.create(persist=names, lastvalue="#", journal={"path": str(restored / ".journal")}) as smq:
+        known = {name for _, name in smq.topics()}
+        assert {"news", f"topic {published - 100}"} <= known
+        values = smq._broker.last_values
+        assert values is not None
+        [frame] = [frame for one in values for frame, _ in one.newest.values()]
+        assert int(frame[15:23]) >= published - 1000, "no older than the interval between two commits, and a bit"
+    checked = smqrt("journal", "verify", restored)
+    assert checked.stdout.endswith("all is well\n"), checked.stdout + checked.stderr
+    assert json.loads(smqrt("journal", "stats", restored, "--json").stdout)["rows"] >= published - 1000
+
+
+def test_what_can_not_be_copied_is_told(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    database = tmp_path / "app" / "names.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.executemany("INSERT INTO t VALUES (?)", [("x" * 500,)] * 200)
+    connection.close()
+    assert smqrt("backup", tmp_path, tmp_path / "app").stderr.startswith(f"Error: {tmp_path} exists; name a new folder")
+    data = bytearray(database.read_bytes())
+    data[4096 * 3 : 4096 * 5] = b"\xff" * 8192
+    database.write_bytes(data)
+    made = smqrt("backup", tmp_path / "copy", tmp_path / "app")
+    assert (made.returncode, made.stdout) == (1, "")
+    assert f"{database} is damaged: " in made.stderr or f"{database} can't be copied: " in made.stderr

@@ -1,0 +1,144 @@
+"""The end of `smqrt serve`: who is told what, in which order, and what happens when it takes too long."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Command
+from tests.cli.test_serve import SMQ_PAGE, application, packet, smq_client
+from tests.conftest import Served
+
+Serve = Callable[..., Served]
+
+health = Command("health")
+
+pytestmark = pytest.mark.servers
+
+BYE = """
+smq = require"smq.hub".create()
+function onunload()
+   trace"onunload"
+   smq:publish("back at noon", "news")
+end
+"""
+
+
+def subscriber(port: int, uid: bytes) -> socket.socket:
+    sock = smq_client(port, uid)
+    sock.sendall(b"\0\7\4news")
+    assert packet(sock)[:2] == b"\5\0"
+    return sock
+
+
+def ends_s(clients: list[socket.socket]) -> list[float]:
+    """When each connection ended; what came before is read."""
+    when = {}
+    poll = {client.fileno(): client for client in clients}
+    while poll:
+        for fd in select.select(list(poll), [], [], 10)[0]:
+            if not poll[fd].recv(4096):
+                when[fd] = time.monotonic()
+                del poll[fd]
+    return [when[client.fileno()] for client in clients]
+
+
+def get(sock: socket.socket) -> bytes:
+    sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return sock.recv(4096)
+
+
+def test_a_server_ends_in_order(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", BYE, smq=SMQ_PAGE, index="<?lsp= 'page' ?>")
+    served = serve(app, "--drain-delay-s", "1", "--drain-window-s", "0.6")
+    admin = served.wait_for(r"^admin at (\S+?)/?$")[1]
+    assert health("--ready", "--url", admin).exit_code == 0
+    clients = [subscriber(served.port, b"client%d" % at) for at in range(12)]
+    kept = socket.create_connection(("127.0.0.1", served.port), 5)
+    assert b" 200 " in get(kept)
+    served.process.terminate()
+    began_s = time.monotonic()
+    served.process.send_signal(signal.SIGHUP)
+    assert b" 200 " in get(kept), "in the delay all goes on as before"
+    assert health("--url", admin).exit_code == 0
+    unready = health("--ready", "--url", admin)
+    assert (unready.exit_code, "ending" in unready.output) == (1, True)
+    late = socket.create_connection(("127.0.0.1", served.port), 5)
+    assert b" 200 " in get(late)
+    for client in clients:
+        assert packet(client)[13:] == b"back at noon", "onunload runs while they are there"
+    ended_s = ends_s(clients)
+    assert all(0.3 < one - began_s < 5 for one in ended_s)
+    assert max(ended_s) - min(ended_s) > 0.3, "one after the other"
+    assert kept.recv(1) == late.recv(1) == b""
+    for _ in range(20):
+        served.process.send_signal(signal.SIGHUP)
+    assert served.wait() == 0
+    assert served.output.count("onunload") == 1
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", served.port), 1)
+
+
+def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", BYE.replace("trace", "ba.sleep(60000) trace"), smq=SMQ_PAGE)
+    served = serve(app, "--drain-most-s", "0.4")
+    client = smq_client(served.port)
+    assert served.stop() == 1
+    served.wait_for(
+        "^stopped after 0.4 s, at onunload of the applications, with 1 SMQ clients, 1 running applications still "
+        "there; see the setting drain.most_s$"
+    )
+    client.close()
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["deadline", "second signal"])
+def test_an_application_that_holds_the_loop_does_not_hold_the_end(serve: Serve, tmp_path: Path, twice: bool) -> None:
+    app = application(tmp_path / "app", smq=SMQ_PAGE)
+    (app / ".preload.py").write_text("def onunload():\n    print('for ever', flush=True)\n    while True: pass\n")
+    served = serve(app, "--drain-most-s", "60" if twice else "0.4")
+    assert served.port
+    served.process.terminate()
+    served.wait_for("for ever")
+    assert (served.stop(signal.SIGINT) if twice else served.wait()) == 1
+    assert ("drain.most_s" in served.output) is not twice
+
+
+def test_who_waits_in_the_kernel_is_asked_to_come_back(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app")
+    (app / ".preload.py").write_text(
+        "import gevent, signal, time\n"
+        "def hold():\n    print('held', flush=True)\n    end = time.monotonic() + 1\n"
+        "    while time.monotonic() < end: pass\n"
+        "gevent.signal_handler(signal.SIGWINCH, hold)\n"
+    )
+    served = serve(app)
+    assert served.port
+    served.process.send_signal(signal.SIGWINCH)
+    served.wait_for("held")
+    served.process.terminate()
+    clients = [socket.create_connection(("127.0.0.1", served.port), 5) for _ in range(5)]
+    for client in clients:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert served.wait() == 0
+    for client in clients:
+        assert client.recv(100)[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 503"), "it is not just reset"
+
+
+def test_the_health_of_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMQRT_ADMIN__PORT", "1")
+    gone = health()
+    assert gone.exit_code == 1
+    assert gone.output.startswith("http://127.0.0.1:1 does not answer: ")
+    assert health.refused("--url", "9356") == (
+        1,
+        "--url '9356': an address such as http://127.0.0.1:9356 is needed.",
+    )
+    monkeypatch.setenv("SMQRT_ADMIN__ENABLED", "false")
+    assert health.refused()[1] == "the admin listener is off (the setting admin.enabled), and nobody else answers."

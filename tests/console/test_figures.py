@@ -1,0 +1,104 @@
+"""History, rates, growth and what needs attention: plain figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smqrt.console.attention import Looked, things
+from smqrt.console.gauges import Growth
+from smqrt.console.history import History
+from smqrt.console.rates import Rates
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_history_keeps_the_newest_points_in_order() -> None:
+    history = History(["peers"], points=3, step_s=5)
+    for number in range(5):
+        history.add(100.0 + number, {"peers": None if number == 3 else number})
+    assert history.snapshot() == {
+        "step_s": 5,
+        "length": 3,
+        "times": [102.0, 103.0, 104.0],
+        "series": {"peers": [2.0, None, 4.0]},
+    }
+
+
+def test_a_rate_is_known_from_the_second_look_and_not_across_a_new_beginning() -> None:
+    clock = Clock()
+    rates = Rates(clock)
+
+    def look(count: float | None) -> float | None:
+        rates.begin()
+        found = rates.per_s("key", count)
+        clock.now_s += 2
+        return found
+
+    assert [look(count) for count in (10, 30, 30, 5, None, 7, 9)] == [None, 10, 0, None, None, None, 1]
+
+
+def test_growth_is_that_of_the_last_minutes() -> None:
+    clock = Clock()
+    growth = Growth(clock)
+    for minute in range(12):
+        clock.now_s = minute * 60.0
+        growth.look({"names": minute})
+    assert growth.of("names", 11) == 5
+    assert growth.of("new", 2) == 2
+
+
+CALM: dict[str, Any] = {
+    "phase": "running",
+    "loop_lag_worst_s": 0.01,
+    "open_files": 10,
+    "open_files_limit": 1000,
+}
+
+
+def looked(**changes: Any) -> Looked:
+    nothing: dict[str, Any] = dict.fromkeys(("listeners", "applications", "journals", "pipelines", "limits"), [])
+    return Looked(**{"server": CALM, "dropped_lately": 0, "errors_lately": 0, **nothing, **changes})
+
+
+TROUBLES: dict[str, dict[str, Any]] = {
+    "peers": {"server": CALM | {"phase": "draining"}},
+    "overview": {"server": CALM | {"loop_lag_worst_s": 0.3}},
+    "log": {"errors_lately": 3},
+    "applications": {"applications": [{"state": "failed", "uri": "/a/", "error": "a/.preload:3: no\nmore"}]},
+    "journals": {"journals": [{"name": "j", "alarm": 1}]},
+    "limits": {"limits": [{"name": "names", "lately": 2, "setting": "maxnames", "last": ""}]},
+}
+
+
+@pytest.mark.parametrize("view", TROUBLES)
+def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
+    (thing,) = things(looked(**TROUBLES[view]))
+    assert thing["view"] == view
+    assert str(thing["what"]).endswith((".", "no"))
+    assert str(thing["remedy"]).endswith(".")
+
+
+def test_nothing_needs_attention_when_all_is_well() -> None:
+    assert things(looked()) == []
+
+
+@pytest.mark.parametrize(("days", "level"), [(40, None), (20, "warn"), (3, "bad"), (-1, "bad")])
+def test_certificates_are_told_of_in_time(days: int, level: str | None) -> None:
+    listeners = [{"name": "https", "certificate_days": days, "certificate_fault": None}]
+    assert [thing["level"] for thing in things(looked(listeners=listeners))] == ([level] if level else [])
+
+
+def test_the_urgent_comes_first() -> None:
+    both = things(
+        looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])
+    )
+    assert [thing["level"] for thing in both] == ["bad", "warn"]

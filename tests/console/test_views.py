@@ -1,0 +1,328 @@
+"""What pages are sent: names of strangers cut and printable, sources of errors, messages of topics, the log's end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt import hub
+from smqrt.app_folder import AppScope, running_app
+from smqrt.console import source
+from smqrt.console.gauges import Gauges
+from smqrt.console.listening import KEPT, Listening
+from smqrt.console.log_tail import LogTail
+from smqrt.console.rates import Rates
+from smqrt.console.views import Paced, _shown
+from smqrt.console.watching import MOST_PAGES, Watching
+from smqrt.errors import ArgumentError
+from smqrt.net.broker import GeventBroker
+from tests.waiting import let_others_run, wait_until
+
+
+def test_names_are_cut_and_printable() -> None:
+    assert _shown("lamp") == "lamp"
+    assert _shown("a\x1b[2J\u202egnp.exe\n") == "a\\x1b[2J\\u202egnp.exe\\n"
+    long = _shown("x" * 65_000)
+    assert len(long) < 160
+    assert long.endswith("… (65,000 characters)")
+
+
+# ---- sources
+
+
+PRELOAD = "".join(f"local line{number} = {number}\n" for number in range(1, 21))
+
+
+def zipped(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "shop.zip", "w") as archive:
+        archive.write(folder / "shop" / ".preload", ".preload")
+    return folder / "shop.zip"
+
+
+@pytest.mark.parametrize("application", [lambda folder: folder / "shop", zipped], ids=["folder", "zip"])
+def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path], Path]) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / ".preload").write_text(PRELOAD)
+    found: Any = source.around(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
+    assert (found["file"], found["line"]) == ("shop/.preload", 10)
+    assert [number for number, _ in found["lines"]] == list(range(6, 15))
+    assert found["lines"][4] == [10, "local line10 = 10"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "it just failed",
+        "shop/.preload:99: beyond the end",
+        "shop/../../secret:1: elsewhere",
+        "/etc/passwd:1: elsewhere",
+        "shop/link:1: a link out of the folder",
+        "shop/missing.lua:1: no such file",
+        "shop/:1: no file",
+        "x" * 100_000 + ":1: long",
+    ],
+)
+def test_nothing_else_is_read(tmp_path: Path, error: str) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / ".preload").write_text(PRELOAD)
+    (tmp_path / "secret").write_text("secret\n")
+    (tmp_path / "shop" / "link").symlink_to(tmp_path / "secret")
+    assert source.around(tmp_path / "shop", error) is None
+
+
+# ---- messages
+
+
+@pytest.fixture
+def smq() -> Iterator[Any]:
+    with hub.create() as made:
+        yield made
+
+
+@pytest.fixture
+def broker(smq: Any) -> GeventBroker:
+    found: GeventBroker = smq._broker
+    return found
+
+
+def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker) -> None:
+    listening = Listening(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
+    smq.publish("on\x1b", "lamp", "kitchen")
+    smq.publish(b"x" * 2000, "door")
+    let_others_run()
+    (first, second), missed = listening.take()
+    assert missed == 0
+    assert first | {"from": 1} == {
+        "number": 1, "at_s": 5.0, "topic": "lamp", "subtopic": "kitchen", "from": 1, "size_bytes": 3, "text": "on\\x1b",
+        "cut": False,
+    }  # fmt: skip
+    assert (second["topic"], len(str(second["text"])), second["cut"]) == ("door", 512, True)
+    for number in range(KEPT + 15):
+        smq.publish(str(number), "lamp")
+    let_others_run()
+    messages, missed = listening.take()
+    assert ([one["text"] for one in messages], missed) == ([str(number) for number in range(KEPT)], 15)
+    listening.close()
+    listening.close()
+    smq.publish("off", "lamp")
+    let_others_run()
+    assert listening.take() == ([], 0)
+
+
+def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, broker: GeventBroker) -> None:
+    heard: list[bytes] = []
+    smq.subscribe("lamp", lambda data, *_: heard.append(data))
+    listening = Listening(broker, ["lamp"])
+    smq.publish("on", "lamp")
+    wait_until(lambda: heard == [b"on"])
+    listening.close()
+    smq.publish("off", "lamp")
+    wait_until(lambda: heard == [b"on", b"off"])
+
+
+@pytest.mark.parametrize("names", [["x"] * 21, ["x" * 257]])
+def test_what_a_page_subscribes_to_is_bounded(broker: GeventBroker, names: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="topics"):
+        Listening(broker, [f"{name}{number}" for number, name in enumerate(names)])
+
+
+# ---- the log
+
+
+@pytest.fixture
+def tail() -> Iterator[LogTail]:
+    made = LogTail()
+    yield made
+    made.close()
+    made.close()
+
+
+def test_errors_and_traces_are_kept(tail: LogTail, tmp_path: Path) -> None:
+    logging.getLogger("smqrt.trace").setLevel(logging.INFO)
+    log, traces = logging.getLogger("smqrt.console.test"), logging.getLogger("smqrt.trace")
+    log.warning("first")
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError:
+        log.exception("second")
+    newest, oldest = tail.newest_first()
+    assert (newest.level, oldest.text) == ("ERROR", "first")
+    assert newest.text.startswith("second\nTraceback")
+    assert newest.text.endswith("ValueError: \\x1b[31mred")
+    assert (tail.errors, tail.warnings, tail.errors_since(0)) == (1, 1, 1)
+    traces.info("nobody's")
+    with running_app(AppScope(tmp_path)):
+        traces.info("mine")
+    assert (tail.traces(None), tail.traces(tmp_path)) == (["nobody's"], ["mine"])
+
+
+# ---- who looks
+
+
+class FakeView:
+    """Counts what is asked of it."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options, self.asked, self.closed = options, 0, False
+
+    def data(self) -> dict[str, object]:
+        self.asked += 1
+        if self.options.get("fails"):
+            raise RuntimeError("out of order")
+        return {"size": "x" * int(self.options.get("size", 1))}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Pages:
+    """A Watching whose pages keep what they are sent."""
+
+    def __init__(self) -> None:
+        self.views: list[FakeView] = []
+        self.sent: list[tuple[int, str]] = []
+        self.beats: list[str] = []
+        self.watching = Watching(
+            self.make, lambda: {"now": 1}, lambda text, page: self.sent.append((page, text)), self.beats.append
+        )
+
+    def make(self, name: str, options: Mapping[str, Any]) -> FakeView:
+        if name == "none":
+            raise ArgumentError("view: there is none")
+        self.views.append(FakeView(options))
+        return self.views[-1]
+
+    def look(self, page: int, view: str = "peers", serial: int = 1, **options: Any) -> None:
+        self.watching.asked(page, {"view": view, "options": options, "serial": serial})
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages()
+    yield made
+    made.watching.close()
+    made.watching.close()
+
+
+def test_pages_that_look_at_the_same_share_the_work(pages: Pages) -> None:
+    pages.look(7, serial=3)
+    pages.look(8, serial=4)
+    wait_until(lambda: len(pages.sent) == 2)
+    answer = '{"data":{"size":"x"}}'
+    assert pages.sent == [(7, f"3 1 1\n{answer}"), (8, f"4 1 1\n{answer}")]
+    assert len(pages.views) == 1
+    assert pages.beats
+    gevent.sleep(0.3)
+    assert len(pages.sent) == 2  # nothing is new
+
+
+def test_nobody_is_fed_who_does_not_look(pages: Pages) -> None:
+    pages.look(7)
+    wait_until(lambda: pages.sent)
+    pages.look(7, view="")
+    (view,) = pages.views
+    assert view.closed
+    wait_until(lambda: pages.watching._feeding is None)
+    asked, beats = view.asked, len(pages.beats)
+    gevent.sleep(0.2)
+    assert (view.asked, len(pages.beats), len(pages.watching)) == (asked, beats, 0)
+    pages.look(7)
+    wait_until(lambda: len(pages.sent) == 2)
+
+
+def test_long_answers_come_in_pieces_and_longer_ones_not_at_all(pages: Pages) -> None:
+    pages.look(7, size=130_000)
+    wait_until(lambda: len(pages.sent) == 3)
+    heads, pieces = zip(*(text.split("\n") for _, text in pages.sent), strict=True)
+    assert heads == ("1 1 3", "1 2 3", "1 3 3")
+    assert max(len(text) for _, text in pages.sent) <= 0xFFF0
+    assert len(json.loads("".join(pieces))["data"]["size"]) == 130_000
+    pages.look(7, size=2_000_000)
+    wait_until(lambda: len(pages.sent) == 4)
+    assert "more than a page takes" in pages.sent[-1][1]
+
+
+def test_a_view_that_fails_says_so_and_the_others_go_on(pages: Pages) -> None:
+    pages.look(7, fails=True)
+    pages.look(8)
+    wait_until(lambda: len(pages.sent) == 2)
+    assert "log says why" in dict(pages.sent)[7]
+    assert "data" in dict(pages.sent)[8]
+    pages.look(9, view="none", serial=2)
+    assert pages.sent[-1] == (9, '2 1 1\n{"error":"view: there is none"}')
+
+
+@pytest.mark.parametrize(
+    "question", [None, [], "peers", {}, {"view": 1}, {"view": "peers"}, {"view": "peers", "options": {}, "serial": "1"}]
+)
+def test_what_is_no_question_is_left_aside(pages: Pages, question: object) -> None:
+    pages.watching.asked(7, question)
+    assert len(pages.watching) == 0
+
+
+def test_pages_are_bounded(pages: Pages) -> None:
+    for page in range(MOST_PAGES):
+        pages.look(page)
+    pages.look(1000)
+    assert "close one of them" in pages.sent[-1][1]
+    assert len(pages.watching) == MOST_PAGES
+    pages.watching.left(0)
+    pages.look(1000)
+    assert len(pages.watching) == MOST_PAGES
+
+
+def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, asked = [0.0], []
+    monkeypatch.setattr("smqrt.console.views.monotonic", lambda: now_s[0])
+
+    def look(hub: int) -> int:
+        asked.append(hub)
+        now_s[0] += 0.2
+        return hub
+
+    paced = Paced(look)
+    for _ in range(60):
+        assert paced.get(1) == 1
+        now_s[0] += 1
+    assert len(asked) == 3
+    assert paced.get(2) == 2
+
+
+# ---- figures of a server
+
+
+def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, looks = [100.0], []
+    monkeypatch.setattr("smqrt.console.gauges.monotonic", lambda: now_s[0])
+    snapshots = SimpleNamespace(server=lambda parts: looks.append(now_s[0]) or SERVER, hubs=lambda parts: [dict(HUB)])
+    monkeypatch.setattr("smqrt.console.gauges.snapshots", snapshots)
+    parts: Any = SimpleNamespace(lag=SimpleNamespace(worst_of=lambda span_s: 0.02))
+    gauges = Gauges(parts, 5)
+    gauges._rates = Rates(lambda: now_s[0])
+    assert gauges.look().now["in_per_s"] == 0
+    now_s[0] += 2
+    monkeypatch.setitem(HUB, "messages", 300)
+    seen = gauges.look()
+    assert (seen.now["in_per_s"], seen.now["loop_ms"], seen.hubs[0]["dropped"]) == (100.0, 20.0, 3)
+    slow = SimpleNamespace(**vars(snapshots) | {"server": lambda parts: now_s.__setitem__(0, now_s[0] + 0.1) or SERVER})
+    monkeypatch.setattr("smqrt.console.gauges.snapshots", slow)
+    now_s[0] += 1
+    first = gauges.look()
+    now_s[0] += 15
+    assert gauges.look() is first
+    now_s[0] += 10
+    assert gauges.look() is not first
+
+
+SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20}
+HUB: dict[str, Any] = {
+    "id": 1, "peers": 2, "messages": 100, "copies": 50, "drops": {"unrouted": 9, "over_budget": 2, "closed": 1},
+}  # fmt: skip

@@ -1,0 +1,312 @@
+"""Clients of a hub that go on at another one: what goes along, what is rebuilt, how an attempt is taken back."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import gevent
+import pytest
+
+from smqrt.broker.outbox import Held, Outbox
+from smqrt.broker.session import Session
+from smqrt.broker.topics import Topic
+from smqrt.net import datapath
+from smqrt.net.admission import open_connections
+from smqrt.net.connection import RawConnection
+from smqrt.net.connection_kinds import WsConnection
+from smqrt.net.fd_channel import ChannelError, FdChannel, _decoded, _encoded
+from smqrt.net.moving import ArrivingHub, StandingHub
+from smqrt.wire import smq as wire
+from smqrt.wire.smq import Type
+from smqrt.wire.websocket import Assembler
+from tests.device import RAW, WS, Device, Site, leftovers, publish
+from tests.waiting import let_others_run, wait_until
+
+REBUILT = {
+    Session: {
+        "broker": "the other hub's",
+        "extra": "the application's peer: `onconnect` is called again",
+        "meter": "its buckets are full again; what it keeps goes along as input",
+        "origin": "the request is not known any more",
+        "outbox": "the new connection",
+        "partitions": "derived from the routes",
+        "pending": "goes along as input, and its hook is asked again",
+        "routes": "looked up again",
+        "state": "connected",
+        "topic": "made for its etid",
+        "_unsafe": "the names' file was closed: nothing waits for it",
+        "_waits_for_disk": "the same",
+    },
+    RawConnection: {
+        "backlog": "made of the queue when the client does not read",
+        "handshake": "over",
+        "paused": "it goes on by itself",
+        "session": "the new session",
+        "sock": "the descriptor",
+        "watcher": "of this process's loop",
+        "writer": "the same",
+    },
+    WsConnection: {"close_sent": "who has sent it is not connected any more"},
+    Outbox: {
+        "__weakref__": "",
+        "life": "open, or blocked by its queue",
+        "queued_bytes": "the sum of the queue",
+    },
+    Topic: {
+        "__weakref__": "",
+        "_members": "each client subscribes again",
+        "_settled": "the same",
+        "_traffic": "counts what this process delivers",
+        "bytes": "the same",
+        "messages": "the same",
+        "cached": "routes are looked up again",
+        "encode": "of the hub",
+        "key": "made of the number",
+        "observers": "each client observes again",
+        "raw": "the members",
+        "ws": "the members",
+    },
+    Assembler: {},
+}
+MOVED = {
+    Session: {
+        "etid", "uid", "info", "seed", "names_made", "names_made_bytes", "topics", "observed", "fragments", "since_s",
+        "identity",
+    },
+    RawConnection: {"carry", "receive_bytes", "torn"},
+    WsConnection: {"assembler", "decoded"},
+    Outbox: {"queue", "budget_bytes", "dropped"},
+    Topic: {"id", "name"},
+    Assembler: {"_joined", "opcode", "_count"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MOVED, ids=lambda kind: kind.__name__)
+def test_everything_that_a_client_has_goes_along_or_is_rebuilt(kind: Any) -> None:
+    """Whoever adds an attribute says here what becomes of it at a hot restart (smqrt/broker/snapshot.py, moving.py)."""
+    assert set(kind.__slots__) == MOVED[kind] | set(REBUILT[kind])
+    assert not MOVED[kind] & set(REBUILT[kind])
+
+
+# ---- moves within this process, as between two
+
+
+def move(site: Site, other: Site, settle_s: float = 0.02) -> StandingHub:
+    """Moves the clients of one hub to the other, by way of text and descriptors."""
+    standing = StandingHub(site.state)
+    standing.settle(settle_s)
+    record = standing.take()
+    message = _decoded(*_encoded({"do": "x", "hub": record, "clients": [one.record for one in standing.clients]}))
+    arriving = ArrivingHub(other.state, message["hub"])
+    for client, one in zip(standing.clients, message["clients"], strict=True):
+        fd = os.dup(client.connection.transport.fileno())
+        arriving.place(one, open_connections.adopt(fd, client.address))
+    standing.let_go(lambda run, tid, ptid: None)
+    arriving.begin()
+    let_others_run()
+    return standing
+
+
+def messages(device: Device) -> list[bytes]:
+    """The payloads that have come."""
+    return [packet[13:] for packet in device.sync() if packet[0] == Type.PUBLISH]
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_nothing_is_left_at_the_old_hub(make_site: Any, kind: str) -> None:
+    site, other = make_site(), make_site()
+    one, two = site.device(b"client-1", kind), site.device(b"client-2")
+    topic = one.subscribe(b"a")
+    two.send(wire.with_id(Type.OBSERVE, one.etid), wire.with_id(Type.OBSERVE, topic))
+    two.publish(topic, b"x")
+    two.sync()
+    one.sync()
+    move(site, other)
+    assert not {name: rest for name, rest in leftovers(site.state).items() if name != "subscriptions"}
+    assert [one.uid for one in other.state.sessions.values()] == [b"client-1", b"client-2"]
+    assert other.state.stats.connects == 2
+    one.disconnect()
+    assert sorted(two.sync()) == sorted([wire.change(one.etid, 0), wire.change(topic, 0)])
+    assert Held.total_bytes == 0
+
+
+def test_what_changed_meanwhile_is_told(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    observer = site.device(b"observer")
+    topic = site.smq.create("a")
+    site.smq.subscribe("a")
+    observer.send(wire.with_id(Type.OBSERVE, topic))
+    assert observer.sync() == [wire.change(topic, 1)]
+    move(site, other)
+    assert observer.sync() == [wire.change(topic, 0)]  # the application there does not subscribe
+
+
+def test_an_attempt_is_taken_back(make_site: Any) -> None:
+    site = make_site()
+    raw, ws = site.device(b"raw-01"), site.device(b"ws-001", WS)
+    topic = raw.subscribe(b"a")
+    ws.subscribe(b"a")
+    frame = wire.frame(publish(topic, raw.etid, b"half"))
+    raw.send_bytes(frame[:5])
+    let_others_run()
+    standing = StandingHub(site.state)
+    standing.settle(0.01)
+    standing.take()
+    site.smq.publish(b"held", "a")
+    raw.send_bytes(frame[5:])
+    let_others_run()
+    standing.go_on()
+    assert messages(ws) == [b"held", b"half"]
+    assert messages(raw) == [b"held", b"half"]
+    assert not datapath.still
+    assert Held.total_bytes == 0
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_a_hook_that_has_not_answered_is_asked_again(make_site: Any, kind: str) -> None:
+    asked: list[str] = []
+
+    def permittop(topic: str, issub: bool, peer: Any) -> bool:
+        asked.append(topic)
+        if len(asked) == 1:
+            gevent.sleep(60)
+        return True
+
+    def onpublish(data: bytes, ptid: int, tid: int, subtid: int, peer: Any) -> bool:
+        return True
+
+    site, other = make_site(permittop=permittop), make_site(permittop=permittop, onpublish=onpublish)
+    device = site.device(b"device", kind)
+    device.send(bytes((Type.SUBSCRIBE,)) + b"a", wire.PING)
+    wait_until(lambda: asked, "the hook is asked")
+    move(site, other)
+    assert device.ack().name == b"a"
+    assert device.receive() == wire.PONG
+    assert asked == ["a", "a"]
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_a_message_that_onpublish_has_is_delivered_once(make_site: Any, kind: str) -> None:
+    calls: list[bytes] = []
+
+    def onpublish(data: bytes, ptid: int, tid: int, subtid: int, peer: Any) -> bool:
+        calls.append(data)
+        if len(calls) == 1:
+            gevent.sleep(60)
+        return True
+
+    site, other = make_site(onpublish=onpublish), make_site(onpublish=onpublish)
+    device, reader = site.device(b"device", kind), site.device(b"reader")
+    topic = reader.subscribe(b"a")
+    device.send(*(publish(topic, device.etid, body) for body in (b"1", b"2", b"3")))
+    wait_until(lambda: calls, "the hook is asked")
+    move(site, other)
+    device.sync()
+    assert messages(reader) == [b"1", b"2", b"3"]
+
+
+def test_the_queue_of_a_client_that_does_not_read_goes_along(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    slow, writer = site.device(b"slow-1"), site.device(b"writer")
+    topic = slow.subscribe(b"a")
+    sent = [number.to_bytes(2, "big") * 30_000 for number in range(100)]
+    for body in sent:
+        writer.publish(topic, body)
+        writer.sync()
+    state = site.state.uids[b"slow-1"].outbox
+    assert state.queue
+    assert state.torn  # the client has the head of a frame
+    dropped = state.dropped
+    move(site, other)
+    assert other.state.uids[b"slow-1"].outbox.dropped == dropped
+    got = messages(slow)
+    assert got == sent[: len(got)]
+    assert len(got) == len(sent) - dropped
+    assert Held.total_bytes == 0
+
+
+def test_messages_for_handlers_go_along(make_site: Any) -> None:
+    heard: list[bytes] = []
+
+    def slow(data: bytes, *rest: int) -> None:
+        heard.append(data)
+        gevent.sleep(60)
+
+    site, other = make_site(), make_site()
+    topic = site.smq.subscribe("a", slow)
+    other.smq.create("a", topic)
+    other.smq.subscribe("a", lambda data, *rest: heard.append(data))
+    device = site.device()
+    device.send(*(publish(topic, device.etid, body) for body in (b"1", b"2", b"3")))
+    wait_until(lambda: heard, "the first handler runs")
+    device.sync()
+    move(site, other)
+    wait_until(lambda: heard == [b"1", b"2", b"3"], heard)
+
+
+def test_a_topic_gets_the_number_that_clients_know(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    device = site.device()
+    topic = device.subscribe(b"a")
+    sub = device.createsub(b"s")
+    heard: list[int] = []
+    other.smq.subscribe("a", lambda data, ptid, tid, subtid: heard.append(tid))
+    assert other.smq.create("a") != topic
+    other.smq.createsub("s")
+    move(site, other)
+    assert (other.smq.create("a"), other.smq.createsub("s")) == (topic, sub)
+    device.publish(topic, b"x")
+    assert messages(device) == [b"x"]
+    wait_until(lambda: heard == [topic], heard)
+
+
+# ---- messages between processes
+
+
+def channels() -> tuple[FdChannel, FdChannel]:
+    one, two = socket.socketpair(socket.AF_UNIX)
+    return FdChannel(one), FdChannel(two, 1000)
+
+
+def test_descriptors_come_with_their_message() -> None:
+    one, two = channels()
+    reading, writing = os.pipe()
+    one.send({"do": "a", "blob": b"\0\xff" * 3}, [writing])
+    one.send({"do": "b"})
+    os.close(writing)
+    message, (fd,) = two.receive(1)
+    assert message == {"do": "a", "blob": b"\0\xff" * 3}
+    assert two.receive(1) == ({"do": "b"}, [])
+    os.write(fd, b"x")
+    assert os.read(reading, 1) == b"x"
+    assert one.peer() == (os.getpid(), os.getuid())
+    for each in (fd, reading):
+        os.close(each)
+    one.close()
+    with pytest.raises(ChannelError, match="is gone"):
+        two.receive(1)
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"\0\0\x10\0" + bytes(8), "a message of 4096 bytes"),
+        (b"\0\0\0\0\xff\0\0\0" + bytes(4), "bytes"),
+        (b"\0\0\0\2" + bytes(8) + b"[]", "none"),
+        (b"\0\0\0\2" + bytes(8) + b"{\xff", "none"),
+        (b"\0\0\0\2" + b"\0\0\0\0\0\0\0\1{}", "descriptors are missing"),
+        (b'\0\0\0\x0b' + bytes(8) + b'{"@":[1,"x"]', "none"),
+        (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
+        (b"\0\0\0\2", "said nothing"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused(data: bytes, fault: str) -> None:
+    one, two = channels()
+    one._sock.sendall(data)
+    with pytest.raises(ChannelError, match=fault):
+        two.receive(0.05)
+    one.close()
+    two.close()

@@ -1,0 +1,71 @@
+"""What an operator has: `smqrt restart`, systemd, and one server at a socket."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.restart.hot import HotServed, application
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+
+Serve = Callable[..., HotServed]
+
+
+def smqrt(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smqrt", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_command_says_how_it_went_and_systemd_follows(serve_hot: Serve, tmp_path: Path) -> None:
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(str(tmp_path / "notify"))
+    notify.setblocking(False)
+    told: list[tuple[str, str]] = []
+
+    def hear(word: str) -> bool:
+        try:
+            while True:
+                told.extend(tuple(line.partition("=")[::2]) for line in notify.recv(4096).decode().split("\n"))  # type: ignore[misc]
+        except BlockingIOError:
+            return any(name == word for name, _ in told)
+
+    app, path = application(tmp_path / "app"), tmp_path / "r.sock"
+    served = serve_hot(app, "--restart-socket", path, env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    device = served.device()
+    wait_until(lambda: hear("READY"), told)
+
+    second = smqrt("serve", "--port", "0", app, "--restart-socket", path)
+    assert second.returncode == 1
+    assert "another server listens at" in second.stderr + second.stdout
+
+    (app / ".preload").write_text("no Lua")
+    ran = smqrt("restart", "--socket", path)
+    assert (ran.returncode, "Not restarted, the server goes on as before: application app" in ran.stderr) == (1, True)
+    application(app)
+    ran = smqrt("restart", "--socket", path)
+    served.next_process()
+    assert (ran.returncode, ran.stdout) == (0, f"process {served.pid} serves, with 1 clients of the one before\n")
+    wait_until(lambda: hear("MAINPID"), told)
+    assert ("MAINPID", str(served.pid)) in told
+    assert not hear("STOPPING")  # the service goes on
+    device.sync()
+
+    ran = smqrt("restart", "--pid", str(served.pid))
+    served.next_process()
+    assert ran.returncode == 0, ran.stderr
+    device.sync()
+    assert path.is_socket()
+    served.end()
+    assert not path.exists()
+    assert hear("STOPPING")
+    ran = smqrt("restart", "--socket", path)
+    assert (ran.returncode, "No server answers at" in ran.stderr) == (1, True)
+    assert "not known" in smqrt("restart").stderr
+    notify.close()

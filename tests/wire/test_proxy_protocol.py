@@ -1,0 +1,97 @@
+"""The PROXY protocol as bytes: what is a header, and what never will be."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from smqrt.wire.proxy_protocol import MAX_V2_BYTES, SIGNATURE, NoProxyHeader, ProxyHeader, parse
+
+V4 = bytes([192, 0, 2, 7, 10, 0, 0, 1]) + struct.pack(">HH", 4711, 443)
+V6 = bytes(15) + b"\1" + bytes(16) + struct.pack(">HH", 4711, 443)
+TLS = b"\x20" + struct.pack(">H", 5) + b"\x01\0\0\0\0"
+CUT = b"\x20\0\x09\x01"
+
+
+def version_2(command: int = 0x21, family: int = 0x11, body: bytes = V4, length: int | None = None) -> bytes:
+    return SIGNATURE + struct.pack(">BBH", command, family, len(body) if length is None else length) + body
+
+
+GOOD = {
+    b"PROXY TCP4 192.0.2.7 10.0.0.1 4711 443\r\n": (("192.0.2.7", 4711), False),
+    b"PROXY TCP6 2001:db8::7 ::1 0 65535\r\n": (("2001:db8::7", 0), False),
+    b"PROXY TCP6 ::ffff:192.0.2.7 ::1 1 1\r\n": (("192.0.2.7", 1), False),
+    b"PROXY UNKNOWN\r\n": (None, False),
+    b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n": (None, False),
+    version_2(): (("192.0.2.7", 4711), False),
+    version_2(family=0x21, body=V6): (("::1", 4711), False),
+    version_2(body=V4 + TLS): (("192.0.2.7", 4711), True),
+    version_2(body=V4 + b"\x20\0\5\0\0\0\0\0" + b"\x02\0\4host\x04\0\0"): (("192.0.2.7", 4711), False),
+    version_2(family=0, body=b""): (None, False),
+    version_2(family=0, body=bytes(30)): (None, False),
+    version_2(0x20, 0, b""): (None, False),
+    version_2(0x20): (None, False),
+    version_2(family=0x12): (None, False),
+    version_2(family=0x31, body=bytes(216)): (None, False),
+    version_2(body=V4 + b"\x04" + struct.pack(">H", 4000) + bytes(4000)): (("192.0.2.7", 4711), False),
+}
+BAD = (
+    b"GET / HTTP/1.1\r\n",
+    b"\0\0",
+    b"\x16\x03\x01",
+    b"PROXX",
+    b"PROXY\r\n",
+    b"PROXY  TCP4 1.2.3.4 1.2.3.4 1 1\r\n",
+    b"PROXY TCP4 1.2.3.4 1.2.3.4 1 1\n" + bytes(107),
+    b"PROXY TCP4 1.2.3 1.2.3.4 1 1\r\n",
+    b"PROXY TCP4 01.2.3.4 1.2.3.4 1 1\r\n",
+    b"PROXY TCP4 ::1 ::1 1 1\r\n",
+    b"PROXY TCP6 1.2.3.4 1.2.3.4 1 1\r\n",
+    b"PROXY TCP4 1.2.3.4 1.2.3.4 65536 1\r\n",
+    b"PROXY TCP4 1.2.3.4 1.2.3.4 01 1\r\n",
+    b"PROXY TCP4 1.2.3.4 1.2.3.4 -1 1\r\n",
+    b"PROXY TCP4 1.2.3.4 1.2.3.4 1\r\n",
+    b"PROXY UDP4 1.2.3.4 1.2.3.4 1 1\r\n",
+    b"PROXY UNKNOWN " + b"x" * 107,
+    SIGNATURE + b"\x22\x11\0\0",
+    SIGNATURE + b"\x11\x11\0\0",
+    version_2(family=0x41),
+    version_2(body=V4[:11]),
+    version_2(family=0x21),
+    version_2(body=V4 + CUT),
+    version_2(body=V4 + b"\1"),
+    version_2(length=MAX_V2_BYTES),
+    SIGNATURE[:11] + b"x",
+)
+
+
+@pytest.mark.parametrize("data", GOOD)
+def test_a_header_is_read_however_much_of_it_is_there(data: bytes) -> None:
+    client, is_tls = GOOD[data]
+    for behind in (b"", b"GET / HTTP/1.1\r\n", b"\r\n"):
+        assert parse(data + behind) == ProxyHeader(len(data), client, is_tls)
+    for cut in range(len(data)):
+        assert parse(data[:cut]) is None
+
+
+@pytest.mark.parametrize("data", BAD)
+def test_what_is_no_header_is_refused(data: bytes) -> None:
+    with pytest.raises(NoProxyHeader):
+        parse(data)
+
+
+def test_mutated_headers_are_read_or_refused() -> None:
+    random_ = random.Random(13)
+    headers = [*GOOD, *BAD]
+    for _ in range(20_000):
+        data = bytearray(random_.choice(headers))
+        for _ in range(random_.randrange(1, 4)):
+            at = random_.randrange(len(data) or 1)
+            data[at : at + random_.randrange(2)] = random_.randbytes(random_.randrange(3))
+        try:
+            found = parse(bytes(data))
+        except NoProxyHeader:
+            continue
+        assert found is None or (found.size_bytes <= len(data) and found.size_bytes <= MAX_V2_BYTES)
