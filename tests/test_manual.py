@@ -278,7 +278,7 @@ def test_every_metric_and_every_reason_is_in_its_table() -> None:
 
 
 def test_every_ending_and_every_drop_is_documented() -> None:
-    before_accepted = {CloseReason.REFUSED, CloseReason.CONNECT_TIMEOUT}
+    before_accepted = {CloseReason.REFUSED, CloseReason.CONNECT_TIMEOUT, CloseReason.BAD_CONNECT}
     words = [reason.value for reason in CloseReason if reason not in {*before_accepted, CloseReason.CLIENT_DISCONNECT}]
     text = page_text("hub-api")
     assert [word for word in words if f"`{word}`" not in text] == []
@@ -387,8 +387,8 @@ def test_help_names_the_pages_when_there_is_none_of_that_name() -> None:
 
 # ---- pieces of Lua
 
-ELSEWHERE = re.compile(r"example|localhost\"|onpub\b")
-"""What names a host or a function that only the reader has: such a piece is compiled, not run."""
+ELSEWHERE = re.compile(r"example|localhost\"|onpub\b|auth = true")
+"""What names a host, a function or users that only the reader has: such a piece is compiled, not run."""
 
 
 def pieces(page: Path) -> list[str]:

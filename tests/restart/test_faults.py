@@ -8,8 +8,9 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -119,15 +120,21 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     assert "\x1b" not in server.output
 
 
-def test_strangers_at_the_socket_are_refused(server: HotServed, tmp_path: Path) -> None:
-    path = tmp_path / "r.sock"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that others may enter; those of pytest are closed to them."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_strangers_at_the_socket_are_refused(serve_hot: Serve, tmp_path: Path, reachable: Path) -> None:
+    path = reachable / "r.sock"
+    server = serve_hot(application(tmp_path / "app"), "--restart-socket", path)
     assert server.port
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     if os.geteuid() == 0:
         path.chmod(0o666)
-        tmp_path.chmod(0o755)
-        for folder in (tmp_path, *tmp_path.parents[:2]):
-            folder.chmod(folder.stat().st_mode | 0o055)
+        path.parent.chmod(0o755)
         nobody = pwd.getpwnam("nobody").pw_uid
         code = (
             f"import os, socket; s = socket.socket(socket.AF_UNIX); os.setuid({nobody}); s.connect({str(path)!r}); "
