@@ -1,4 +1,4 @@
-"""What the server says to systemd, the sockets it takes from it, and the units that `smqrt systemd-unit` prints."""
+"""Messages to systemd, the sockets it takes from it, and the units that `smqrt systemd-unit` prints."""
 
 from __future__ import annotations
 

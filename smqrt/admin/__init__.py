@@ -1,1 +1,1 @@
-"""What operators see of a running server: health, metrics, and an API on a listener of its own (help: metrics)."""
+"""The operators' side of a running server: health, metrics, and an API on a listener of its own (help: metrics)."""

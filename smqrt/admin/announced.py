@@ -1,4 +1,4 @@
-"""Where commands find the admin listeners of a user's servers: a file for each, that only this user reads."""
+"""Announcements of a user's admin listeners, for commands: a file for each, that only this user reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late the event loop is: a timer that looks how much later than asked for it was called."""
+"""Delay of the event loop: a timer that looks how much later than asked for it was called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process takes of its machine, read from /proc."""
+"""CPU, memory and files of this process, read from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may do, by who it is: asked when it subscribes, observes, creates, and when a route is looked up, never
+"""Permissions of one client: asked when it subscribes, observes, creates, and when a route is looked up, never
 for each message; and looked at again when rules change.
 
 A client without an identity may do everything, and never comes here.

@@ -143,8 +143,9 @@ def _service(command: list[str], name: str, user: str | None, writable: list[str
     ports += map(int, re.findall(r"--(?:tls-)?port[ =](\d{1,5})\b", " ".join(command)))
     is_low = any(port is not None and 0 < port < 1024 for port in ports)
     capabilities = "CAP_NET_BIND_SERVICE" if is_low else ""
-    in_home = any(word.startswith(("/home/", "/root/")) for word in [*command, *writable])
-    in_tmp = any(word.startswith(("/tmp/", "/var/tmp/")) for word in [*command, *writable])
+    folders = {Path(word).parts[1:3] for word in [*command, *writable] if Path(word).is_absolute()}
+    in_home = any(parts[0] in ("home", "root") for parts in folders if parts)
+    in_tmp = any(parts[0] == "tmp" or parts == ("var", "tmp") for parts in folders if parts)
     most_s = settings.drain.most_s
     return _SERVICE.format(
         name=name,

@@ -1,4 +1,4 @@
-"""What an operator should look at now: one sentence of what is wrong, one of what to do, and the view that shows it."""
+"""Things for an operator to look at now: a sentence of what is wrong, one of what to do, and the view that shows it."""
 
 from __future__ import annotations
 

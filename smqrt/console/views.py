@@ -1,4 +1,4 @@
-"""What each view of the console shows, as functions of what its page asks for.
+"""Contents of each view of the console, as functions of what its page asks for.
 
 A view is made when a page begins to look and asked for its data every second; what takes long to find out is looked at
 less often.

@@ -1,4 +1,4 @@
-"""What trusted proxies say in header fields: whom they speak for, and which scheme, host and prefix the client used.
+"""Header fields of trusted proxies: whom they speak for, and which scheme, host and prefix the client used.
 
 Two families say it: `X-Forwarded-For`, `-Proto`, `-Host`, `-Port`, `-Prefix`, and `Forwarded` (RFC 7239). A proxy
 appends the address it was called from, so the addresses are walked from the right: over those of trusted proxies to the

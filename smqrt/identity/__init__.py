@@ -1,4 +1,4 @@
-"""Who a client is and what it may do: users, tokens, certificates, and the access control list.
+"""Identity and rights of clients: users, tokens, certificates, and the access control list.
 
 It knows neither HTTP nor the broker; both ask it.
 """

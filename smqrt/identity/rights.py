@@ -1,4 +1,4 @@
-"""What clients may do by the list that is in force: decisions, and how often which of them was no."""
+"""Decisions by the access list that is in force, and how often which of them was no."""
 
 from __future__ import annotations
 

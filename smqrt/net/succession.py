@@ -1,4 +1,4 @@
-"""Which hub goes on for which: hubs by their keys, and what waits for the hub of a key.
+"""Succession of hubs: hubs by their keys, and what waits for the hub of a key.
 
 A key is the name of the application and the hub's own name, or its number in the order in which the application makes
 its hubs. So the hub that an application makes in the next process, or when it starts again in this one, is found.

@@ -1,4 +1,4 @@
-"""When a server is asked for a hot restart: by SIGUSR2, or at its Unix socket, by a new process or `smqrt restart`."""
+"""Requests for a hot restart: by SIGUSR2, or at its Unix socket, by a new process or `smqrt restart`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the old process and the new one say to each other, in this order:
+"""Messages between the old process and the new one, in this order:
 
     new                                  old
     hello {version, pid}            ──▶

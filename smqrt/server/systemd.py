@@ -1,4 +1,4 @@
-"""What systemd says to a service, and hears from it: sockets it has opened, readiness, a watchdog (sd_listen_fds(3),
+"""The protocol between systemd and a service: sockets it has opened, readiness, a watchdog (sd_listen_fds(3),
 sd_notify(3)). Without systemd nothing here does anything.
 """
 

@@ -1,4 +1,4 @@
-"""What is told of pipelines, from the files that their processes write."""
+"""States of pipelines, from the files that their processes write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hub counts of its traffic: exact on every path, however many subscribers there were meanwhile."""
+"""Counts of a hub's traffic: exact on every path, however many subscribers there were meanwhile."""
 
 from __future__ import annotations
 

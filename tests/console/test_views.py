@@ -1,4 +1,4 @@
-"""What pages are sent: names of strangers cut and printable, sources of errors, messages of topics, the log's end."""
+"""Data sent to pages: names of strangers cut and printable, sources of errors, messages of topics, the log's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proxies say in header fields, and who is believed."""
+"""Header fields of proxies, and who is believed."""
 
 from __future__ import annotations
 

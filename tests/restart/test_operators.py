@@ -1,4 +1,4 @@
-"""What an operator has: `smqrt restart`, systemd, and one server at a socket."""
+"""Commands for operators: `smqrt restart`, systemd, and one server at a socket."""
 
 from __future__ import annotations
 
