@@ -134,6 +134,10 @@ class ConnectionLimit:
         self._count(sock, host)
         return sock
 
+    def room(self) -> int:
+        """How many connections more there may be."""
+        return (self.limit or _most()) - self.open
+
     def adopt(self, fd: int, host: str) -> Admitted:
         """The socket of a connection that another process had admitted; `host` is its client's address."""
         sock = Admitted(-1, -1, -1, fd)

@@ -8,6 +8,7 @@ import _socket
 import contextlib
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections import deque
@@ -22,6 +23,7 @@ from smqrt.net.admission import BUSY, LISTENER_CONNECTIONS, Admitted, ListenerCo
 from smqrt.net.inherited import inherited
 from smqrt.net.proxies import ProxyHeaders, TrustedNetworks
 from smqrt.net.readiness import READ, Ready, Signal, Wait
+from smqrt.net.scheduling import TURN_S
 from smqrt.net.stream import resolve
 from smqrt.net.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
 
@@ -29,12 +31,16 @@ log = logging.getLogger("smqrt")
 
 OnAccept = Callable[[Any, Address], None]
 
+_NEXT_TURN_S = 1e-6  # a timer: the loop looks at sockets in between
 _WAITING_AT_MOST, _READ_BYTES = 8192, 16384
 ACCEPTS_AT_ONCE = 16  # then the clock is looked at
-ACCEPT_S = 0.004
-"""What accepting may take of a turn; then the others have theirs. As much as there is time for, since the kernel holds
-no more than 4096 for us (net.core.somaxconn): ten thousand clients that come back at once would have to try again a
-second later."""
+ACCEPT_S = 0.02
+"""What accepting may take of a turn: some five thousand connections. The kernel holds no more than 4096 for us
+(net.core.somaxconn); of ten thousand clients that come back at once, the others would have to try again a second
+later."""
+BACKLOG_AT_MOST = 65535
+ACCEPTED_AT_MOST = 16384
+"""Connections that may be accepted and wait for their turn."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below the four minutes after which many NATs forget
 PAUSE_S = 0.5  # without file descriptors
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -55,7 +61,7 @@ class Listener:
             `TlsTransport` after its handshake) and the client's address. Must not block.
         context: TLS context of the server.
         handshake_s: seconds that a TLS handshake may take.
-        backlog: connections the kernel may hold for us.
+        backlog: connections the kernel may hold for us; it takes no more than net.core.somaxconn.
         reuse_port: let several processes listen on the same port.
         sock: a listening socket of somebody else, instead of a new one.
 
@@ -74,7 +80,7 @@ class Listener:
         port: int,
         on_accept: OnAccept,
         context: ssl.SSLContext | None = None,
-        backlog: int = 4096,
+        backlog: int = 65535,
         reuse_port: bool = False,
         handshake_s: float = HANDSHAKE_S,
         sock: _socket.socket | None = None,
@@ -95,6 +101,8 @@ class Listener:
         self._watcher = get_hub().loop.io(self._socket.fileno(), 1)
         self._pause: Any = None
         self._complained = False
+        self._accepted: deque[tuple[int, Address]] = deque()
+        self._taking: Any = get_hub().loop.timer(_NEXT_TURN_S)
 
     @property
     def handshake_s(self) -> float:
@@ -143,7 +151,7 @@ class Listener:
         self._watcher.start(self._accept)
 
     def stop(self) -> None:
-        """Accept no more; connections wait in the kernel."""
+        """Accept no more; connections wait in the kernel. Those that were accepted are still passed on."""
         self._watcher.stop()
         if self._pause is not None:
             self._pause.stop()
@@ -155,18 +163,27 @@ class Listener:
         socket of somebody else they wait for whoever serves it next.
         """
         self.stop()
+        while self._accepted:
+            self._say_busy(self._accepted.popleft()[0])
         for _ in range(0 if self._is_shared else _WAITING_AT_MOST):
             try:
                 fd, _ = self._socket._accept()  # type: ignore[attr-defined]
             except OSError:
                 return
-            with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
-                _say_busy(client, b"" if self._handshakes else BUSY)
+            self._say_busy(fd)
+
+    def _say_busy(self, fd: int) -> None:
+        with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
+            _say_busy(client, b"" if self._handshakes else BUSY)
 
     def close(self) -> None:
         """Stop for good. Unfinished handshakes end."""
         self.stop()
         self._watcher.close()
+        self._taking.stop()
+        self._taking.close()
+        while self._accepted:
+            os.close(self._accepted.popleft()[0])
         if self._proxy_headers:
             self._proxy_headers.close()
         if self._handshakes:
@@ -176,22 +193,37 @@ class Listener:
             open_listeners.remove(self)
 
     def _accept(self) -> None:
+        """Empty the kernel's list first, which is short, and then begin with those who came."""
         until_s = monotonic() + ACCEPT_S
         while self._accept_some() and monotonic() < until_s:
             pass
+        if not self._taking.active:
+            self._take()
 
     def _accept_some(self) -> bool:
         """Whether there may be more."""
+        accepted = self._accepted
+        waiting = sum(len(each._accepted) for each in open_listeners)
+        if accepted and waiting >= min(ACCEPTED_AT_MOST, open_connections.room()):
+            return False  # those that are one too many wait in the kernel
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                fd, address = self._socket._accept()  # type: ignore[attr-defined]
+                accepted.append(self._socket._accept())  # type: ignore[attr-defined]
             except BlockingIOError:
                 return False
             except OSError as error:
                 self._failed(error)
                 return False
-            self._pass_on(fd, address)
         return True
+
+    def _take(self) -> None:
+        """Pass on those who were accepted, in their order, as far as this turn's time goes."""
+        until_s, accepted = monotonic() + TURN_S, self._accepted
+        while accepted:
+            self._pass_on(*accepted.popleft())
+            if accepted and monotonic() >= until_s:
+                self._taking.start(self._take)
+                break
 
     def _pass_on(self, fd: int, address: Address) -> None:
         client = open_connections.admit(self._family, self._type, fd, address)

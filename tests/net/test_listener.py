@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import _socket
 import json
+import os
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -77,6 +81,66 @@ def test_many_at_once_are_taken_in_a_few_turns(listen: Any) -> None:
     assert len(accepted) == len(clients)
     for client in clients:
         client.close()
+
+
+@dataclass
+class Crowd:
+    """Clients of a listener that needs a millisecond to begin with each, after its first turn."""
+
+    listener: Listener
+    clients: list[_socket.socket]
+    begun: list[Any]
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    begun: list[Any] = []
+
+    def begin(sock: Any, address: Any) -> None:
+        begun.append(sock)
+        time.sleep(0.001)
+
+    listener = Listener("127.0.0.1", 0, begin)
+    clients = [_socket.socket() for _ in range(100)]
+    for client in clients:
+        client.connect(listener.address)
+        client.settimeout(5)
+    listener.start()
+    wait_until(lambda: begun)
+    yield Crowd(listener, clients, begun)
+    listener.close()
+    for each in [*clients, *begun]:
+        each.close()
+
+
+def waiting(listener: Listener) -> int:
+    """How many the kernel holds for the listener: tcpi_unacked (linux/tcp.h)."""
+    info = _socket.socket(fileno=os.dup(listener.fileno())).getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 28)
+    return int(struct.unpack_from("=I", info, 24)[0])
+
+
+def test_the_kernels_list_is_emptied_before_the_listener_begins_with_the_clients(crowd: Crowd) -> None:
+    assert waiting(crowd.listener) == 0
+    assert len(crowd.begun) < 50, "the others have turns in between"
+    wait_until(lambda: len(crowd.begun) == 100)
+    peers = [sock.getpeername() for sock in crowd.begun]
+    assert peers == [client.getsockname() for client in crowd.clients], "in their order"
+
+
+def test_who_was_accepted_is_begun_with_after_a_stop(crowd: Crowd) -> None:
+    crowd.listener.stop()
+    wait_until(lambda: len(crowd.begun) == 100)
+
+
+def test_who_was_accepted_is_told_when_the_server_ends(crowd: Crowd) -> None:
+    crowd.listener.turn_away()
+    assert len(crowd.begun) < 50
+    assert crowd.clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
+
+
+def test_who_was_accepted_sees_the_end_of_a_closed_listener(crowd: Crowd) -> None:
+    crowd.listener.close()
+    assert crowd.clients[-1].recv(1000) == b""
 
 
 def test_stop_and_start(listen: Any) -> None:
