@@ -33,7 +33,31 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 REPOSITORY = Path(__file__).parent.parent
 START_S = 60
-CLUSTER_TIMEOUT_S = 600  # Spark in processes of its own, beside other tests
+TIMEOUTS_S = {"spark": 300, "cluster": 600}
+"""Longer than that of setup.cfg, after which the process ends that runs the tests: Spark starts anew for the others."""
+LONGEST = [
+    "bench/test_soak",
+    "pipeline/test_submit_cluster",
+    "pipeline/test_source_cluster",
+    "pipeline/test_connect",
+    "pipeline/test_delta",
+    "pipeline/test_interrupt",
+    "pipeline/test_many_results",
+    "pipeline/test_exactly_once",
+    "pipeline/test_beside",
+    "pipeline/test_ui",
+    "bench/test_journal_scale",
+    "restart/test_load",
+    "pipeline/test_testing",
+    "pipeline/test_processors",
+    "pipeline/test_iceberg",
+    "pipeline/test_row_checks_future",
+    "pipeline/test_graph",
+    "pipeline/test_history",
+    "pipeline/test_run",
+    "pipeline/test_lost_state",
+]
+"""Files with tests that take half a minute or more."""
 WAIT_MS = 20_000  # for what a page does, on a machine that has much else to do
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
@@ -48,8 +72,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stress-seconds", type=float, default=4, help="how long the large stress test lasts (default 4)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks a test by what it uses, so that `scripts/test unit` needs no list."""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Marks a test by what it uses, so that `scripts/test unit` needs no list; of those that run, the longest first."""
+    mark(items)
+    yield
+    items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Returns tests in such an order that no worker is left alone with a long one at the end.
+
+    `--dist worksteal` gives each worker one piece of the list, of the same size: each piece begins with its share of
+    the longest files.
+    """
+    files = [f"tests/{name}.py" for name in LONGEST]
+    others = [item for item in items if item.nodeid.partition("::")[0] not in files]
+    ordered: list[pytest.Item] = []
+    for at in range(workers):
+        mine = [item for file in files[at::workers] for item in items if item.nodeid.partition("::")[0] == file]
+        room = max((len(items) - len(ordered)) // (workers - at) - len(mine), 0)
+        ordered += mine + others[:room]
+        del others[:room]
+    return ordered + others
+
+
+def mark(items: list[pytest.Item]) -> None:
     for item in items:
         marks = {MARKS[name] for name in getattr(item, "fixturenames", ()) if name in MARKS}
         marks |= {mark.name for mark in item.iter_markers() if mark.name in PARTS}
@@ -57,8 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         part = next((part for part in PARTS if part in marks), "unit")
         assert part != "spark" or "pipeline" in item.path.parts, f"{item.nodeid}: scripts/test looks in tests/pipeline"
         item.add_marker(part)
-        if part == "cluster" and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+        if part in TIMEOUTS_S and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[part]))
 
 
 class _Records(logging.Handler):

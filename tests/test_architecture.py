@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
@@ -22,8 +21,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 700
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line, dotted name) of every import; `from a import b` gives a.b."""
+@cache
+def imported(path: Path) -> list[tuple[int, str]]:
+    """(line, dotted name) of every import; `from a import b` gives a.b."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -41,11 +45,27 @@ def place(path: Path) -> str:
     return layer(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
 
 
-@pytest.fixture(params=MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def module(request: pytest.FixtureRequest) -> Path:
-    return request.param
+Rule = Callable[[Path], None]
 
 
+def for_each_module(rule: Rule) -> Callable[[], None]:
+    """Makes one test of a rule: a test for each rule and each module would be thousands. It names all who break it."""
+
+    @wraps(rule)
+    def test() -> None:
+        broken: list[str] = []
+        for module in MODULES:
+            try:
+                rule(module)
+            except AssertionError as error:
+                broken.append(str(error).partition("\nassert ")[0])
+        assert not broken, "\n".join(broken)
+
+    del test.__wrapped__  # type: ignore[attr-defined]  # else pytest looks for a fixture with the name of its argument
+    return test
+
+
+@for_each_module
 def test_imports_point_down(module: Path) -> None:
     here = place(module)
     if here in ("__init__", "__main__"):
@@ -57,6 +77,7 @@ def test_imports_point_down(module: Path) -> None:
             assert RANK[there] < RANK[here], f"{module}:{line} imports {name}: imports point one way, {ORDER}"
 
 
+@for_each_module
 def test_wire_and_broker_are_pure(module: Path) -> None:
     if place(module) not in ("wire", "broker"):
         return
@@ -70,6 +91,7 @@ KERNELS = (PACKAGE / "net" / "jit.py", PACKAGE / "journal" / "columns.py")
 """The loops that are compiled by LuaJIT, each with a twin where that is missing."""
 
 
+@for_each_module
 def test_lupa_has_few_doors(module: Path) -> None:
     if place(module) == "lua" or module in KERNELS:
         return
@@ -81,6 +103,7 @@ LUPAS_INSIDE = PACKAGE / "lua" / "lupa_internals.py"
 """Where Lua's C interface is used beside lupa, with the reason."""
 
 
+@for_each_module
 def test_lupa_is_used_by_its_own_interface(module: Path) -> None:
     if place(module) == "lua" and module != LUPAS_INSIDE:
         for line, name in imported(module):
@@ -90,6 +113,7 @@ def test_lupa_is_used_by_its_own_interface(module: Path) -> None:
 ALONE = ("errors", "options", "settings", "printable", "pipeline", "journal", "")
 
 
+@for_each_module
 def test_the_journal_core_and_pipelines_stand_alone(module: Path) -> None:
     if place(module) != "pipeline" and (place(module) != "journal" or module.stem in IN_THE_HUB):
         return
@@ -101,6 +125,7 @@ def test_the_journal_core_and_pipelines_stand_alone(module: Path) -> None:
         assert not name.startswith(tuple(f"smqrt.journal.{one}" for one in IN_THE_HUB)), f"{module}:{line}: {name}"
 
 
+@for_each_module
 def test_pyspark_has_one_door(module: Path) -> None:
     if place(module) != "pipeline":
         for line, name in imported(module):
@@ -137,6 +162,7 @@ def private_uses(path: Path) -> Iterator[tuple[int, str]]:
             yield line, name
 
 
+@for_each_module
 def test_private_names_of_spark_are_in_one_module(module: Path) -> None:
     if place(module) == "pipeline" and module != SPARKS_INSIDE:
         others = [(line, name) for line, name in private_uses(module) if name not in ("_getframe", "_exit")]
@@ -149,11 +175,13 @@ def test_private_names_of_spark_are_found() -> None:
     assert "py4j.protocol.Py4JJavaError" in found
 
 
+@for_each_module
 def test_only_the_command_line_patches(module: Path) -> None:
     if place(module) != "cli":
         assert "monkey.patch_" not in module.read_text("utf-8"), f"{module}: the package never monkey-patches"
 
 
+@for_each_module
 def test_no_file_is_two_ideas(module: Path) -> None:
     lines = len(module.read_text("utf-8").splitlines())
     assert lines <= LONGEST_FILE, f"{module} has {lines} lines: more than {LONGEST_FILE} want to be two files"

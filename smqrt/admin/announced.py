@@ -27,9 +27,11 @@ def announce(url: str) -> Path | None:
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             log.info("%s belongs to others too; commands of this machine are told with --url", path.parent)
             return None
-        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        beside = path.with_suffix(".new")
+        new = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(new, "w") as file:
             json.dump({"url": url, "pid": os.getpid(), "folder": os.getcwd()}, file)
+        beside.replace(path)  # whoever looks finds all of it, or nothing
     except OSError as error:
         log.info("%s can't be written: %s; commands of this machine are told with --url", path, error.strerror)
         return None

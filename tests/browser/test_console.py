@@ -113,6 +113,7 @@ def test_a_client_is_found_and_disconnected_by_keyboard_alone(shop: Shop, new_pa
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Peers")
     expect(page.locator("main")).to_be_focused()
+    expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")  # there is something to go to
     page.keyboard.press("Tab")
     expect(page.get_by_label("Search")).to_be_focused()
     page.keyboard.type("has to")

@@ -31,6 +31,7 @@ RSA_KEY = rsa.generate_private_key(65537, 2048)
 OTHER_KEY = rsa.generate_private_key(65537, 2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 ED_KEY = ed25519.Ed25519PrivateKey.generate()
+DAY_S = 86_400  # the tokens below are made when the tests are collected, maybe many minutes before they run
 SECRET = "a secret of more than thirty-two bytes"
 RULES = "allow @operators * #\nallow * read users/%u"
 
@@ -42,7 +43,7 @@ def pem(key: Any) -> bytes:
 
 
 def token(key: Any = RSA_KEY, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
-    said = {"sub": "ann", "exp": time.time() + 600, "iss": "us", "aud": "hub", "groups": ["operators"]} | claims
+    said = {"sub": "ann", "exp": time.time() + DAY_S, "iss": "us", "aud": "hub", "groups": ["operators"]} | claims
     return jwt.encode({k: v for k, v in said.items() if v is not None}, key, algorithm, header)
 
 
@@ -116,7 +117,7 @@ HOSTILE = {
     "cut": (GOOD.rpartition(".")[0] + ".", "its signature is wrong"),
     "changed": (GOOD.split(".")[0] + "." + part(CLAIMS) + "." + GOOD.split(".")[2], "its signature is wrong"),
     "expired": (token(exp=time.time() - 60), "it has expired"),
-    "not yet": (token(nbf=time.time() + 60), "not yet valid"),
+    "not yet": (token(nbf=time.time() + DAY_S), "not yet valid"),
     "for ever": (token(exp=None), 'missing the "exp" claim'),
     "infinite": (token(exp=float("inf")), "(exp) must be an integer"),
     "a huge number": (token(exp=10**400), "it is malformed"),

@@ -77,7 +77,7 @@ class FailingDisk:
         """Compacts what is sealed on the same disk; returns the exit code and what was said."""
         command = [sys.executable, "-m", "smqrt", "journal", "compact", str(self.journal)]
         environment = os.environ | self._environment
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=15)
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
         return ran.returncode, ran.stdout + ran.stderr
 
     def does(self, *calls: str, error: int = 0, delay_ms: int = 0, count: int = -1, part: str = "") -> None:

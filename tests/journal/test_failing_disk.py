@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gevent
 import pytest
@@ -16,6 +16,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import commit, locations
 from smqrt.journal.commit import commit_staged, stage
 from smqrt.journal.reader import Journal
+from tests.device import bounded
 from tests.journal.failing_disk import FailingDisk, failing, shim
 from tests.waiting import wait_until
 
@@ -23,6 +24,15 @@ __all__ = ["failing", "shim"]
 
 Failing = Callable[..., FailingDisk]
 pytestmark = pytest.mark.servers
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """Servers that start, and start again, take their time when others want the machine too."""
+    with bounded(100):
+        yield
 
 
 def numbered(first: int, end: int) -> list[bytes]:
@@ -207,74 +217,77 @@ def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> N
     assert disk.numbers() == [0]
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("kind", [".arrows", ".idx", "txn.json"])
-def test_each_kind_of_file_of_a_segment(failing: Failing, kind: str, error: int) -> None:
+def test_each_kind_of_file_of_a_segment(failing: Failing, kind: str) -> None:
     """Nothing is lost and the alarm is on until the disk does it again, be it full, broken or read-only."""
     disk = failing(flush_ms=1, segment_bytes=65536, sync="50ms")
     clients = Subscriber(disk)
-    disk.does("write", "sync", "change", error=error, part=kind)
-    clients.publish(1, 500)
-    failed = disk.until(lambda stats: stats["alarm"])
-    disk.is_well()
-    clients.expect(500)
-    disk.until(lambda stats: stats["rows"] == 500 and not stats["alarm"] and not stats["unsynced_bytes"])
-    assert failed["alarm"]
-    assert disk.numbers() == list(range(500))
+    for round_, error in enumerate(ERRORS):
+        disk.does("write", "sync", "change", error=error, part=kind)
+        clients.publish(1 + 500 * round_, 501 + 500 * round_)
+        assert disk.until(lambda stats: stats["alarm"])
+        disk.is_well()
+        clients.expect(501 + 500 * round_)
+        disk.until(lambda stats: stats["rows"] == len(clients.numbers))
+        disk.until(lambda stats: not stats["alarm"] and not stats["unsynced_bytes"])
+        assert disk.numbers() == clients.numbers
     assert "Traceback" not in disk.served.output
-    assert commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % 500)])
+    end = len(clients.numbers)
+    assert commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % end)])
     disk.served.stop()
     disk.start()
-    assert disk.stats()["next_seq"] == 501
-    assert not commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % 500)])
+    assert disk.stats()["next_seq"] == end + 1
+    assert not commit.commit(disk.address(), "q", 0, [(b"out", None, b"%08d" % end)])
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_what_pipelines_leave_in_the_journal(failing: Failing, error: int) -> None:
+def test_what_pipelines_leave_in_the_journal(failing: Failing) -> None:
     """Their reports and what they stage: one sentence that names the file and why, and nothing of it remains."""
     disk = failing()
     hub, rows = disk.address(), [(b"out", None, b"%08d" % 0)]
     remote = locations.HubAddress.of(hub.url, hub.token)
     commit.report_progress(remote, "q", "q", {"n1": 0})
     parts = stage(remote, "q", 0, rows, 0)
-    disk.does("write", "sync", "change", error=error, part="/readers/")
-    why = os.strerror(error)
-    for _ in range(3):
-        with pytest.raises(JournalError, match=f"readers/q.json can't be written: {why}"):
-            commit.report_progress(remote, "q", "q", {"n1": 9}, retry_s=0)
-    disk.does("write", "sync", "change", error=error, part="/staged/")
-    for ask in (
-        lambda: stage(remote, "q", 0, rows, 0),
-        lambda: commit_staged(remote, "q", 0, parts, 0),
-    ):
-        with pytest.raises(JournalError, match=f"staged/q/0 can't be written: {why}"):
-            ask()
-    disk.is_well()
-    assert [path.name for path in (disk.journal / "readers").iterdir()] == ["q.json"]
-    assert [path.name for path in (disk.journal / "staged/q/0").iterdir()] == parts
+    for error in ERRORS:
+        disk.does("write", "sync", "change", error=error, part="/readers/")
+        why = os.strerror(error)
+        for _ in range(3):
+            with pytest.raises(JournalError, match=f"readers/q.json can't be written: {why}"):
+                commit.report_progress(remote, "q", "q", {"n1": 9}, retry_s=0)
+        disk.does("write", "sync", "change", error=error, part="/staged/")
+        for ask in (
+            lambda: stage(remote, "q", 0, rows, 0),
+            lambda: commit_staged(remote, "q", 0, parts, 0),
+        ):
+            with pytest.raises(JournalError, match=f"staged/q/0 can't be written: {why}"):
+                ask()
+        disk.is_well()
+        assert [path.name for path in (disk.journal / "readers").iterdir()] == ["q.json"]
+        assert [path.name for path in (disk.journal / "staged/q/0").iterdir()] == parts
     commit.report_progress(remote, "q", "q", {"n1": 1})
     commit_staged(remote, "q", 0, parts, 0)
     assert disk.numbers() == [0]
     assert "Traceback" not in disk.served.output
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("part", ["manifest", "/data/"])
-def test_a_compaction_that_can_not_write(failing: Failing, part: str, error: int) -> None:
+def test_a_compaction_that_can_not_write(failing: Failing, part: str) -> None:
     """It says so in one sentence, what it was about stays, and it is done the next time."""
     disk = failing(flush_ms=1, segment_bytes=65536)
     clients = Subscriber(disk)
-    clients.publish(1, 300)
-    clients.expect(300)
-    disk.until(lambda stats: stats["rows"] == 300 and not stats["disk_jobs"])
-    disk.does("write", "sync", "change", error=error, part=part)
-    code, said = disk.compact()
-    assert code == 1
-    assert os.strerror(error) in said, said
-    assert "Traceback" not in said, said
-    assert disk.numbers() == list(range(300))
-    disk.is_well()
-    assert disk.compact()[0] == 0
-    assert disk.numbers() == list(range(300))
-    assert list((disk.journal / "data").rglob("*.parquet"))
-    assert not [path for path in (disk.journal / "data").rglob("*") if path.is_file() and path.suffix != ".parquet"]
+    for round_, error in enumerate(ERRORS):
+        clients.publish(1 + 300 * round_, 301 + 300 * round_)
+        clients.expect(301 + 300 * round_)
+        disk.until(lambda stats: stats["rows"] == len(clients.numbers) and not stats["disk_jobs"])
+        files_before = set((disk.journal / "data").rglob("*.parquet"))
+        disk.does("write", "sync", "change", error=error, part=part)
+        code, said = disk.compact()
+        assert code == 1
+        assert os.strerror(error) in said, said
+        assert "Traceback" not in said, said
+        assert disk.numbers() == clients.numbers
+        disk.is_well()
+        assert disk.compact()[0] == 0
+        assert disk.numbers() == clients.numbers
+        files = {path for path in (disk.journal / "data").rglob("*") if path.is_file()}
+        assert files > files_before
+        assert {path.suffix for path in files} == {".parquet"}

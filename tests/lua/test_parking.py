@@ -57,6 +57,7 @@ def test_an_answer_at_once_and_later(vm: Vm, desk: Desk, recorder: Recorder) -> 
     result = vm.call(ref)
     assert type(result) is Deferred
     assert (result.done, vm.activities.blocked) == (False, 1)
+    wait_until(lambda: desk.waiting)  # in a later turn, when the share of this one is spent
     desk.answer(4, 5)
     gevent.sleep(0)
     assert (result.result(), vm.activities.blocked) == ((1, 2, 3, 4, 5), 0)
