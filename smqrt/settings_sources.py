@@ -21,6 +21,8 @@ OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "S
 """Variables of the package and its tests that are no settings."""
 DEFAULT = "default"
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
+_MAY_END = re.compile(r"""\]|""\"|'''""")
+"""What a statement of several lines ends with: that of a list, or of a text."""
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
 """What Kubernetes gives every container when a service is called smqrt, beside SMQRT_PORT=tcp://..."""
 _SECRET_BYTES = 1 << 20  # more than any key; a wrong file name may name a disk
@@ -204,11 +206,13 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
     """The line each name of a valid document begins at. tomllib doesn't tell, so each statement is parsed alone."""
     found: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()
-    statement = ""
+    statement, begin = "", 1
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not statement:
-            begin = number
+        is_first = not statement
+        begin = number if is_first else begin
         statement += line
+        if not (is_first or _MAY_END.search(line)):
+            continue  # long lists would be parsed again with each of their lines
         try:
             values = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:

@@ -168,6 +168,8 @@ def _decoded(text: bytes, blob: bytes) -> Message:
         if "@" not in found:
             return found
         place, size = found["@"]
+        if not 0 <= place <= place + size <= len(blob):
+            raise ValueError("bytes that did not come")
         return blob[place : place + size]
 
     try:

@@ -81,8 +81,7 @@ class HandOver:
             ChannelError: why it failed.
         """
         self._greet()
-        ready = expect(self._channel, "ready", self._load_s)
-        known = [str(key) for key in ready.get("hubs", ())]
+        known = self._known_hubs()
         self._server.stop_pipelines()
         listeners = list(open_listeners)
         for listener in listeners:
@@ -111,7 +110,10 @@ class HandOver:
             why = f"the new process speaks version {hello.get('version')} of the hand-over, this one {VERSION}"
             self._channel.send({"do": "abort", "why": why})
             raise ChannelError(why)
-        self.pid = int(hello["pid"])
+        pid = hello.get("pid")
+        if type(pid) is not int or pid <= 0:
+            raise ChannelError("the new process does not say its number")
+        self.pid = pid
         self._channel.most_bytes = 1 << 20
         listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
         self._channel.send(
@@ -125,6 +127,13 @@ class HandOver:
             },
             [one.fileno() for one in listeners],
         )
+
+    def _known_hubs(self) -> list[str]:
+        """The keys of the hubs that the new process has made, once it has loaded its applications."""
+        hubs = expect(self._channel, "ready", self._load_s).get("hubs")
+        if not isinstance(hubs, list):
+            raise ChannelError("the new process does not say which hubs it has")
+        return [key for key in hubs if isinstance(key, str)]
 
     # ---- one hub
 

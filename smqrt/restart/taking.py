@@ -47,15 +47,25 @@ class TakeOver:
         except ChannelError as error:
             channel.close()
             raise StartError(f"The place of the other process can't be taken: {error}.") from None
-        self.pid = int(welcome["pid"])
-        self._failed_before = {str(one).partition(":")[0] for one in welcome["failed"]}
-        for asked_for, fd in zip(welcome["listeners"], fds, strict=True):
-            inherited.add((asked_for[0], asked_for[1]), fd)
-        succession.expect(welcome["hubs"])
+        try:
+            pid, failed, hubs = welcome["pid"], welcome["failed"], welcome["hubs"]
+            listeners = list(zip([(str(host), int(port)) for host, port in welcome["listeners"]], fds, strict=True))
+            self._failed_before = {str(one).partition(":")[0] for one in failed}
+            if type(pid) is not int or pid <= 0 or not isinstance(hubs, dict):
+                raise TypeError("pid or hubs")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            _close_all(fds)
+            self.give_up("the welcome can't be understood")
+            raise StartError(f"The place of the other process can't be taken: its welcome is none: {error}.") from None
+        self.pid = pid
+        for asked_for, fd in listeners:
+            inherited.add(asked_for, fd)
+        succession.expect(hubs)
 
     def _welcome(self) -> tuple[Message, list[int]]:
         message, fds = self._channel.receive(HELLO_S)
         if message["do"] != "welcome":
+            _close_all(fds)
             raise Refused(str(message.get("why", message["do"])))
         return message, fds
 
@@ -180,8 +190,7 @@ class TakeOver:
         try:
             while True:
                 message, fds = self._channel.receive(None)
-                for fd in fds:
-                    os.close(fd)
+                _close_all(fds)
                 if message["do"] == "abort":
                     log.error("restart: the other process goes on, and this one ends: %s", message.get("why"))
                     return False
@@ -193,3 +202,8 @@ class TakeOver:
             return True
         finally:
             self._channel.close()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -13,7 +13,7 @@ from smqrt.mqtt import sparkplug
 from smqrt.wire import smq, websocket
 from smqrt.wire.mqtt import packets
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from tests.fuzz import connections, decoders
+from tests.fuzz import connections, decoders, services, services_seeds
 
 FINDS = Path(__file__).parent / "finds"
 """A file for each target, with a line for each input that was a fault once, in hexadecimal digits."""
@@ -39,6 +39,17 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "sparkplug": decoders.sparkplug_payload,
     "arrow-batch": decoders.arrow_batch,
     "arrow-segment": decoders.arrow_segment,
+    "proxy-header": services.proxy_header,
+    "forwarded": services.forwarded,
+    "acl": services.access_list,
+    "users": services.users_file,
+    "settings-file": services.settings_file,
+    "settings-environment": services.settings_environment,
+    "token": services.token,
+    "jwks": services.key_set,
+    "restart-messages": services.restart_messages,
+    "restart-old": services.restart_old,
+    "restart-new": services.restart_new,
 }
 
 
@@ -197,4 +208,5 @@ _SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "sparkplug": _sparkplug,
     "arrow-batch": _batches,
     "arrow-segment": _segments,
+    **services_seeds.SEEDS,
 }

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import os
 import random
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.fuzz.targets import TARGETS, seeds
 
-EXECUTIONS = int(os.environ.get("FUZZ_EXECUTIONS", "3000"))
+EXECUTIONS = int(os.environ.get("FUZZ_EXECUTIONS", "0"))
+"""Of each target; 0 for as many as `CPU_S` lets it, and `LEAST` at least."""
+CPU_S, LEAST = 1.2, 200
+LONGEST_S = 0.05
+"""Of one input: nobody may hold the loop for longer."""
 MOST_BYTES = 4096
 _EDGES = b'\x00\x01\x02\x7d\x7e\x7f\x80\x81\xfe\xff\r\n :;,=%/."\\-'
 
@@ -48,9 +54,29 @@ def test_good_inputs_and_former_faults(name: str) -> None:
 def test_spoiled_inputs(name: str) -> None:
     target, good = TARGETS[name], seeds(name)
     rng = random.Random(name)
-    for _ in range(EXECUTIONS):
+    for _ in executions():
         data = spoiled(rng, good)
+        began_s = time.thread_time()
         try:
             target(data)
         except Exception as error:
             raise AssertionError(f"{name} fails at {data.hex()}: a line for tests/fuzz/finds/{name}.hex") from error
+        if time.thread_time() - began_s > LONGEST_S:
+            took_s = min(cpu_s(target, data) for _ in range(3))  # the collector of garbage may have had its turn
+            assert took_s <= LONGEST_S, f"{name} takes {took_s:.3f} s for {data.hex()}"
+
+
+def executions() -> Iterator[int]:
+    """Counts as far as inputs are to be tried."""
+    until_s = time.thread_time() + CPU_S
+    count = 0
+    while count < EXECUTIONS if EXECUTIONS else count < LEAST or time.thread_time() < until_s:
+        yield count
+        count += 1
+
+
+def cpu_s(target: Callable[[bytes], None], data: bytes) -> float:
+    """The processor time that an input takes."""
+    began_s = time.thread_time()
+    target(data)
+    return time.thread_time() - began_s
