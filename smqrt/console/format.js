@@ -34,6 +34,10 @@ export function bytes(value) {
     return `${unit ? trimmed(digits(value)) : whole.format(value)} ${UNITS[unit]}`;
 }
 
+export function mebibytes(value) {
+    return missing(value) ? NONE : whole.format(value / 1024 ** 2);
+}
+
 export function milliseconds(value) {
     if (missing(value)) return NONE;
     return value < 1 ? trimmed(value.toFixed(2)) : trimmed(digits(value));

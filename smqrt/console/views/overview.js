@@ -16,7 +16,7 @@ const FIGURES = [
     {label: "Dropped", name: "drops_per_s", text: format.rate, unit: "/s", isBad: value => value > 0},
     {label: "Loop latency", name: "loop_ms", text: format.milliseconds, unit: "ms", isBad: value => value > LONG_LOOP_MS},
     {label: "CPU", name: "cpu_percent", text: format.percent, unit: "%"},
-    {label: "Memory", name: "memory_bytes", text: format.bytes},
+    {label: "Memory", name: "memory_bytes", text: format.mebibytes, unit: "MiB"},
 ];
 
 const CHARTS = [
