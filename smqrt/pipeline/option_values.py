@@ -6,21 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.options import parse_size
-
-_UNITS_MS = {
-    "ms": 1,
-    "millisecond": 1,
-    "s": 1000,
-    "second": 1000,
-    "m": 60_000,
-    "minute": 60_000,
-    "h": 3_600_000,
-    "hour": 3_600_000,
-    "d": 86_400_000,
-    "day": 86_400_000,
-}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(" + "|".join(sorted(_UNITS_MS, key=len, reverse=True)) + r")s?\s*")
+from smqrt.options import parse_duration, parse_size
 
 
 def milliseconds(text: object, name: str = "") -> int:
@@ -33,11 +19,10 @@ def milliseconds(text: object, name: str = "") -> int:
     Raises:
         PipelineError: `text` is no duration.
     """
-    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        remedy = "write a number and a unit, such as '200 ms' or '10 seconds'"
-        raise PipelineError(f"{name}{text!r} is no duration: {remedy}.")
-    return round(float(match[1]) * _UNITS_MS[match[2]])
+    try:
+        return round(parse_duration(str(text)) * 1000)
+    except ArgumentError as error:
+        raise PipelineError(f"{name}{error}.") from None
 
 
 def spark_duration(text: str) -> str:

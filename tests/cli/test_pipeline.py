@@ -670,7 +670,7 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
     [
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
         (["--from", '{"n1": "x"}'], "is no offset: write JSON"),
-        (["--trigger", "5parsecs"], "--trigger '5parsecs' is no duration: write a number and a unit"),
+        (["--trigger", "5parsecs"], "--trigger '5parsecs' is no duration; it's a number and a unit"),
         (["--master", "foo"], "--master 'foo' is none of Spark's: write local[*]"),
         (["--master", "local[0]"], "--master 'local[0]' is none of Spark's"),
         (["--driver-memory", "lots"], "--driver-memory 'lots' is no size of memory"),

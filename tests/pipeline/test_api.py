@@ -95,7 +95,7 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a", every="1 s"), "@publish has no option 'every'; its options are to, subtopic, mode"),
         (lambda: view(to="a"), "@view has no option 'to'; it takes none."),
         (lambda: source(topics=[]) and source(topics=[1]), "topics=[1] must be a text or a list of texts."),
-        (lambda: source(watermark="soon"), "watermark: 'soon' is no duration: write a number and a unit"),
+        (lambda: source(watermark="soon"), "watermark: 'soon' is no duration; it's a number and a unit"),
         (lambda: source(max_rows=0), "max_rows=0 must be a whole number above 0."),
         (lambda: source(include_pipeline="yes"), "include_pipeline='yes' must be True or False."),
         (lambda: source(dead_letter="dlq"), "@source has dead_letter= but no json="),
