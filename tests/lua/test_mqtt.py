@@ -69,6 +69,7 @@ def lua(tmp_path: Path) -> Iterator[Lua]:
         return [line for line in lines if line != "end"]
 
     yield run
+    services.mqtt.shutdown()  # else clients of brokers that are gone try again for ever, beside the tests that follow
     machine.stop()
     gevent.sleep(0)
 

@@ -20,7 +20,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal import commit, locations
 from smqrt.pipeline import session
 from tests.conftest import REPOSITORY, free_port
-from tests.pipeline.conftest import CONF, HELPERS_PATH, needed_java
+from tests.pipeline.conftest import CONF, HELPERS_PATH, needed_java, quick_java
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
 
@@ -92,6 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "PYTHONPATH": HELPERS_PATH,
     }
     conf = CONF | {"spark.connect.grpc.binding.port": str(port), "spark.connect.grpc.binding.address": "127.0.0.1"}
+    conf["spark.driver.extraJavaOptions"] = quick_java()
     settings = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     submit = [
         str(home / "bin" / "spark-submit"),

@@ -16,6 +16,7 @@ import pyarrow
 import pyspark
 import pytest
 
+from smqrt.pipeline import jvm, jvm_warmup
 from smqrt.pipeline.submit import pack
 from tests.pipeline.conftest import needed_java
 from tests.pipeline.recorded import Recorded
@@ -26,7 +27,13 @@ SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DEPLOY = "org.apache.spark.deploy"
 INSTALLED = ("pyarrow", "pandas", "numpy", "google", "protobuf", "dateutil", "python_dateutil", "pytz", "six", "tzdata")
 """pyarrow, pandas, protobuf and what they ask for."""
+COMPILED = (
+    "import sys; sys.pycache_prefix = None; "  # what pip has compiled
+    "sys.path[:] = [path for path in sys.path if not path.endswith(('/pyspark.zip', '-src.zip'))]\n"
+)
 ROWS = 1000
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java compiles less and starts sooner; a test that takes seconds gains nothing from the rest."""
 START_S, JOB_S = 180, 800
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -35,15 +42,29 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def workers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with what the manual asks for on workers, without smqrt and pyspark: Spark brings the latter."""
-    folder = tmp_path_factory.mktemp("worker")
+    return make_python(tmp_path_factory.mktemp("worker"), INSTALLED)
+
+
+@pytest.fixture(scope="module")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a compiled pyspark: from Spark's archive each of some forty processes would compile it anew."""
+    python = make_python(tmp_path_factory.mktemp("quick"), (*INSTALLED, "pyspark", "py4j"))
+    (site_of(python) / "quick.pth").write_text(COMPILED)
+    return python
+
+
+def make_python(folder: Path, installed: tuple[str, ...]) -> Path:
     venv.create(folder / "venv", symlinks=True)
-    site = next((folder / "venv").glob("lib/python*/site-packages"))
-    for path in Path(pyarrow.__file__).parent.parent.iterdir():
-        if path.name.startswith(INSTALLED):
-            (site / path.name).symlink_to(path)
     python = folder / "venv" / "bin" / "python"
+    for path in Path(pyarrow.__file__).parent.parent.iterdir():
+        if path.name.startswith(installed) and not path.name.startswith("pyspark_smq"):
+            (site_of(python) / path.name).symlink_to(path)
     assert subprocess.run([python, "-c", "import smqrt"], capture_output=True, cwd=folder, check=False).returncode == 1
     return python
+
+
+def site_of(python: Path) -> Path:
+    return next(python.parent.parent.glob("lib/python*/site-packages"))
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +102,17 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
     kind = name.rstrip("12")
     command = [str(SPARK_CLASS), f"{DEPLOY}.{kind}.{kind.title()}", "--host", "127.0.0.1", *arguments]
-    quick = {"SPARK_DAEMON_MEMORY": "128m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    environment = bare() | quick | {"SPARK_LOCAL_DIRS": str(folder)}
+    environment = bare() | {"SPARK_DAEMON_MEMORY": "128m", "SPARK_LOCAL_DIRS": str(folder)}
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def bare() -> dict[str, str]:
-    """The environment without what this run of the tests put into it."""
+    """The environment without what this run of the tests put into it; each Java of the cluster starts quickly."""
     names = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_HOME")
-    return {name: value for name, value in os.environ.items() if name not in names} | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    java = " ".join([QUICK, *jvm_warmup.archive_options(jvm.find_java())])
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": java}
+    return {name: value for name, value in os.environ.items() if name not in names} | own
 
 
 def announced(log: Path, pattern: str) -> str:

@@ -14,9 +14,9 @@ from smqrt.journal import commit, locations
 from smqrt.journal.record import Flag
 from smqrt.pipeline.status import read_all
 from tests.pipeline.hubs import JournalingHub
-from tests.pipeline.test_source_cluster import bare, standalone, workers_python
+from tests.pipeline.test_source_cluster import bare, quick_python, standalone
 
-__all__ = ["standalone", "workers_python"]  # fixtures
+__all__ = ["standalone", "quick_python"]  # fixtures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -79,10 +79,6 @@ def large(readings):
     noise = [F.sha2(F.concat("seq", F.lit(part)), 512) for part in "abcdefghijklmnop"]  # which can't be compressed
     return readings.select("device", "temp", F.concat(*noise).alias("text"))
 """
-QUICK = {
-    # Java compiles less and starts sooner; a test that takes seconds gains nothing from the rest.
-    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-}
 SMALL = ("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false")
 SMALL += ("--conf", "spark.sql.shuffle.partitions=2")
 ROWS = 300
@@ -97,9 +93,7 @@ def submit(app: Path, master: str, python: Path, *words: str, spark: tuple[str, 
     command = [sys.executable, "-m", "smqrt", "pipeline", "submit", "--app", str(app), "--master", master]
     command += ["--python", str(python), "--from", "earliest", "--once", *words, "--", *SMALL, *spark]
     # Not where the tests run: Python looks for modules there first, and would find smqrt.
-    ran = subprocess.run(
-        command, cwd=app.parent, capture_output=True, text=True, env=bare() | QUICK, timeout=800, check=False
-    )
+    ran = subprocess.run(command, cwd=app.parent, capture_output=True, text=True, env=bare(), timeout=800, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert {status.state for status in read_all(app / ".pipelines")} == {"finished"}
 
@@ -113,7 +107,7 @@ def table(app: Path) -> list[int]:
     return sorted(pyarrow.dataset.dataset(app / ".tables/readings", format="parquet").to_table()["seq"].to_pylist())
 
 
-def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: Path, tmp_path: Path) -> None:
+def test_over_http_on_a_master_and_two_workers(standalone: str, quick_python: Path, tmp_path: Path) -> None:
     """Workers read from the hub with its token; the driver's results come back to it, each once."""
     hub = JournalingHub(tmp_path / "hub")
     try:
@@ -122,7 +116,7 @@ def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: 
         app = tmp_path / "app"
         make(app, PIPELINES + PUBLISHED + STATEFUL)
         told = hub.announced
-        submit(app, standalone, workers_python, "--republish", "--journal", told["url"], "--token", told["token"])
+        submit(app, standalone, quick_python, "--republish", "--journal", told["url"], "--token", told["token"])
         results, highest, alerts = hub.rows("count/#"), hub.rows("highest/#"), hub.rows("alerts/#")
     finally:
         hub.stop()
@@ -140,14 +134,14 @@ def test_over_http_on_a_master_and_two_workers(standalone: str, workers_python: 
     ]
 
 
-def test_from_a_shared_folder_on_a_cluster_in_one_machine(workers_python: Path, tmp_path: Path) -> None:
+def test_from_a_shared_folder_on_a_cluster_in_one_machine(quick_python: Path, tmp_path: Path) -> None:
     """Results that are too large for the driver go from a worker to the hub that the folder names."""
     hub = JournalingHub(tmp_path / "app")
     try:
         publish(hub, "d0")
         make(tmp_path / "app", PIPELINES + LARGE)
         small = ("--conf", "spark.driver.maxResultSize=50k")
-        submit(tmp_path / "app", "local-cluster[2,1,1024]", workers_python, "--republish", "kept", "large", spark=small)
+        submit(tmp_path / "app", "local-cluster[2,1,1024]", quick_python, "--republish", "kept", "large", spark=small)
         results = hub.rows("large/#")
     finally:
         hub.stop()
