@@ -253,14 +253,27 @@ class LastValues:
                 values.changed.add(stid)
 
     def restore(self, topic: Topic, frame: bytes, source: Identity | None) -> None:
-        """Have a value that was kept over a restart, unless there is a newer one."""
+        """Have a value that was kept over a restart, unless there is a newer one, or it was taken away."""
         values = self.of(topic)
-        if frame[11:15] not in values.newest:
+        if frame[11:15] not in values.newest and frame[11:15] not in values.changed:
             values.take_frame(frame, source)
             values.changed.discard(frame[11:15])
 
+    def unsaved(self) -> Iterator[tuple[Topic, bytes, Identity | None]]:
+        """What who reads the file does not find there: a message and its publisher for each place, all without a file.
+        The message has no payload where a value was taken away.
+        """
+        for values in list(self) if self._store is None else self._changed:
+            for stid in values.newest if self._store is None else values.changed:
+                frame, source = values.newest.get(stid) or (_nothing(values.topic, stid), None)
+                yield values.topic, frame, source
+
     def __iter__(self) -> Iterator[TopicValues]:
         return iter(self._by_key.values())
+
+
+def _nothing(topic: Topic, stid: bytes) -> bytes:
+    return smq.publish_frame(topic.id, 0, int.from_bytes(stid, "big"), b"")
 
 
 class LastValueRoute:

@@ -4,9 +4,11 @@ next one. Records are dictionaries of numbers, texts, bytes, and lists of them, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.topics import Topic
@@ -14,6 +16,7 @@ from smqrt.identity.identity import Identity, Method, Rights
 from smqrt.wire import smq
 
 Record = dict[str, Any]
+PORTION_BYTES = 1 << 20
 
 
 class EtidTaken(ValueError):
@@ -63,6 +66,51 @@ def add_counters(broker: Broker, counters: Record) -> None:
         stats.drops[reason] += counters["drops"].get(reason.name, 0)
     for limit in stats.refused:
         stats.refused[limit] += counters["refused"].get(limit.name, 0)
+
+
+# ---- last values
+
+
+def values_of(broker: Broker) -> Iterator[Record]:
+    """The last values that another broker can't find in the file of names, in portions of about a megabyte. The message
+    without payload stands for a value that was taken away.
+    """
+    portion: Record = {"values": [], "sources": []}
+    places: dict[Identity | None, int] = {}
+    size_bytes = 0
+    for topic, frame, source in broker.last_values.unsaved() if broker.last_values else ():
+        if source not in places:
+            places[source] = len(places)
+            portion["sources"].append(source and _identity_record(source))
+        portion["values"].append([topic.id, frame, places[source]])
+        size_bytes += len(frame) + VALUE_BYTES
+        if size_bytes >= PORTION_BYTES:
+            yield portion
+            portion, places, size_bytes = {"values": [], "sources": []}, {}, 0
+    if portion["values"]:
+        yield portion
+
+
+def adopt_values(broker: Broker, portion: Record) -> None:
+    """Have the last values of a portion, whose topics are there; those that no filter names here are left out."""
+    sources = [one and _identity_of(one, None) for one in portion["sources"]]
+    for number, frame, source in portion["values"]:
+        topic = broker.topic_table.get(number)
+        if broker.last_values is not None and topic is not None and broker.last_values.selects(topic):
+            broker.last_values.of(topic).take_frame(frame, sources[source])
+
+
+def valued_topics(broker: Broker) -> set[int]:
+    """The topics of the application's own subscriptions that have last values: it got them when it subscribed."""
+    values = broker.last_values
+    return {number for number, topic in broker.server.topics.items() if values is not None and values.greeting(topic)}
+
+
+def greet_application(broker: Broker, greeted: set[int]) -> None:
+    """Give the application the last values of topics it subscribed to before they came."""
+    for number, topic in list(broker.server.topics.items()):
+        if number not in greeted:
+            broker.greet(topic, broker.server)
 
 
 # ---- clients

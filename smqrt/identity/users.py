@@ -83,7 +83,8 @@ def groups_of(text: str) -> tuple[str, ...]:
     """
     groups = tuple(dict.fromkeys(group for group in text.split(",") if group))
     for group in groups:
-        if fault := name_fault(group, f"the group name {group[:64]!r}"):
+        shown = f"the group name {group[:64]!r}" if "$" not in group else "a group name"  # it may be part of a hash
+        if fault := name_fault(group, shown):
             raise ArgumentError(fault)
     if len(groups) > MAX_GROUPS:
         raise ArgumentError(f"a user may be in {MAX_GROUPS} groups, not {len(groups)}")

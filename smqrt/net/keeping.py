@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gevent import get_hub
 
 from smqrt import app_folder
-from smqrt.broker.snapshot import Record
+from smqrt.broker.snapshot import Record, adopt_values, values_of
 from smqrt.net.moving import ArrivingHub, StandingHub
 from smqrt.net.succession import SucceedingBroker, succession
 
@@ -21,6 +21,7 @@ KEEP_S = 10.0
 
 class _Kept(NamedTuple):
     record: Record
+    values: list[Record]
     clients: list[tuple[Record, Any]]
     timer: Any
 
@@ -34,7 +35,7 @@ def keep(broker: SucceedingBroker) -> None:
     standing.settle()
     record = standing.take()
     timer = get_hub().loop.timer(KEEP_S, ref=False)
-    _kept[broker.key] = _Kept(record, standing.hand_over(), timer)
+    _kept[broker.key] = _Kept(record, list(values_of(broker)), standing.hand_over(), timer)
     succession.names[broker.key] = record["names"]
     timer.start(drop, broker.key)
 
@@ -43,6 +44,8 @@ def claim(broker: SucceedingBroker) -> None:
     """A hub was made: once its application is loaded, the clients that were kept for it go on there."""
     if broker.key not in _kept:
         return
+    for portion in _kept[broker.key].values:
+        adopt_values(broker, portion)
     app = app_folder.current_app.get()
     if app is None:
         get_hub().loop.run_callback(_give, broker)

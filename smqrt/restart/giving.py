@@ -15,7 +15,7 @@ from typing import Protocol
 
 import gevent
 
-from smqrt.broker.snapshot import names_of
+from smqrt.broker.snapshot import names_of, values_of
 from smqrt.http.server import HttpServer
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel
 from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
@@ -145,6 +145,8 @@ class HandOver:
             broker.close_files()
             record = hub.take()
             self._channel.send({"do": "hub", "key": broker.key, "record": record})
+            for portion in values_of(broker):
+                self._channel.send({"do": "values", **portion})
             for clients in _portions(hub.clients):
                 self._send_clients(clients)
             self._channel.send({"do": "end"})

@@ -7,6 +7,7 @@
     ready {hubs}, or failed {why}   ──▶
                                          (accepts no more; for each hub:)
                                     ◀──  hub {key, record}
+                                    ◀──  values {values, sources}, as often as needed: last values that no file has
                                     ◀──  clients {clients} and their sockets, as often as needed
                                     ◀──  end
     have, or failed {why}           ──▶

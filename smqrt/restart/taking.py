@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from smqrt.broker.snapshot import adopt_values, greet_application, valued_topics
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
 from smqrt.net.admission import open_connections
@@ -39,6 +40,7 @@ class TakeOver:
         self.moved = 0
         self._arriving: ArrivingHub | None = None
         self._has_all = False
+        self._greeted: set[int] = set()
         try:
             if not channel.is_of_this_user():
                 raise ChannelError("it belongs to another user")
@@ -139,6 +141,9 @@ class TakeOver:
             raise Refused(str(message.get("why")))
         if kind == "hub":
             self._begin_hub(message)
+        elif kind == "values":
+            assert self._arriving
+            adopt_values(self._arriving.broker, message)
         elif kind == "clients":
             self._place(message, fds)
         elif kind == "end":
@@ -166,6 +171,7 @@ class TakeOver:
         try:
             if broker is None:
                 raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
+            self._greeted = valued_topics(broker)
             broker.open_files()
             self._arriving = ArrivingHub(broker, message["record"])
         except SmqrtError as error:
@@ -180,6 +186,7 @@ class TakeOver:
     def _begin(self) -> None:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
+        greet_application(arriving.broker, self._greeted)
         arriving.begin()
         self.moved += arriving.clients
 
