@@ -446,8 +446,10 @@ class JournalWriter:
             lost = self._stuck[0] + self._recorder.waiting()
             log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
         if not self._durability.close(self._txns.all(), lambda: os.close(self._lock)):
-            rows = self._durability.unsynced_rows
-            log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
+            if rows := self._durability.unsynced_rows:
+                log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
+            else:
+                log.warning("the journal %s ends with an unfinished segment; the next start finishes it", self.path)
 
 
 class HubJournal:

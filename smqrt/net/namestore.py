@@ -156,13 +156,13 @@ class SqliteNames:
         slow = get_hub().loop.timer(SLOW_S)
         slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
         try:
-            self.disk.apply(self._commit, (group,))
-        except (sqlite3.Error, OSError) as error:
-            self._rows[:0] = group
-            self._deny(group, str(error))
-            gevent.sleep(RETRY_S)
-        else:
-            self._saved(group)
+            fault = self.disk.apply(fault_of, (self._commit, group))
+            if fault is None:
+                self._saved(group)
+            else:
+                self._rows[:0] = group
+                self._deny(group, str(fault))
+                gevent.sleep(RETRY_S)
         finally:
             slow.stop()
             slow.close()
@@ -247,3 +247,12 @@ def _finish() -> None:
     """A process that just ends has its names saved, too."""
     for store in list(unfinished):
         store.close()
+
+
+def fault_of(commit: Callable[..., object], *args: object) -> Exception | None:
+    """Run a commit in a thread; gives the disk's error, because gevent prints each one that is raised there."""
+    try:
+        commit(*args)
+    except (sqlite3.Error, OSError) as error:
+        return error
+    return None

@@ -18,7 +18,7 @@ from smqrt.broker.last_values import LastValues
 from smqrt.broker.topics import Topics
 from smqrt.errors import ArgumentError
 from smqrt.identity.identity import Identity, Method
-from smqrt.net.namestore import CLOSE_S, SqliteNames, unfinished
+from smqrt.net.namestore import CLOSE_S, SqliteNames, fault_of, unfinished
 from smqrt.wire import smq
 
 log = logging.getLogger("smqrt")
@@ -122,12 +122,11 @@ class SqliteValues:
             return False
         rows = [_row(key, stid, *change) for (key, stid), change in changes.items() if change is not None]
         gone = [_numbers(key, stid) for (key, stid), change in changes.items() if change is None]
-        try:
-            self._names.disk.apply(self._commit, (rows, gone))
-        except (sqlite3.Error, OSError):
+        fault = self._names.disk.apply(fault_of, (self._commit, rows, gone))
+        if fault is not None:
             by_key = self._topics.by_key
             self._values.give_back(changes, by_key.get)
-            raise
+            raise fault
         if self._complained:
             self._complained = False
             log.warning("persist: %s takes last values again", self._names.path)
@@ -154,7 +153,8 @@ class SqliteValues:
             last = gevent.spawn(self._write)
             last.join(CLOSE_S)
         if self._is_writing or self._complained:
-            log.error("persist: %s: closed with last values that the disk did not take", self._names.path)
+            count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
+            log.error("persist: %s: closed with %d last values that the disk did not take", self._names.path, count)
         unfinished.discard(self)
 
 
