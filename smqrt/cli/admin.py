@@ -77,7 +77,7 @@ def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         Console().print(table(columns, rows))
         return
     for row in (columns, *rows):
-        click.echo("\t".join(printable(str(cell)) for cell in row))
+        click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # a tab would shift columns
 
 
 @click.command(cls=InterruptibleCommand)

@@ -207,6 +207,9 @@ def test_commands_show_the_same(served: Served, client: SmqClient) -> None:
     shown = command(served, "peers", "--search", "script").stdout.splitlines()
     assert shown[0].split("\t")[:2] == ["id", "uid"]
     assert shown[1].split("\t")[1] == "<script>"
+    create(client, "tab\there")
+    heads, shifted = (line.split("\t") for line in command(served, "topics", "--search", "tab").stdout.splitlines())
+    assert (len(heads), "tab\\there" in shifted) == (len(shifted), True)
     (line,) = command(served, "topics", "--search", "room", "--json").stdout.splitlines()
     assert (json.loads(line)["name"], json.loads(line)["hub"]) == ("room", hub)
     looks = command(served, "top", "--count", "2", "--interval", "0.2", "--json").stdout.splitlines()
