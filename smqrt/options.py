@@ -30,8 +30,8 @@ S = TypeVar("S")
 N = TypeVar("N", int, float)
 _NUMBER = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
 _SECONDS = {
-    "us": 1e-6, "ms": 1e-3, "s": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600,
-    "d": 86400, "day": 86400, "w": 604800, "week": 604800,
+    "us": 1e-6, "ms": 1e-3, "millisecond": 1e-3, "s": 1, "second": 1, "m": 60, "min": 60, "minute": 60,
+    "h": 3600, "hour": 3600, "d": 86400, "day": 86400, "w": 604800, "week": 604800,
 }  # fmt: skip
 _BYTES = {"": 1, "b": 1} | {
     f"{prefix}{i}b": (1024 if i else 1000) ** power for power, prefix in enumerate("kmgt", 1) for i in ("", "i")

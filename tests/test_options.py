@@ -99,6 +99,7 @@ def test_a_rule_with_a_sentence_of_its_own() -> None:
     ("text", "seconds"),
     [
         ("200 ms", 0.2),
+        ("500 milliseconds", 0.5),  # as Spark writes it
         ("10m", 600),
         ("7d", 604800),
         ("1 hour", 3600),
