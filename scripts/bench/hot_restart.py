@@ -126,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--per-s", type=float, default=5000)
+    parser.add_argument("--idle", type=int, default=0, help="so many more clients that say nothing")
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--between-s", type=float, default=1.0)
     parser.add_argument("--options", default="", help="more options of the hub, as Lua")
@@ -134,6 +135,8 @@ def main() -> None:
         server = Server(Path(folder), asked.options)
         port = int(server.find(r"listening on http://.*:(\d+)")[1])
         pairs = [Pair(("127.0.0.1", port), number) for number in range(asked.clients // 2)]
+        names = [b"idle-%06d" % number for number in range(asked.idle)]
+        idle = [Device(("127.0.0.1", port), RAW).start(target="/smq.lsp").connect(name) for name in names]
         receiving = [gevent.spawn(pair.receive) for pair in pairs]
         stop: list[bool] = []
         driver = gevent.spawn(drive, pairs, asked.per_s, stop)
@@ -149,10 +152,13 @@ def main() -> None:
         stop.append(True)
         driver.join()
         gevent.joinall(receiving, timeout=2)
+        for one in idle:
+            one.sync()  # it is still there
         os.kill(server.pid, signal.SIGTERM)
         sent, received = sum(one.sent for one in pairs), sum(one.received for one in pairs)
         faults = [one.fault for one in pairs if one.fault and "ended" not in one.fault]
-        print(f"{asked.restarts} restarts, {asked.clients} clients, {sent} messages sent, {received} received")
+        clients = asked.clients + asked.idle
+        print(f"{asked.restarts} restarts, {clients} clients, {sent} messages sent, {received} received")
         print(f"calm: median {percentile(calm, 0.5) * 1000:.1f} ms, p99 {percentile(calm, 0.99) * 1000:.1f} ms")
         shown = [f"{percentile(silences_ms, share):.0f} ms" for share in (0.5, 0.99, 1.0)]
         print(f"longest silence of each receiver around a restart: median {shown[0]}, p99 {shown[1]}, most {shown[2]}")
