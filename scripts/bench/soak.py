@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +41,8 @@ class Soak:
     memory_bytes: list[int] = field(default_factory=list)
     slices: list[Report] = field(default_factory=list)
     counts: Report = field(default_factory=dict)
+    closes: dict[str, int] = field(default_factory=dict)
+    """Ends of connections by their reason; those of the generators say good-bye or just go."""
     idle: dict[str, tuple[int, int]] = field(default_factory=dict)
     """How many idle clients are left, and how many there were."""
 
@@ -106,6 +110,7 @@ def run(options: argparse.Namespace) -> Soak:
         with idle(options, generator, server, found):
             _stream(options, generator, server, found)
             found.counts = json.load(urlopen(f"http://127.0.0.1:{server.port}/counts.lsp"))
+            found.closes = _closes(server)
     finally:
         server.stop()
     return found
@@ -114,7 +119,7 @@ def run(options: argparse.Namespace) -> Soak:
 @contextmanager
 def idle(options: argparse.Namespace, generator: Generator, server: brokers.Broker, found: Soak) -> Iterator[None]:
     """Have the idle clients connected."""
-    hold_s = options.minutes * 60 + 60
+    hold_s = options.minutes * 120 + 300  # longer than the stream; they are killed behind it
     shape = f"--mode idle --conns {options.idle} --subscribe --hold {hold_s} --path /smq.lsp?hub=idle"
     plain = generator.start(Shape("idle", "idle", shape), server, hold_s)
     command = [sys.executable, str(CLIENTS), "idle", str(server.tls_port), str(options.idle_tls)]
@@ -136,6 +141,17 @@ def _established(port: int) -> int:
     mark = f":{port:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(1 for words in lines if words[1].endswith(mark) and words[3] == "01")
+
+
+def _closes(server: brokers.Broker) -> dict[str, int]:
+    """What the admin listener counts; the server has said where that is."""
+    assert server.process.stdout
+    (url,) = re.findall(r"admin at (\S+)", server.process.stdout.readline())
+    closes: Counter[str] = Counter()
+    for line in urlopen(f"{url}metrics").read().decode().splitlines():
+        if found := re.match(r'smqrt_hub_closes_total\{.*reason="(\w+)".*\} (\S+)', line):
+            closes[found[1]] += int(float(found[2]))
+    return dict(closes)
 
 
 def _stream(options: argparse.Namespace, generator: Generator, server: brokers.Broker, found: Soak) -> None:
@@ -166,6 +182,7 @@ def summary(found: Soak) -> Report:
         "memory_kib": [found.memory_bytes[0] >> 10, found.memory_bytes[-1] >> 10],
         "growth_kib": found.growth_bytes >> 10,
         "drops": found.counts["drops"],
+        "closes": found.closes,
         "idle": found.idle,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import contextlib
 import json
 import os
 import struct
@@ -140,7 +141,8 @@ def test_who_was_accepted_is_told_when_the_server_ends(crowd: Crowd) -> None:
 
 def test_who_was_accepted_sees_the_end_of_a_closed_listener(crowd: Crowd) -> None:
     crowd.listener.close()
-    assert crowd.clients[-1].recv(1000) == b""
+    with contextlib.suppress(ConnectionResetError):
+        assert crowd.clients[-1].recv(1000) == b""
 
 
 def test_stop_and_start(listen: Any) -> None:
