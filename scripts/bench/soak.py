@@ -151,7 +151,7 @@ def _closes(server: brokers.Broker) -> dict[str, int]:
     for line in urlopen(f"{url}metrics").read().decode().splitlines():
         if found := re.match(r'smqrt_hub_closes_total\{.*reason="(\w+)".*\} (\S+)', line):
             closes[found[1]] += int(float(found[2]))
-    return dict(closes)
+    return {reason: count for reason, count in closes.items() if count}
 
 
 def _stream(options: argparse.Namespace, generator: Generator, server: brokers.Broker, found: Soak) -> None:
