@@ -116,13 +116,16 @@ def test_a_burst_over_many_topics_to_a_thousand_keeps_the_order(site: Site) -> N
     for device in crowd:
         for _ in topics:
             device.ack()
-    messages = [publish(topics[number % 16], publisher.etid, struct.pack(">I", number)) for number in range(4_000)]
+    messages = [publish(topics[number % 16], publisher.etid, struct.pack(">I", number)) for number in range(1_000)]
     data = b"".join(map(smq.frame, messages))
     with bounded(60):
         sender = gevent.spawn(publisher.send_bytes, data)
         got = [gevent.spawn(_receive, device, len(messages)) for device in crowd[:3]]
         rest = [gevent.spawn(_drain, device, len(data)) for device in crowd[3:]]
-        gevent.joinall([sender, *got, *rest], raise_error=True)
+        try:
+            gevent.joinall([sender, *got, *rest], raise_error=True)
+        finally:
+            gevent.killall([sender, *got, *rest])
     assert all(one.value == messages for one in got)
     assert not any(site.smq.drops().values())
 
