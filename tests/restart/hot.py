@@ -80,7 +80,7 @@ class HotServed(Served):
             self.process.kill()
         self._reader.join(self.stop_s)
         still = self._reader.is_alive()
-        if still:
+        if still and not has_ended(self.pid):
             os.kill(self.pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.process.wait()
