@@ -203,8 +203,7 @@ class Listener:
     def _accept_some(self) -> bool:
         """Whether there may be more."""
         accepted = self._accepted
-        waiting = sum(len(each._accepted) for each in open_listeners)
-        if accepted and waiting >= min(ACCEPTED_AT_MOST, open_connections.room()):
+        if accepted and _are_enough():
             return False  # those that are one too many wait in the kernel
         for _ in range(ACCEPTS_AT_ONCE):
             try:
@@ -265,6 +264,12 @@ class Listener:
 
 open_listeners: list[Listener] = []
 """Of this process, in the order they were made."""
+
+
+def _are_enough() -> bool:
+    """Whether as many connections were accepted, and wait, as may be."""
+    waiting = sum(len(each._accepted) for each in open_listeners)
+    return waiting >= min(ACCEPTED_AT_MOST, open_connections.room())
 
 
 def _say_busy(client: _socket.socket, answer: bytes) -> None:
