@@ -62,9 +62,10 @@ class Meter:
 
     Attributes:
         waits: runs are kept here until their time comes, and the client is not read until then.
+        told: how many messages the next run has, from who has counted them already; 0 when nobody has.
     """
 
-    __slots__ = ("_bytes", "_clock", "_kept", "_limits", "_longest", "_messages", "_session", "waits")
+    __slots__ = ("_bytes", "_clock", "_kept", "_limits", "_longest", "_messages", "_session", "told", "waits")
 
     def __init__(self, session: Session, limits: PublishLimits) -> None:
         self._clock = session.broker.clock
@@ -75,6 +76,7 @@ class Meter:
         self._bytes = self._bucket(limits.bytes_per_s, now_s)
         self._kept: deque[bytes] = deque()
         self.waits = False
+        self.told = 0
 
     def _bucket(self, per_s: float | None, now_s: float) -> Bucket | None:
         return None if per_s is None else Bucket(per_s, max(per_s * self._limits.burst_s, 1.0), now_s)
@@ -85,7 +87,7 @@ class Meter:
         if size == run[0] << 8 | run[1]:
             messages, longest = 1, size
         else:
-            messages, longest = self._session.broker.measure(run)
+            messages, longest = self._measure(run)
         if longest > self._longest:
             return refuse_message(self._session, self._limits)
         limit = self._over(messages, size)
@@ -93,11 +95,18 @@ class Meter:
 
     def deliver_view(self, route: Route, view: memoryview) -> bool | None:
         """As `deliver`, of a run whose memory is reused after the call."""
-        messages, longest = self._session.broker.measure(view)
+        messages, longest = self._measure(view)
         if longest > self._longest:
             return refuse_message(self._session, self._limits)
         limit = self._over(messages, len(view))
         return route.deliver_view(view) if limit is None else self._beyond(limit, route, bytes(view))
+
+    def _measure(self, run: bytes | memoryview) -> tuple[int, int]:
+        """How many messages a run has, and how long the longest frame is; 0 for that when any length may pass."""
+        told, self.told = self.told, 0
+        if told and self._longest >= smq.MAX_FRAME_BYTES:
+            return told, 0
+        return self._session.broker.measure(run)
 
     def admits(self, frames: bytes) -> bool:
         """Charge what goes to many subscribers at once; false, and nothing is charged, when some of it may not pass."""

@@ -543,7 +543,9 @@ class Session:
             self._answer(smq.change(topic.id, 0))
 
     def several(self, key: bytes, more: int) -> None:
-        """Count `more` messages to the topic `key`, which were in one run."""
+        """Count `more` messages to the topic `key`, which are in one run; it is delivered next."""
+        if self.meter is not None:
+            self.meter.told = more + 1
         topic = self.broker.topic_table.by_key.get(key)
         if topic is not None and (topic.raw or topic.ws):
             topic.messages += more

@@ -18,7 +18,8 @@ VERSION = 1
 MAX_PAYLOAD_BYTES = 0xFFF0
 PUBLISH_HEADER_BYTES = 15
 """Length, type, tid, ptid and stid of a Publish frame; the payload follows."""
-MAX_PACKET_BYTES = 0xFFFF - 2
+MAX_FRAME_BYTES = 0xFFFF
+MAX_PACKET_BYTES = MAX_FRAME_BYTES - 2
 MAX_NAME_BYTES = MAX_PACKET_BYTES - 6
 """The longest name whose acknowledgement fits a frame; also the longest text of Connack."""
 MIN_UID_BYTES = 6
