@@ -1,4 +1,4 @@
-// What the console does to the server: requests to the interface that scripts use too.
+// Changes at the server: requests to the interface that scripts use too.
 
 import {find} from "./dom.js";
 

@@ -1,4 +1,4 @@
-// What is recorded and what is computed of it: journals, the queries that read them, the processes of pipelines.
+// Recordings, and computations on them: journals, the queries that read them, the processes of pipelines.
 
 import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";

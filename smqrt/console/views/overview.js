@@ -1,4 +1,4 @@
-// How the server is: what needs attention, its figures now and over the last hour, its listeners and hubs.
+// State of the server: what needs attention, its figures now and over the last hour, its listeners and hubs.
 
 import {Chart, Spark} from "../chart.js";
 import {h, mark, say, section} from "../dom.js";
