@@ -86,6 +86,7 @@ class AdminServer:
         if not is_loopback(address) and identities is not None and identities.settings.users:
             self.root.require_login(identities)
             self.http.logins.throttle = identities.throttle
+            log.warning("admin.host = %s: passwords come in clear text; put a proxy with TLS before it", host)
         elif not is_loopback(address):
             self.listener.close()
             raise StartError(
