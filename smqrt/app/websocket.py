@@ -168,8 +168,7 @@ class WebSocket:
         return bool(data)
 
     def _reply(self) -> None:
-        if self._codec.replies:
-            replies, self._codec.replies = self._codec.replies, b""
+        if replies := self._codec.take_replies():
             self._stream.push_or_forget(replies)
 
 

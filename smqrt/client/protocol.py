@@ -183,8 +183,7 @@ class WebSocketFraming:
         return packets
 
     def take_replies(self) -> bytes:
-        replies, self._codec.replies = self._codec.replies, b""
-        return replies
+        return self._codec.take_replies()
 
 
 _TAKE_BYTES = 256 * 1024

@@ -345,8 +345,7 @@ class _Viewer:
                 codec.feed(data)
                 while codec.next() is not None or codec.has_more:
                     pass
-                self._stream.push_or_forget(codec.replies)
-                codec.replies = b""
+                self._stream.push_or_forget(codec.take_replies())
         except (StreamError, ProtocolError):
             pass  # gone, or no WebSocket
         self.end(b"")

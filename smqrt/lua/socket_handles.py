@@ -529,8 +529,8 @@ class WebSocketHandle(StreamHandle):
             message = codec.next()
         except ProtocolError as violation:
             return self._end_with("socketreadfailed", websocket.close_code(violation.reason))
-        if codec.replies:
-            self._reply()
+        if replies := codec.take_replies():
+            self.stream.push_or_forget(replies)
         if message is not None:
             return _values(message)
         if codec.close_code is not None:
@@ -567,10 +567,6 @@ class WebSocketHandle(StreamHandle):
             if goodbye:
                 self.stream.push_or_forget(goodbye)
             self.stream.close(graceful=True)
-
-    def _reply(self) -> None:
-        replies, self.codec.replies = self.codec.replies, b""
-        self.stream.push_or_forget(replies)
 
     def _end_with(self, word: str, code: int) -> Values:
         self._last = fail(word, code)

@@ -330,7 +330,6 @@ class WebSocketCodec:
 
     Attributes:
         max_message_bytes: a larger message is refused.
-        replies: to send back (the pong to the last ping, the answer to a close); the caller takes and clears them.
         has_more: whether `next` stopped only because it had looked at many frames; it goes on at the next call.
         close_code: of the close frame that came, None before.
         close_sent: whether this side has sent its close frame.
@@ -339,25 +338,27 @@ class WebSocketCodec:
     __slots__ = (
         "_assembler",
         "_at",
+        "_answer",
         "_buffer",
         "_encode",
         "_is_client",
         "_large",
+        "_ping",
         "close_code",
         "close_sent",
         "has_more",
         "max_message_bytes",
-        "replies",
     )
 
     def __init__(self, is_client: bool = False, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.max_message_bytes = max_message_bytes
-        self.replies = b""
         self.close_code: int | None = None
         self.close_sent = False
         self.has_more = False
         self._is_client = is_client
         self._encode = encode_masked if is_client else encode
+        self._ping: bytes | None = None  # what the last ping carried, until it is answered
+        self._answer = b""  # to a close
         self._buffer, self._at = b"", 0
         self._large: _LargeFrame | None = None
         self._assembler: Assembler | None = None  # while a message comes in fragments
@@ -378,6 +379,13 @@ class WebSocketCodec:
             return b""
         self.close_sent = True
         return self._encode(CLOSE, close_payload(code, text))
+
+    def take_replies(self) -> bytes:
+        """What is to be sent back: the pong to the last ping, the answer to a close. Made here and not when a ping
+        comes, since one read can bring thousands of them."""
+        pong = b"" if self._ping is None else self._encode(PONG, self._ping)
+        replies, self._ping, self._answer = pong + self._answer, None, b""
+        return replies
 
     # ---- in
 
@@ -464,7 +472,7 @@ class WebSocketCodec:
 
     def _control(self, frame: Frame) -> None:
         if frame.opcode == PING:
-            self.replies = self._encode(PONG, frame.payload)  # to the last only (RFC 6455 §5.5.3): pings can't pile up
+            self._ping = frame.payload  # only the last is answered (RFC 6455 §5.5.3): pings can't pile up
         elif frame.opcode == CLOSE:
             self.close_code = check_close(frame.payload)
-            self.replies += self.close(self.close_code)
+            self._answer = self.close(self.close_code)

@@ -108,13 +108,13 @@ def test_ping_is_answered_and_close_ends() -> None:
     side = WebSocketCodec()
     side.feed(frame(PING, b"hi") + frame(CLOSE, b"\x03\xe8bye") + frame(TEXT, b"never"))
     assert side.next() is None
-    assert side.replies == b"\x8a\x02hi" + b"\x88\x02\x03\xe8"
+    assert side.take_replies() == b"\x8a\x02hi" + b"\x88\x02\x03\xe8"
     assert side.close_code == 1000
     assert side.close(1000) == b""
     other = WebSocketCodec()
     other.feed(frame(CLOSE, b""))
     assert other.next() is None
-    assert (other.close_code, other.replies) == (CLOSE_NO_CODE, b"\x88\0")
+    assert (other.close_code, other.take_replies()) == (CLOSE_NO_CODE, b"\x88\0")
 
 
 def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
@@ -122,7 +122,7 @@ def test_a_flood_of_pings_gets_one_pong_and_is_looked_at_in_portions() -> None:
     side.feed(frame(PING, b"hi") * (FRAMES_AT_A_TIME + 10) + frame(TEXT, b"then"))
     assert side.next() is None
     assert side.has_more
-    assert side.replies == b"\x8a\x02hi"
+    assert side.take_replies() == b"\x8a\x02hi"
     assert side.next() == (b"then", True, 0, 0)
     assert not side.has_more
 
