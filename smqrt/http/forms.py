@@ -26,6 +26,7 @@ MAX_PARTS = 1000
 _MAX_BOUNDARY_BYTES = 70  # RFC 2046 §5.1.1
 MAX_PARAMETERS = 1000
 _PIECE_BYTES = 8192  # decoded at once: 0.5 ms when all of it is escapes
+BLANKS = bytes.maketrans(b"+", b" ")  # four million of them take 4 ms, and 30 ms with replace()
 _WORDS = {  # what the parser says: what we say
     "Unexpected end of multipart stream (parser closed)": "the form ends in the middle of a part",
     "Maximum segment count exceeded": f"the form has more than {MAX_PARTS} parts",
@@ -56,7 +57,7 @@ def as_text(value: bytes) -> str:
 
 
 def _decoded(text: bytes, breathe: Callable[[], object]) -> bytes:
-    text = text.replace(b"+", b" ")
+    text = text.translate(BLANKS)
     if b"%" not in text:
         return text
     if len(text) > _PIECE_BYTES:

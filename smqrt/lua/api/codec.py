@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from smqrt.errors import ArgumentError
+from smqrt.http.forms import BLANKS
 from smqrt.lua.bridge import Function, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -50,7 +51,7 @@ def urlencode(data: bytes) -> bytes:
 
 def urldecode(data: bytes) -> bytes:
     """The inverse; `+` is a space."""
-    return unquote_to_bytes(data.replace(b"+", b" "))
+    return unquote_to_bytes(data.translate(BLANKS))
 
 
 MAX_DATE_BYTES = 256

@@ -9,8 +9,9 @@ from pathlib import Path
 from flask import Flask, request
 
 HERE = Path(__file__).parent
+BACKLOG = 2048  # a crowd that the kernel turns away comes again after whole seconds
 if sys.argv[-1] == "gunicorn":
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     os.set_inheritable(listener.fileno(), True)
     print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     options = "--worker-class smqrt.gunicorn.Worker --workers 1 --worker-connections 3000 --log-level warning"
@@ -63,7 +64,7 @@ if __name__ == "__main__":
     tls = WSGIServer(("127.0.0.1", 0), app, handler_class=Handler, log=None, certfile=cert, keyfile=key)
     tls.start()
     print(f"listening on https://127.0.0.1:{tls.server_port}", flush=True)
-    server = WSGIServer(("127.0.0.1", 0), app, handler_class=Handler, log=None)
+    server = WSGIServer(("127.0.0.1", 0), app, backlog=BACKLOG, handler_class=Handler, log=None)
     server.start()
     print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
