@@ -57,7 +57,8 @@ def _give(broker: SucceedingBroker) -> None:
     kept = None if broker.closed else _take(broker.key)
     if kept is None:
         return
-    arriving = ArrivingHub(broker, kept.record)
+    arriving = ArrivingHub(broker)
+    arriving.adopt(kept.record)
     for record, transport in kept.clients:
         arriving.place(record, transport)
     arriving.begin()

@@ -2,7 +2,9 @@
 again in this one.
 
     at the old hub    stand_still ──▶ settle ──▶ take ──▶ let_go     (or go_on, as if nothing had been)
-    at the new hub                               place ──▶ begin
+    at the new hub    (prepare)                  place ──▶ begin
+
+Clients that are at rest can be prepared before anybody stands still (precopy.py).
 
 While a client stands still the kernel holds what it sends. What was read of it already is delivered, or goes along:
 half a frame, half a message, what waits in its queue. Connections over TLS can go along within a process only: their
@@ -13,11 +15,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gevent
-from gevent import get_hub
 
 from smqrt.broker import permissions, snapshot
 from smqrt.broker.outbox import Held, put_off
@@ -28,13 +29,12 @@ from smqrt.errors import CloseReason
 from smqrt.net import datapath
 from smqrt.net.connection import RawConnection
 from smqrt.net.connection_kinds import WsConnection
-from smqrt.net.handover import Origin, chunk_bytes, limit_chunks
-from smqrt.net.readiness import READ
-from smqrt.net.slow_consumers import connection_class
+from smqrt.net.connection_records import connection_of
+from smqrt.net.handover import Origin, limit_chunks
+from smqrt.net.precopy import SentAhead, client_and_connection
 from smqrt.net.succession import SucceedingBroker
-from smqrt.net.tls import TlsTransport, Transport
+from smqrt.net.tls import TlsTransport
 from smqrt.wire.life import Life
-from smqrt.wire.websocket import Assembler
 
 log = logging.getLogger("smqrt")
 
@@ -42,41 +42,7 @@ SETTLE_S = 0.1
 """How long hooks and handlers may take with what they are at."""
 _LOOK_S = 0.002
 _AT_ONCE = 500
-
-
-def connection_record(connection: RawConnection) -> Record:
-    """What is under way on a connection, in both directions."""
-    if connection.backlog is not None:
-        connection.backlog.close_holes(connection)
-    record: Record = {
-        "carry": bytes(connection.carry),
-        "receive": connection.receive_bytes,
-        "queue": list(connection.queue),
-        "torn": connection.torn,
-        "dropped": connection.dropped,
-        "budget": connection.budget_bytes,
-        "chunk": chunk_bytes(connection),
-        "ws": None,
-    }
-    if isinstance(connection, WsConnection):
-        assembler = connection.assembler
-        record["ws"] = [connection.decoded, assembler.state() if assembler else None]
-    return record
-
-
-def connection_of(record: Record, transport: Transport, policed: bool) -> RawConnection:
-    """The connection of a record, which is not read yet; `policed`: of a hub with slow-consumer policies."""
-    watcher = get_hub().loop.io(transport.fileno(), READ)
-    made = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
-    connection = made(transport, watcher)
-    connection.handshake, connection.life = None, Life.OPEN
-    connection.carry, connection.receive_bytes = record["carry"], record["receive"]
-    connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
-    connection.queue, connection.torn = record["queue"], record["torn"]
-    if isinstance(connection, WsConnection):
-        connection.decoded, assembler = record["ws"]
-        connection.assembler = Assembler.of(*assembler) if assembler else None
-    return connection
+NO_ONE: Mapping[Session, SentAhead] = {}
 
 
 class MovingClient:
@@ -84,23 +50,21 @@ class MovingClient:
 
     Attributes:
         session, connection: its own.
+        ahead: its record that was sent ahead; None when there is none.
+        is_unchanged: whether that one is still true, once it was taken.
         record: what goes along, once it was taken.
     """
 
-    __slots__ = ("_carry", "_was_blocked", "connection", "record", "session")
+    __slots__ = ("_carry", "_is_unread", "ahead", "connection", "is_unchanged", "record", "session")
 
-    def __init__(self, session: Session, connection: RawConnection) -> None:
-        self.session, self.connection = session, connection
+    def __init__(self, session: Session, connection: RawConnection, ahead: SentAhead | None = None) -> None:
+        self.session, self.connection, self.ahead = session, connection, ahead
         self.record: Record = {}
+        self.is_unchanged = False
         self._carry: tuple[bytes, bytes] = (b"", b"")
-        self._was_blocked = False
+        self._is_unread = ahead is not None and ahead.is_unread
         datapath.still.add(connection)
         connection.watcher.stop()
-
-    @property
-    def address(self) -> str:
-        """Of the client, as its connections are counted by it."""
-        return str(getattr(self.connection.transport, "peer_host", None) or "")
 
     @property
     def is_busy(self) -> bool:
@@ -111,13 +75,17 @@ class MovingClient:
     def take(self) -> Record:
         """Take down what goes along. From now on nothing is sent either."""
         connection, session = self.connection, self.session
+        if self.ahead is not None and self._is_unread and self.ahead.is_true:
+            self.is_unchanged, self.record = True, self.ahead.record
+            connection.hold_back()
+            return self.record
         kept = session.meter.take_kept() if session.meter is not None else b""
         if isinstance(connection, WsConnection):
             connection.decoded = kept + connection.decoded
         else:
             connection.carry = kept + connection.carry
-        record = connection_record(connection)
-        self.record = {"client": snapshot.client_record(session), "connection": record}
+        self.record = client_and_connection(session, connection)
+        record = self.record["connection"]
         self._carry = connection.carry, getattr(connection, "decoded", b"")
         connection.carry = b""
         if isinstance(connection, WsConnection):
@@ -125,7 +93,6 @@ class MovingClient:
             record["ws"][0] = (session.pending or b"") + record["ws"][0]
         else:
             record["carry"] = (session.pending or b"") + record["carry"]
-        self._was_blocked = connection.life is Life.BLOCKED
         connection.hold_back()
         return self.record
 
@@ -186,14 +153,18 @@ class StandingHub:
     Args:
         broker: the hub.
         with_tls: whether connections over TLS go along.
+        ahead: the clients whose records were sent ahead.
 
     Attributes:
         clients: those that go along.
         others: those that can't: over TLS, or of another WSGI server.
     """
 
-    def __init__(self, broker: SucceedingBroker, with_tls: bool = False) -> None:
+    def __init__(
+        self, broker: SucceedingBroker, with_tls: bool = False, ahead: Mapping[Session, SentAhead] = NO_ONE
+    ) -> None:
         self.broker = broker
+        self._ahead = ahead
         self.clients: list[MovingClient] = []
         self.others: list[Session] = []
         self._with_tls = with_tls
@@ -208,7 +179,7 @@ class StandingHub:
             assert isinstance(session, Session)
             connection: Any = session.outbox
             if can_move(session, self._with_tls):
-                self.clients.append(MovingClient(session, connection))
+                self.clients.append(MovingClient(session, connection, self._ahead.get(session)))
                 continue
             self.others.append(session)
             if isinstance(connection, RawConnection):
@@ -313,38 +284,74 @@ class ArrivingHub:
 
     Args:
         broker: the hub that goes on.
-        record: what `StandingHub.take` took down.
 
     Attributes:
         clients: how many there are so far.
         refused: how many could not be placed, and were closed.
     """
 
-    def __init__(self, broker: SucceedingBroker, record: Record) -> None:
+    def __init__(self, broker: SucceedingBroker) -> None:
         self.broker = broker
         self.refused = 0
         self._rights = broker.identities.rights if broker.identities is not None else None
+        self._prepared: dict[int, tuple[RawConnection, Record]] = {}
         self._placed: list[tuple[RawConnection, Record]] = []
-        self._unhandled: list[bytes] = record["unhandled"]
-        for name in snapshot.adopt_names(broker, record["names"]):
-            log.warning("the topic %r has got the number that clients know it by; the application saw another", name)
-        snapshot.add_counters(broker, record["counters"])
+        self._unhandled: list[bytes] = []
 
     @property
     def clients(self) -> int:
         """How many are here."""
         return len(self._placed)
 
+    # ---- ahead of the move
+
+    def prepare(self, number: int, record: Record, transport: Any) -> None:
+        """Make ready for a client whose record is sent ahead. It is nobody here before it is placed."""
+        self._prepared[number] = self._connection(record, transport), record
+
+    def forget_prepared(self) -> None:
+        """Those that are left do not come; their descriptors here are closed."""
+        for connection, _ in self._prepared.values():
+            _close_quietly(connection)
+            connection.transport.close()
+        self._prepared.clear()
+
+    # ---- the move
+
+    def adopt(self, record: Record) -> None:
+        """Take over what `StandingHub.take` took down of the hub itself."""
+        self._unhandled = record["unhandled"]
+        for name in snapshot.adopt_names(self.broker, record["names"]):
+            log.warning("the topic %r has got the number that clients know it by; the application saw another", name)
+        snapshot.add_counters(self.broker, record["counters"])
+
     def place(self, record: Record, transport: Any) -> None:
         """Let a client take its place. It is not read before `begin`, and nothing is sent to it."""
+        self._join(self._connection(record, transport), record)
+
+    def place_prepared(self, numbers: Iterable[int]) -> None:
+        """Let clients take their places whose records that were sent ahead are still true."""
+        for number in numbers:
+            self._join(*self._prepared.pop(number))
+
+    def place_changed(self, number: int, record: Record) -> None:
+        """Let a client take its place whose record is another one by now."""
+        connection, _ = self._prepared.pop(number)
+        _close_quietly(connection)
+        self.place(record, connection.transport)
+
+    def _connection(self, record: Record, transport: Any) -> RawConnection:
         connection = connection_of(record["connection"], transport, self.broker.slow is not None)
         connection.hold_back()
+        return connection
+
+    def _join(self, connection: RawConnection, record: Record) -> None:
         try:
             connection.session = snapshot.join(self.broker, connection, record["client"], self._rights)
         except snapshot.EtidTaken:
             self.refused += 1
             connection.watcher.close()
-            transport.close()
+            connection.transport.close()
             return
         if size_bytes := record["connection"]["chunk"]:
             limit_chunks(connection.session, size_bytes)
@@ -362,6 +369,7 @@ class ArrivingHub:
         """The old hub keeps its clients: forget them, and close this process's descriptors without touching the
         connections.
         """
+        self.forget_prepared()
         for connection, _ in self._placed:
             _close_quietly(connection)
             connection.transport.close()
@@ -371,18 +379,28 @@ class ArrivingHub:
 
     def begin(self) -> None:
         """All are here: go on where they were, and tell the application of each."""
+        self.forget_prepared()
         onconnect = self.broker.hooks.onconnect
         for connection, record in self._placed:
-            snapshot.observe(connection.session, record)
-        for connection, _ in self._placed:
-            if onconnect:
+            if record["observed"]:
+                snapshot.observe(connection.session, record)
+        if onconnect:
+            for connection, _ in self._placed:
                 connection.session.origin = Origin.restored()
                 onconnect(connection.session)
         for run in self._unhandled:
             self.broker.server.put(run)
         self._look_again()
-        for connection, _ in self._placed:
+        # Those whose records had changed came last, and are the ones who wait for something.
+        gevent.spawn(_go_on, [connection for connection, _ in reversed(self._placed)])
+
+
+def _go_on(connections: list[RawConnection]) -> None:
+    """Read and write again, in portions: others get turns meanwhile."""
+    for at in range(0, len(connections), _AT_ONCE):
+        for connection in connections[at : at + _AT_ONCE]:
             if not connection.life.over:  # the application may have closed it
                 connection.send_again()
                 connection.paused = True
                 connection.resume()
+        gevent.sleep(0)

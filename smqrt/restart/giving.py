@@ -5,6 +5,7 @@ had been.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -15,11 +16,14 @@ from typing import Protocol
 
 import gevent
 
+from smqrt.broker.session import Session
 from smqrt.broker.snapshot import names_of, values_of
 from smqrt.http.server import HttpServer
+from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel
 from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
 from smqrt.net.moving import MovingClient, StandingHub
+from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
 
@@ -70,6 +74,8 @@ class HandOver:
         self._server, self._channel, self._load_s = server, channel, load_s
         self.pid = self.moved = 0
         self.longest_s = 0.0
+        self._numbers = itertools.count(1)
+        self._ahead: dict[Session, SentAhead] = {}
         self._given: list[StandingHub] = []
         self._runs: list[tuple[str, list[object]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
@@ -82,12 +88,18 @@ class HandOver:
         """
         self._greet()
         known = self._known_hubs()
+        try:
+            for broker in self._hubs(known):
+                self._send_ahead(broker)
+        except BaseException as error:
+            self._abort(str(error))
+            raise
         self._server.stop_pipelines()
         listeners = list(open_listeners)
         for listener in listeners:
             listener.stop()
         try:
-            for broker in [one for one in succession.hubs() if one.key in known]:
+            for broker in self._hubs(known):
                 self._give(broker)
             self._give_http()
             self._channel.send({"do": "done"})
@@ -135,19 +147,47 @@ class HandOver:
             raise ChannelError("the new process does not say which hubs it has")
         return [key for key in hubs if isinstance(key, str)]
 
+    @staticmethod
+    def _hubs(known: Sequence[str]) -> list[SucceedingBroker]:
+        return [one for one in succession.hubs() if one.key in known]
+
     # ---- one hub
+
+    def _send_ahead(self, broker: SucceedingBroker) -> None:
+        """Send the clients that are at rest while all are served on."""
+        sessions = [one for one in broker.sessions.values() if isinstance(one, Session)]
+        for at in range(0, len(sessions), FDS_AT_ONCE):
+            resting = [one for one in sessions[at : at + FDS_AT_ONCE] if is_at_rest(one)]
+            portion = [SentAhead(next(self._numbers), one) for one in resting]
+            self._ahead.update(zip(resting, portion, strict=True))
+            self._send_records(broker.key, portion)
+            gevent.sleep(0)
+
+    def _send_records(self, key: str, portion: Sequence[SentAhead]) -> None:
+        # Duplicates: when this has to wait a client may end, and its descriptor be another one's.
+        fds = [os.dup(one.connection.transport.fileno()) for one in portion]
+        try:
+            clients = [[one.number, one.record, address_of(one.connection)] for one in portion]
+            self._channel.send({"do": "ahead", "key": key, "clients": clients}, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _give(self, broker: SucceedingBroker) -> None:
         began_s = time.monotonic()
-        hub = StandingHub(broker)
+        hub = StandingHub(broker, ahead=self._ahead)
         try:
             hub.settle()
             broker.close_files()
             record = hub.take()
-            self._channel.send({"do": "hub", "key": broker.key, "record": record})
+            unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
+            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged})
             for portion in values_of(broker):
                 self._channel.send({"do": "values", **portion})
-            for clients in _portions(hub.clients):
+            for clients in _portions([one for one in hub.clients if one.ahead and not one.is_unchanged]):
+                changed = [[one.ahead.number, one.record] for one in clients if one.ahead]
+                self._channel.send({"do": "changed", "clients": changed})
+            for clients in _portions([one for one in hub.clients if not one.ahead]):
                 self._send_clients(clients)
             self._channel.send({"do": "end"})
             expect(self._channel, "have", STEP_S)
@@ -163,7 +203,7 @@ class HandOver:
 
     def _send_clients(self, clients: Sequence[MovingClient]) -> None:
         self._channel.send(
-            {"do": "clients", "clients": [[one.record, one.address] for one in clients]},
+            {"do": "clients", "clients": [[one.record, address_of(one.connection)] for one in clients]},
             [one.connection.transport.fileno() for one in clients],
         )
 

@@ -5,10 +5,13 @@
                                     ◀──  welcome {version, pid, listeners, hubs, failed} and the listening sockets
     (loads the applications)
     ready {hubs}, or failed {why}   ──▶
+                                         (while all are served on:)
+                                    ◀──  ahead {key, clients} and their sockets, as often as needed
                                          (accepts no more; for each hub:)
-                                    ◀──  hub {key, record}
+                                    ◀──  hub {key, record, unchanged}: of these clients nothing more is sent
                                     ◀──  values {values, sources}, as often as needed: last values that no file has
-                                    ◀──  clients {clients} and their sockets, as often as needed
+                                    ◀──  changed {clients}, as often as needed: others that were sent ahead
+                                    ◀──  clients {clients} and their sockets, as often as needed: all the rest
                                     ◀──  end
     have, or failed {why}           ──▶
                                     ◀──  go: from here on the hub is the new one's

@@ -38,6 +38,7 @@ class TakeOver:
     def __init__(self, channel: FdChannel) -> None:
         self._channel = channel
         self.moved = 0
+        self._prepared: dict[str, ArrivingHub] = {}  # by key
         self._arriving: ArrivingHub | None = None
         self._has_all = False
         self._greeted: set[int] = set()
@@ -121,8 +122,8 @@ class TakeOver:
             while not self._step(http):
                 pass
         except Refused as error:
-            if self._arriving:
-                self._arriving.discard()
+            for arriving in [*self._prepared.values(), *([self._arriving] if self._arriving else [])]:
+                arriving.discard()
             raise StartError(f"The other process goes on: {error}.") from None
         except ChannelError as error:
             if self._arriving and not self._has_all:  # the rest went with the old process
@@ -130,6 +131,8 @@ class TakeOver:
             log.warning("restart: %s; this process goes on with %d clients", error, self.moved)
             if self._has_all:
                 self._begin()
+        for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or went with the old process
+            arriving.discard()
         succession.end()
         inherited.close()
 
@@ -139,13 +142,19 @@ class TakeOver:
         kind = message["do"]
         if kind == "abort":
             raise Refused(str(message.get("why")))
-        if kind == "hub":
+        if kind == "ahead":
+            self._prepare(message, fds)
+        elif kind == "hub":
             self._begin_hub(message)
         elif kind == "values":
             assert self._arriving
             adopt_values(self._arriving.broker, message)
         elif kind == "clients":
             self._place(message, fds)
+        elif kind == "changed":
+            assert self._arriving
+            for number, record in message["clients"]:
+                self._arriving.place_changed(number, record)
         elif kind == "end":
             self._has_all = True
             self._say("have")
@@ -166,6 +175,16 @@ class TakeOver:
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": kind, **more})
 
+    def _prepare(self, message: Message, fds: Sequence[int]) -> None:
+        key = message["key"]
+        broker = succession.find(key)
+        if broker is None:  # `hub` says so
+            _close_all(fds)
+            return
+        arriving = self._prepared.setdefault(key, ArrivingHub(broker))
+        for fd, (number, record, address) in zip(fds, message["clients"], strict=True):
+            arriving.prepare(number, record, open_connections.adopt(fd, address))
+
     def _begin_hub(self, message: Message) -> None:
         broker = succession.find(message["key"])
         try:
@@ -173,7 +192,9 @@ class TakeOver:
                 raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
             self._greeted = valued_topics(broker)
             broker.open_files()
-            self._arriving = ArrivingHub(broker, message["record"])
+            self._arriving = self._prepared.pop(message["key"], None) or ArrivingHub(broker)
+            self._arriving.adopt(message["record"])
+            self._arriving.place_prepared(message["unchanged"])
         except SmqrtError as error:
             self.give_up(str(error))
             raise Refused(str(error)) from None

@@ -16,6 +16,7 @@ from smqrt.net import datapath
 from smqrt.net.admission import open_connections
 from smqrt.net.connection import RawConnection
 from smqrt.net.connection_kinds import WsConnection
+from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import ChannelError, FdChannel, _decoded, _encoded
 from smqrt.net.moving import ArrivingHub, StandingHub
 from smqrt.wire import smq as wire
@@ -99,10 +100,11 @@ def move(site: Site, other: Site, settle_s: float = 0.02) -> StandingHub:
     standing.settle(settle_s)
     record = standing.take()
     message = _decoded(*_encoded({"do": "x", "hub": record, "clients": [one.record for one in standing.clients]}))
-    arriving = ArrivingHub(other.state, message["hub"])
+    arriving = ArrivingHub(other.state)
+    arriving.adopt(message["hub"])
     for client, one in zip(standing.clients, message["clients"], strict=True):
         fd = os.dup(client.connection.transport.fileno())
-        arriving.place(one, open_connections.adopt(fd, client.address))
+        arriving.place(one, open_connections.adopt(fd, address_of(client.connection)))
     standing.let_go(lambda run, tid, ptid: None)
     arriving.begin()
     let_others_run()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from gevent import socket as gsocket
 
+from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import FdChannel, Message
 from smqrt.net.moving import StandingHub
 from smqrt.restart.protocol import VERSION
@@ -189,8 +190,8 @@ class FakeOld:
         """Sends its clients; the new process says that it has them."""
         standing = StandingHub(self.site.state)
         standing.settle()
-        channel.send({"do": "hub", "key": KEY, "record": standing.take()})
-        clients = [[one.record, one.address] for one in standing.clients]
+        channel.send({"do": "hub", "key": KEY, "record": standing.take(), "unchanged": []})
+        clients = [[one.record, address_of(one.connection)] for one in standing.clients]
         channel.send(
             {"do": "clients", "clients": clients}, [one.connection.transport.fileno() for one in standing.clients]
         )
