@@ -42,6 +42,7 @@ SETTLE_S = 0.1
 """How long hooks and handlers may take with what they are at."""
 _LOOK_S = 0.002
 _AT_ONCE = 500
+_TURN_S = 0.001  # sleep(0) lets callbacks run and looks at no socket
 NO_ONE: Mapping[Session, SentAhead] = {}
 
 
@@ -246,7 +247,7 @@ class StandingHub:
         for at in range(0, len(self.clients), _AT_ONCE):
             for one in self.clients[at : at + _AT_ONCE]:
                 one.let_go()
-            gevent.sleep(0)
+            gevent.sleep(_TURN_S)
         self._forget()
 
         def onpublish(run: bytes, tid: int, ptid: int, peer: BrokerPeer) -> bytes:
@@ -403,4 +404,4 @@ def _go_on(connections: list[RawConnection]) -> None:
                 connection.send_again()
                 connection.paused = True
                 connection.resume()
-        gevent.sleep(0)
+        gevent.sleep(_TURN_S)

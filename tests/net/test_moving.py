@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -19,6 +20,7 @@ from smqrt.net.connection_kinds import WsConnection
 from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import ChannelError, FdChannel, _decoded, _encoded
 from smqrt.net.moving import ArrivingHub, StandingHub
+from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Assembler
@@ -96,19 +98,42 @@ def test_everything_that_a_client_has_goes_along_or_is_rebuilt(kind: Any) -> Non
 
 def move(site: Site, other: Site, settle_s: float = 0.02) -> StandingHub:
     """Moves the clients of one hub to the other, by way of text and descriptors."""
-    standing = StandingHub(site.state)
+    return arrive(StandingHub(site.state), ArrivingHub(other.state), settle_s)
+
+
+def arrive(standing: StandingHub, arriving: ArrivingHub, settle_s: float = 0.02) -> StandingHub:
     standing.settle(settle_s)
-    record = standing.take()
-    message = _decoded(*_encoded({"do": "x", "hub": record, "clients": [one.record for one in standing.clients]}))
-    arriving = ArrivingHub(other.state)
-    arriving.adopt(message["hub"])
-    for client, one in zip(standing.clients, message["clients"], strict=True):
-        fd = os.dup(client.connection.transport.fileno())
-        arriving.place(one, open_connections.adopt(fd, address_of(client.connection)))
+    arriving.adopt(sent(standing.take()))
+    arriving.place_prepared([one.ahead.number for one in standing.clients if one.ahead and one.is_unchanged])
+    for client in standing.clients:
+        if client.is_unchanged:
+            continue
+        if client.ahead:
+            arriving.place_changed(client.ahead.number, sent(client.record))
+        else:
+            arriving.place(sent(client.record), duplicate(client.connection))
     standing.let_go(lambda run, tid, ptid: None)
     arriving.begin()
     let_others_run()
     return standing
+
+
+def sent(record: Any) -> Any:
+    """As it comes to another process."""
+    return _decoded(*_encoded({"do": "x", "record": record}))["record"]
+
+
+def duplicate(connection: Any) -> Any:
+    return open_connections.adopt(os.dup(connection.transport.fileno()), address_of(connection))
+
+
+def send_ahead(site: Site, arriving: ArrivingHub) -> dict[Any, SentAhead]:
+    """Sends those ahead who are at rest."""
+    resting = [one for one in site.state.sessions.values() if is_at_rest(one)]
+    ahead = {one: SentAhead(number, one) for number, one in enumerate(resting)}
+    for one in ahead.values():
+        arriving.prepare(one.number, sent(one.record), duplicate(one.connection))
+    return ahead
 
 
 def messages(device: Device) -> list[bytes]:
@@ -132,6 +157,105 @@ def test_nothing_is_left_at_the_old_hub(make_site: Any, kind: str) -> None:
     one.disconnect()
     assert sorted(two.sync()) == sorted([wire.change(one.etid, 0), wire.change(topic, 0)])
     assert Held.total_bytes == 0
+
+
+def ahead_of_move(site: Site, other: Site, change: Callable[[], object]) -> set[bytes]:
+    """Moves all; `change` comes between the records that are sent ahead and the move. Returns whose were still true."""
+    arriving = ArrivingHub(other.state)
+    ahead = send_ahead(site, arriving)
+    change()
+    let_others_run()
+    standing = arrive(StandingHub(site.state, ahead=ahead), arriving)
+    return {one.session.uid for one in standing.clients if one.is_unchanged}
+
+
+@pytest.mark.parametrize("kind", [RAW, WS])
+def test_whoever_changes_after_it_was_sent_ahead_is_sent_again(make_site: Any, kind: str) -> None:
+    site, other = make_site(), make_site()
+    calm, busy = site.device(b"calm-1", kind), site.device(b"busy-1", kind)
+    topic = calm.subscribe(b"a")
+    half = busy.framed(publish(topic, busy.etid, b"half"))
+
+    def change() -> None:
+        assert busy.subscribe(b"b") != topic
+        busy.send_bytes(half[:5])
+
+    assert ahead_of_move(site, other, change) == {b"calm-1"}
+    busy.send_bytes(half[5:])
+    assert calm.receive()[13:] == b"half"
+    other.smq.publish(b"to b", "b")
+    assert messages(busy) == [b"to b"]
+    assert not leftovers(site.state)
+    assert Held.total_bytes == 0
+
+
+def test_a_client_that_was_read_is_sent_again_though_it_looks_the_same(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    device, second = site.device(b"device"), site.device(b"second")
+    topics = [second.subscribe(name) for name in (b"a", b"b")]
+    device.subscribe(b"a")
+
+    def change() -> None:
+        device.send(wire.with_id(Type.UNSUBSCRIBE, topics[0]))
+        assert device.subscribe(b"b") == topics[1]
+
+    assert ahead_of_move(site, other, change) == {b"second"}
+    other.smq.publish(b"to a", "a")
+    other.smq.publish(b"to b", "b")
+    assert messages(device) == [b"to b"]
+
+
+def test_what_others_change_is_seen_too(make_site: Any) -> None:
+    """None of these clients says anything after it was sent ahead."""
+    site, other = make_site(), make_site()
+    slow, observer, calm = (site.device(name) for name in (b"slow-1", b"observer", b"calm-1"))
+    topic, asked = slow.subscribe(b"a"), calm.subscribe(b"b")
+    observer.send(wire.with_id(Type.OBSERVE, asked))
+    assert observer.sync() == [wire.change(asked, 1)]
+
+    def change() -> None:
+        for _ in range(200):
+            site.smq.publish(bytes(60_000), topic)
+            let_others_run()
+
+    assert ahead_of_move(site, other, change) == {b"calm-1"}
+    got = messages(slow)
+    assert [len(one) for one in got] == [60_000] * len(got)
+    assert len(got) + slow_drops(site) == 200
+    calm.disconnect()
+    assert observer.sync() == [wire.change(asked, 0)]
+
+
+def slow_drops(site: Site) -> int:
+    return sum(site.state.stats.drops.values())
+
+
+def test_who_comes_and_goes_after_the_others_were_sent_ahead(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    stays, goes = site.device(b"stays-1"), site.device(b"goes-1")
+    came: list[Device] = []
+
+    def change() -> None:
+        goes.disconnect()
+        came.append(site.device(b"comes-1"))
+
+    assert ahead_of_move(site, other, change) == {b"stays-1"}
+    assert {one.uid for one in other.state.sessions.values()} == {b"stays-1", b"comes-1"}
+    assert came[0].subscribe(b"x") == stays.subscribe(b"x")
+    assert not leftovers(site.state)
+
+
+def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: Any) -> None:
+    site, other = make_site(), make_site()
+    device = site.device(b"device")
+    before = open_connections.open
+    arriving = ArrivingHub(other.state)
+    send_ahead(site, arriving)
+    assert open_connections.open == before + 1
+    arriving.discard()
+    assert (open_connections.open, Held.total_bytes) == (before, 0)
+    device.sync()  # served on, and its mark goes with what it says
+    assert device.subscribe(b"a")
 
 
 def test_what_changed_meanwhile_is_told(make_site: Any) -> None:

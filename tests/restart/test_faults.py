@@ -62,7 +62,7 @@ class FakeNew:
         self.fds.clear()
 
 
-HUB = ("welcome", "hub", "clients", "end")
+HUB = ("welcome", "ahead", "hub", "end")
 
 
 @pytest.fixture
@@ -100,13 +100,13 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     device = server.device()
     echo = device.create(b"echo")
     path = tmp_path / "r.sock"
-    refusing = FakeNew(path).until("welcome", "hub")
+    refusing = FakeNew(path).until("welcome", "ahead", "hub")
     refusing.channel.send({"do": "failed", "why": "no journal\x1b[31m"})
     server.wait_for("goes on: no journal")
     second = FakeNew(path)
     second.channel.send({**HELLO, "version": 99})
     assert second.channel.receive(5)[0]["why"].startswith("the new process speaks version 99")
-    hanging = FakeNew(path).until("welcome", "hub", "clients")
+    hanging = FakeNew(path).until("welcome", "ahead", "hub")
     other = FakeNew(path)
     other.channel.send(HELLO)
     assert other.channel.receive(5)[0]["why"] == "another restart is under way"

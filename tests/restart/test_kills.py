@@ -82,6 +82,7 @@ class Ledger:
         self.publisher = served.device(b"publisher")
         self.readers = [served.device(b"reader-raw"), served.device(b"reader-ws", WS)]
         self.topic = [one.subscribe(b"news") for one in self.readers][0]
+        self.readers[1].send(wire.with_id(Type.OBSERVE, self.topic))  # who observes is not sent ahead
         self.sent = 0
 
     def publish(self, count: int) -> None:
@@ -130,10 +131,14 @@ def received(device: Device, count: int | None) -> tuple[list[int], bool]:
     [
         ("new", "hello", True),
         ("new", "ready", True),
+        ("new", "ahead", True),
+        ("new", "changed", True),
         ("new", "clients", True),
         ("new", "have", True),
         ("new", "go", False),  # the word was given: they are the new one's, and come back
+        ("old", "ahead", False),
         ("old", "hub", False),
+        ("old", "changed", False),
         ("old", "clients", False),
         ("old", "go", True),
         ("old", "done", True),
@@ -151,8 +156,8 @@ def test_a_process_is_killed_at_a_step(
     relay = Relay(tmp_path / "relay.sock", tmp_path / "old.sock", kind, victim)
     new.append(serve_hot(app, "--restart-socket", tmp_path / "relay.sock", "--take-over"))
     while not relay.has_killed:
-        ledger.publish(1)
-        gevent.sleep(0.01)
+        ledger.publish(1)  # who sends has changed since it was sent ahead
+        gevent.sleep(0.001)
     wait_until(lambda: has_ended(victim()), "the end of a process")
     ledger.publish(20)
     survivor = old if who == "new" else new[0]
