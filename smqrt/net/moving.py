@@ -14,11 +14,13 @@ keys can't be sent.
 from __future__ import annotations
 
 import logging
+import select
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gevent
+from gevent import monkey
 
 from smqrt.broker import permissions, snapshot
 from smqrt.broker.outbox import Held, put_off
@@ -43,6 +45,7 @@ SETTLE_S = 0.1
 _LOOK_S = 0.002
 _AT_ONCE = 500
 _TURN_S = 0.001  # sleep(0) lets callbacks run and looks at no socket
+_new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
 NO_ONE: Mapping[Session, SentAhead] = {}
 
 
@@ -392,16 +395,25 @@ class ArrivingHub:
         for run in self._unhandled:
             self.broker.server.put(run)
         self._look_again()
-        # Those whose records had changed came last, and are the ones who wait for something.
-        gevent.spawn(_go_on, [connection for connection, _ in reversed(self._placed)])
+        connections = [one for one, _ in self._placed if not one.life.over]  # the application may have closed it
+        for connection in connections:
+            connection.send_again()
+            connection.paused = True
+        gevent.spawn(_read_again, _waiting_first(connections))
 
 
-def _go_on(connections: list[RawConnection]) -> None:
-    """Read and write again, in portions: others get turns meanwhile."""
+def _waiting_first(connections: list[RawConnection]) -> list[RawConnection]:
+    """Those first who have sent something meanwhile, or have half a message here."""
+    poll = _new_poll()
+    for one in connections:
+        poll.register(one.transport, select.POLLIN)
+    waiting = {fd for fd, _ in poll.poll(0)}
+    return sorted(connections, key=lambda one: not (one.carry or one.transport.fileno() in waiting))
+
+
+def _read_again(connections: list[RawConnection]) -> None:
+    """In portions: those who are read already get turns meanwhile."""
     for at in range(0, len(connections), _AT_ONCE):
         for connection in connections[at : at + _AT_ONCE]:
-            if not connection.life.over:  # the application may have closed it
-                connection.send_again()
-                connection.paused = True
-                connection.resume()
+            connection.resume()
         gevent.sleep(_TURN_S)
