@@ -48,6 +48,7 @@ from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.mako_conf import MakoConf
 from smqrt.net import broker, keeping
 from smqrt.net.drain import close_clients, refuse_newcomers, wait_handled, wait_sent
+from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.log_limits import limit_errors_of_greenlets
 from smqrt.net.origins import is_loopback
 from smqrt.net.scheduling import GarbageCollector
@@ -56,7 +57,7 @@ from smqrt.restart.taking import TakeOver
 from smqrt.server import process, reload
 from smqrt.server.applying import apply_connection_limits, apply_settings, http_limits
 from smqrt.server.ending import Ending, Step
-from smqrt.server.listeners import Listeners
+from smqrt.server.listeners import Listeners, admin_files
 from smqrt.server.live_settings import LiveSettings
 from smqrt.server.renewal import Renewal
 from smqrt.server.supervise import Compactions, Pipelines
@@ -143,6 +144,7 @@ class Server:
         self.renewal = Renewal(report)
         self.renewal.answered = self._systemd.reloaded
         self.renewal.add("settings", self.live.reload)  # first: others may find the names of their files there
+        self.admin = self._open_admin()
         if self._listeners.has_certificates:
             self.renewal.add("certificates", self._listeners.reload, self._listeners.files)
         if self.identities is not None:
@@ -160,7 +162,7 @@ class Server:
         self._loader = Applications(self.vm, self.services)
         self.applications = self._loader.all
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
-        self.admin = self._open_admin()
+        self._show_operators()
         self._access_log = self._open_access_log()
         self._tracing = self._open_tracing()
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -170,7 +172,17 @@ class Server:
         settings = self.settings.admin
         if not settings.enabled:
             return None
-        admin = AdminServer(settings.host, settings.port, self.identities)
+        files = admin_files(self.settings)
+        tls = ListenerTls(files) if files else None
+        admin = AdminServer(settings.host, settings.port, self.identities, tls, self.settings.tls.handshake_s)
+        if tls is not None:
+            self._listeners.look_after(admin.listener, tls)
+        return admin
+
+    def _show_operators(self) -> None:
+        """What the admin listener serves."""
+        if self.admin is None:
+            return
         parts = Parts(
             health=self.health,
             listeners=self._listeners,
@@ -180,10 +192,9 @@ class Server:
             pipelines=lambda: self._pipelines.states() if self._pipelines else [],
             restart=self._restart,
         )
-        admin.mount(parts)
-        if settings.console:
-            admin.application = mount_console(parts, admin.root)
-        return admin
+        self.admin.mount(parts)
+        if self.settings.admin.console:
+            self.admin.application = mount_console(parts, self.admin.root)
 
     def _open_tracing(self) -> Tracing | None:
         settings = self.settings.otel

@@ -294,13 +294,28 @@ class AdminSettings:
 
     enabled: bool = option(True, switch(), "Listen for operators, on a port of its own.")
     host: str = option(
-        "127.0.0.1", text(), "Address to listen on. One that others reach needs `auth.users`, so that they log in."
+        "127.0.0.1",
+        text(),
+        "Address to listen on. One that others reach needs `auth.users`, so that they log in, and TLS.",
     )
     port: int | None = option(
         None,
         optional(whole(0, 0xFFFF)),
         "The port; 0 picks a free one.",
         shown="9356, or a free one when that is taken",
+    )
+    tls: bool | None = option(
+        None, optional(switch()), "Speak TLS there. On where `admin.cert` is given.", shown="`false`"
+    )
+    cert: str | None = option(
+        None, optional(text()), "Certificate chain, a PEM file; that of `cert` by default.", live=True
+    )
+    key: str | None = option(None, optional(text()), "Private key of it, a PEM file.", live=True)
+    client_ca: str | None = option(
+        None,
+        optional(text()),
+        "Authorities of client certificates, a PEM file: who shows none of them does not come in.",
+        live=True,
     )
     console: bool = option(True, switch(), "Show the console there, at `/console/`.")
 

@@ -253,7 +253,7 @@ class Served:
 
     @property
     def admin_url(self) -> str:
-        return self.wait_for(r"^admin at (http://\S+)/$")[1]
+        return self.wait_for(r"^admin at (https?://\S+)/$")[1]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Asks the server to stop, as an operator does; returns its exit code."""

@@ -18,8 +18,13 @@ def folder() -> Path:
     return Path(runtime) / "smqrt" if runtime else Path(tempfile.gettempdir()) / f"smqrt-{os.getuid()}"
 
 
-def announce(url: str) -> Path | None:
-    """Write the address into a file that only this user can read."""
+def announce(url: str, certificate: str | None = None) -> Path | None:
+    """Write the address into a file that only this user can read.
+
+    Args:
+        url: of the admin listener.
+        certificate: the file of its certificate, when it speaks TLS: commands of this machine trust it as it is.
+    """
     path = folder() / f"{os.getpid()}.json"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -30,7 +35,8 @@ def announce(url: str) -> Path | None:
         beside = path.with_suffix(".new")
         new = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(new, "w") as file:
-            json.dump({"url": url, "pid": os.getpid(), "folder": os.getcwd()}, file)
+            about = {"url": url, "pid": os.getpid(), "folder": os.getcwd()}
+            json.dump(about | ({"certificate": str(Path(certificate).resolve())} if certificate else {}), file)
         beside.replace(path)  # whoever looks finds all of it, or nothing
     except OSError as error:
         log.info("%s can't be written: %s; commands of this machine are told with --url", path, error.strerror)

@@ -20,7 +20,9 @@ from smqrt.http.tree import Directory, Root
 from smqrt.identity.service import IdentityService
 from smqrt.lua.apps import Application
 from smqrt.net.listener import Listener
+from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.origins import Hosts, Origins, is_loopback
+from smqrt.net.tls import HANDSHAKE_S
 
 log = logging.getLogger("smqrt.admin")
 
@@ -67,6 +69,8 @@ class AdminServer:
         port: the port; None for `PORT`, or a free one when that is taken.
         identities: the server's users. On an address that others reach, those of the group `admin` may come in, by
             Basic, and those of the group `viewer`, who may only look; `/healthz` and `/readyz` are for all.
+        tls: speaks TLS; None for plain HTTP.
+        handshake_s: seconds that a TLS handshake may take.
 
     Attributes:
         root: the tree of what it serves.
@@ -77,16 +81,27 @@ class AdminServer:
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int | None = None, identities: IdentityService | None = None
+        self,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        identities: IdentityService | None = None,
+        tls: ListenerTls | None = None,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self.root = _Root()
+        self._tls = tls
         self.http = HttpServer(self.root, logins=Logins(RequestSessions()))
-        self.listener = _bound(host, port, self.http)
+        self.listener = self._bound(host, port, handshake_s)
         address = self.listener.address[0]
         if not is_loopback(address) and identities is not None and identities.settings.users:
             self.root.require_login(identities)
             self.http.logins.throttle = identities.throttle
-            log.warning("admin.host = %s: passwords come in clear text; put a proxy with TLS before it", host)
+            if tls is None:
+                log.warning(
+                    "admin.host = %s: passwords come in clear text; give admin.cert and admin.key, or put a proxy with"
+                    " TLS before it",
+                    host,
+                )
         elif not is_loopback(address):
             self.listener.close()
             raise StartError(
@@ -102,7 +117,8 @@ class AdminServer:
     def url(self) -> str:
         """Where it is."""
         host, port = self.listener.address
-        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
     def mount(self, parts: Parts) -> None:
         """Serve what is told of a server."""
@@ -117,7 +133,7 @@ class AdminServer:
             self.application.load()
         if self._lag is not None:
             self._lag.start()
-        self._file = announce(self.url)
+        self._file = announce(self.url, self._tls.certificates[0].path if self._tls else None)
 
     def close(self) -> None:
         """End it; a second call does nothing."""
@@ -131,11 +147,12 @@ class AdminServer:
             self.application.unload()
         self.http.close()
 
-
-def _bound(host: str, port: int | None, http: HttpServer) -> Listener:
-    if port is not None:
-        return Listener(host, port, http.accepted)
-    try:
-        return Listener(host, PORT, http.accepted)
-    except StartError:
-        return Listener(host, 0, http.accepted)
+    def _bound(self, host: str, port: int | None, handshake_s: float) -> Listener:
+        if port is None:
+            try:
+                return self._bound(host, PORT, handshake_s)
+            except StartError:
+                return self._bound(host, 0, handshake_s)
+        if self._tls is None:
+            return Listener(host, port, self.http.accepted)
+        return Listener(host, port, self.http.accepted_secure, self._tls.context, handshake_s=handshake_s)

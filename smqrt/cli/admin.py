@@ -89,11 +89,9 @@ def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 )
 @_limit
 @_json
-def peers(
-    url: str | None, user: str | None, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool
-) -> None:
+def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the clients of a running server."""
-    found = AdminClient(url, user).get("peers", hub=hub, search=search, sort=sort, limit=limit)
+    found = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
         for one in found["items"]:
             click.echo(json_line(one))
@@ -117,11 +115,8 @@ def _peer_row(one: dict[str, Any]) -> tuple[object, ...]:
 @click.option("--sort", type=click.Choice(["subscribers"]), help="The largest first.")
 @_limit
 @_json
-def topics(
-    url: str | None, user: str | None, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool
-) -> None:
+def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the topics of a hub."""
-    client = AdminClient(url, user)
     found = client.get("topics", hub=hub or _only_hub(client), search=search, sort=sort, limit=limit)
     if as_json:
         for one in found["items"]:
@@ -151,14 +146,12 @@ def _tell_rest(found: dict[str, Any]) -> None:
 @click.option("--hub", type=int, help="Of this hub; needed when there are several.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @_json
-def trace(
-    url: str | None, user: str | None, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool
-) -> None:
+def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool) -> None:
     """Show what a client does, or what goes through a topic, while it happens."""
     if bool(peer) == bool(topic):
         raise click.UsageError("Give --peer or --topic, one of both.")
     seen = 0
-    for event in AdminClient(url, user).lines("trace", peer=peer, topic=topic, hub=hub):
+    for event in client.lines("trace", peer=peer, topic=topic, hub=hub):
         if event["event"] == "tracing":
             click.echo("Tracing; Ctrl-C ends.", err=True)
             continue
@@ -196,9 +189,9 @@ def dashboard() -> None:
 @click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between.")
 @click.option("--count", type=click.IntRange(1), help="So often, and then end.")
 @_json
-def top(url: str | None, user: str | None, interval: float, count: int | None, as_json: bool) -> None:
+def top(client: AdminClient, interval: float, count: int | None, as_json: bool) -> None:
     """Show how a running server does, live."""
-    view = _Top(AdminClient(url, user))
+    view = _Top(client)
     if as_json or not sys.stdout.isatty():
         for number in range(count or sys.maxsize):
             if number:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from functools import wraps
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 import click
 
@@ -23,17 +25,29 @@ class AdminError(SmqrtError):
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the options that say which server, and as whom."""
+    """Decorator: the options that say which server, and as whom; the command gets an `AdminClient` in place of them."""
+
+    @wraps(command)
+    def with_client(url: str | None, user: str | None, ca: str | None, **arguments: object) -> None:
+        command(client=AdminClient(url, user, ca), **arguments)
+
+    asking: Callable[..., None] = with_client
     for add in (
         click.option(
             "--user", metavar="NAME", help=f"Log in; the password is asked for, or is in {PASSWORD_VARIABLE}."
         ),
         click.option(
+            "--ca",
+            type=click.Path(exists=True, dir_okay=False),
+            metavar="FILE",
+            help="Authorities of its certificate, or the certificate itself.  [default: those of this machine]",
+        ),
+        click.option(
             "--url", metavar="URL", help="Of the admin listener.  [default: the server of this user on this machine]"
         ),
     ):
-        command = add(command)
-    return command
+        asking = add(asking)
+    return asking
 
 
 class AdminClient:
@@ -42,18 +56,21 @@ class AdminClient:
     Args:
         url: where it is; None for the server that this user started last on this machine.
         user: who logs in; None for nobody.
+        ca: file with the authorities of its certificate, or the certificate itself; None for those of this machine. A
+            server of this user on this machine needs none.
 
     Raises:
         AdminError: there is no such server.
     """
 
-    def __init__(self, url: str | None = None, user: str | None = None) -> None:
-        self.url = (url or _local_url()).rstrip("/")
+    def __init__(self, url: str | None = None, user: str | None = None, ca: str | None = None) -> None:
+        own = None if url else _own_server()
+        self.url = (url or str(own and own["url"])).rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise AdminError(f"--url {url} is no URL of an admin listener; it is like http://127.0.0.1:9356/")
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        pinned = own.get("certificate") if own else None
+        self._connection = connection(parts, TIMEOUT_S, ca, str(pinned) if pinned else None)
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept": "application/json"}
         name = user or parts.username
@@ -83,7 +100,9 @@ class AdminClient:
             answer = self._connection.getresponse()
         except (OSError, HTTPException) as error:
             self._connection.close()
-            raise AdminError(f"{self.url} can't be asked: {error}; is the server running?") from None
+            is_distrusted = isinstance(error, ssl.SSLCertVerificationError)
+            remedy = "name whom to trust with --ca." if is_distrusted else "is the server running?"
+            raise AdminError(f"{self.url} can't be asked: {error}; {remedy}") from None
         if answer.status == 200:
             return answer
         data = answer.read()
@@ -95,10 +114,38 @@ class AdminClient:
             raise AdminError(f"{self.url} answered {answer.status} {answer.reason}.") from None
 
 
-def _local_url() -> str:
+def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str | None = None) -> HTTPConnection:
+    """Returns a connection to an admin listener, that is not made yet.
+
+    Args:
+        parts: of its URL.
+        timeout_s: seconds that each step may take.
+        ca: file with the authorities of its certificate; None for those of this machine.
+        pinned: file with the one certificate that it shows, whatever name that is for; None for any good one.
+
+    Raises:
+        AdminError: a file can't be read.
+    """
+    host = parts.hostname or ""
+    if parts.scheme != "https":
+        return HTTPConnection(host, parts.port, timeout=timeout_s)
+    context = ssl.create_default_context()
+    try:
+        if pinned and not ca:
+            context = ssl.create_default_context(cafile=pinned)
+            context.check_hostname = False
+        elif ca:
+            context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise AdminError(f"{ca or pinned} can't be read as certificates: {error}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate that is named is trusted as it is
+    return HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+
+
+def _own_server() -> dict[str, object]:
     from smqrt.admin.announced import announced  # here: `--help` needs none of it
 
     found = announced()
     if not found:
         raise AdminError("No server of this user runs on this machine; give --url, such as http://127.0.0.1:9356/.")
-    return str(found[0]["url"])
+    return found[0]

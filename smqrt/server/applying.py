@@ -33,7 +33,7 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
         apply(live.current)
         live.watch(names, apply)
     live.watch(("max_connections", "connections_per_address"), apply_connection_limits)
-    live.watch(("cert", "key", "client_ca", "tls", "listener"), listeners.change)
+    live.watch(("cert", "key", "client_ca", "tls", "listener", "admin"), listeners.change)
     live.watch(("limits", "topics"), applied.limits)
 
 

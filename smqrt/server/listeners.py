@@ -20,6 +20,7 @@ from smqrt.settings import ListenerSettings, Settings
 OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
 CLOCK_S = 60.0
 _LONGEST_PROTOCOL = 255
+ADMIN = "admin"
 _FLAT_PORTS = {"http": "port", "https": "tls_port"}
 
 
@@ -51,6 +52,8 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
     asked = [name for name in dict.fromkeys([*_flat(settings, conf), *settings.listener]) if _enabled(name, settings)]
     if not asked:
         raise StartError("no listener is enabled; leave one of them on.")
+    if ADMIN in asked:
+        raise StartError(f"listener.{ADMIN}: the listener of operators has this name, see [{ADMIN}]; choose another.")
     return [_port(name, settings, conf) for name in asked]
 
 
@@ -124,6 +127,29 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
     )
 
 
+def admin_files(settings: Settings) -> TlsFiles | None:
+    """Returns the files of the admin listener's TLS; None when it speaks none.
+
+    Raises:
+        StartError: the settings make no sense.
+    """
+    admin, tls = settings.admin, settings.tls
+    if bool(admin.cert) != bool(admin.key):
+        given, missing = ("cert", "key") if admin.cert else ("key", "cert")
+        raise StartError(f"admin.{given} needs {missing} too; a certificate and its private key belong together.")
+    if not (bool(admin.cert) if admin.tls is None else admin.tls):
+        if admin.cert or admin.client_ca:
+            raise StartError(
+                "admin has settings of TLS, but admin.tls is off; set admin.tls = true, or leave them out."
+            )
+        return None
+    cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
+    if not cert or not key:
+        raise StartError("admin.tls is on and there is no certificate; give admin.cert and admin.key, or cert and key.")
+    crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
+    return TlsFiles(((cert, key),), admin.client_ca, crl, mode, tls.minimum_version, ("http/1.1",), ADMIN)
+
+
 class Listeners(Mapping[str, Listener]):
     """The ports of a server by name; bound from the beginning.
 
@@ -141,6 +167,7 @@ class Listeners(Mapping[str, Listener]):
         self._settings = settings
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
+        self._beside: dict[str, Listener] = {}  # not a port of the server, but its certificates are looked after here
         self._clock: gevent.Greenlet[..., None] | None = None
         try:
             asked = ports(settings, conf)
@@ -186,6 +213,10 @@ class Listeners(Mapping[str, Listener]):
             return Listener(port.host, port.port, self._http.accepted, sock=sock)
         accepted = self._http.accepted_secure
         return Listener(port.host, port.port, accepted, tls.context, handshake_s=self._handshake_s, sock=sock)
+
+    def look_after(self, listener: Listener, tls: ListenerTls) -> None:
+        """Renew the certificates of the admin listener as those of the ports."""
+        self._beside[ADMIN], self._tls[ADMIN] = listener, tls
 
     def start(self) -> None:
         """Begin to accept."""
@@ -250,6 +281,10 @@ class Listeners(Mapping[str, Listener]):
                 self._change(port, settings.tls.handshake_s)
             except StartError as error:
                 faults.append(str(error))
+        try:
+            self._change_admin(settings)
+        except StartError as error:
+            faults.append(str(error))
         self._renew()
         if faults:
             raise StartError("; ".join(faults))
@@ -263,9 +298,17 @@ class Listeners(Mapping[str, Listener]):
             tls.change(port.tls)
         listener.max_connections = port.max_connections
 
+    def _change_admin(self, settings: Settings) -> None:
+        files, tls = admin_files(settings) if settings.admin.enabled else None, self._tls.get(ADMIN)
+        if (files is None) != (tls is None):
+            raise StartError(f"{ADMIN}: TLS on or off needs a restart")
+        if tls is not None and files is not None:
+            self._beside[ADMIN].handshake_s = settings.tls.handshake_s
+            tls.change(files)
+
     def _renew(self) -> None:
         for name, tls in self._tls.items():
-            self._listeners[name].renew(tls.context)
+            (self._beside.get(name) or self._listeners[name]).renew(tls.context)
 
     def _look_at_the_clock(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from tests.browser.test_restart import RawDevice
 from tests.browser.test_telemetry import INK
 from tests.conftest import Served
 from tests.factory import Factory
+from tests.pki import Authority
 
 SHOP = """
 from smqrt import hub
@@ -259,11 +260,13 @@ def test_a_viewer_looks_and_changes_nothing(
     for name, group in (("ada", "viewer"), ("bela", "guests")):
         command = [sys.executable, "-m", "smqrt", "passwd", str(users), name, "--stdin", "--groups", group]
         subprocess.run(command, input="correct horse\n", text=True, check=True, timeout=60)
-    served = serve(tmp_path / "app", "--admin-host", "0.0.0.0", "--auth-users", users)
+    cert, key = Authority(tmp_path).pair("admin")
+    tls = ("--admin-cert", cert, "--admin-key", key)
+    served = serve(tmp_path / "app", "--admin-host", "0.0.0.0", "--auth-users", users, *tls)
     url = served.admin_url.replace("0.0.0.0", "127.0.0.1") + "/console/"
     for name, status in (("bela", 403), ("ada", 200)):
         credentials = {"username": name, "password": "correct horse"}
-        context = chromium.new_context(http_credentials=credentials)
+        context = chromium.new_context(http_credentials=credentials, ignore_https_errors=True)
         page = context.new_page()
         assert page.goto(f"{url}#/applications").status == status
         if status == 200:
@@ -272,7 +275,7 @@ def test_a_viewer_looks_and_changes_nothing(
             page.get_by_role("dialog").get_by_role("button", name="Restart", exact=True).click()
             expect(page.get_by_role("alert").filter(has_text="may look, and change nothing")).to_be_visible()
         context.close()
-    context = chromium.new_context()
+    context = chromium.new_context(ignore_https_errors=True)
     assert context.request.get(url).status == 401
     context.close()
 
