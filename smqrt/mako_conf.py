@@ -172,17 +172,24 @@ def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, ob
     if len(files) == 1:
         raise ArgumentError(f"{next(iter(files))} is alone; certfile and keyfile belong together.")
     if files:
-        yield "cert", str(home / _first_text("certfile", files["certfile"]))
-        yield "key", str(home / _first_text("keyfile", files["keyfile"]))
+        certs, keys = (_paths(name, files[name]) for name in ("certfile", "keyfile"))
+        if len(certs) != len(keys):
+            raise ArgumentError(f"certfile has {len(certs)} files and keyfile {len(keys)}; each needs the other.")
+        pairs = [[str(home / cert), str(home / key)] for cert, key in zip(certs, keys, strict=True)]
+        yield "cert", pairs[0][0]
+        yield "key", pairs[0][1]
+        if pairs[1:]:
+            yield "listener.https.certificates", pairs[1:]
         if values.get("sslport") is None:
             yield "tls_port", TLS_PORT
 
 
-def _first_text(name: str, value: Value) -> str:
-    found = value.get(1) if isinstance(value, dict) else value
-    if not isinstance(found, str):
-        raise ArgumentError(f"{name} must be the path of a file, or a table of such, not {value!r}.")
-    return found
+def _paths(name: str, value: Value) -> list[str]:
+    found = [value.get(number) for number in range(1, len(value) + 1)] if isinstance(value, dict) else [value]
+    paths = [one for one in found if isinstance(one, str)]
+    if not paths or len(paths) != len(found):
+        raise ArgumentError(f"{name} must be the path of a file, or an array of such, not {value!r}.")
+    return paths
 
 
 def _apps(apps: Value, home: Path, folder: Path) -> Iterator[ConfiguredApp]:

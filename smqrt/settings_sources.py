@@ -85,7 +85,7 @@ class Sources:
             StartError: a file can't be read, or a value is wrong: a sentence for each fault, one a line.
         """
         warnings: list[str] = []
-        given = [Given((name,), value, self.fallback_place) for name, value in self.fallback.items()]
+        given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
         given += from_file(self.file) if self.file else []
         given += from_environment(self.environment, _named(given), warnings)
         given += [Given(path, value, _flag_of(path)) for path, value in self.flags.items()]

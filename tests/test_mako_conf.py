@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.runtime import Server
 from smqrt.server import listeners
+from smqrt.server.listeners import ports
 from smqrt.settings import Settings
+from smqrt.settings_sources import Sources
 from tests.conftest import free_port
 
 
@@ -54,7 +57,7 @@ def test_settings(tmp_path: Path) -> None:
     found = conf(
         tmp_path,
         """port, sslport, host, sslhost = 8080, 8443, '127.0.0.1', '127.0.0.2'
-        certfile, keyfile, conncnt, sessioncnt = {'a.pem', 'b.pem'}, 'a.key', 60, 70
+        certfile, keyfile, conncnt, sessioncnt = {'a.pem', 'b.pem'}, {'a.key', 'b.key'}, 60, 70
         commandcnt, acme, mine = 3, {}, function() end
         """,
     )
@@ -65,6 +68,7 @@ def test_settings(tmp_path: Path) -> None:
         "max_connections": 60,
         "cert": str(tmp_path / "a.pem"),
         "key": str(tmp_path / "a.key"),
+        "listener.https.certificates": [[str(tmp_path / "b.pem"), str(tmp_path / "b.key")]],
     }
     assert (found.tls_host, found.sessions, found.plain_http) == ("127.0.0.2", 70, True)
     assert found.not_honoured == ["acme", "commandcnt"]
@@ -104,6 +108,8 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("apps = {{name = 'a/b', path = 'x'}}", r"apps\[1\].name must be one path segment, not 'a/b'"),
         ("apps = {{path = 'x', prio = 128}}", r"apps\[1\].prio must be a whole number from -127 to 127, not 128"),
         ("certfile, keyfile = {}, 'k'", r"certfile must be the path of a file"),
+        ("certfile, keyfile = {'a', 1}, 'k'", r"certfile must be the path of a file, or an array of such"),
+        ("certfile, keyfile = {'a', 'b'}, 'k'", r"certfile has 2 files and keyfile 1; each needs the other"),
         ("keyfile = 'k'", r"keyfile is alone; certfile and keyfile belong together\.$"),
         ("homeio = '/not/here'", r"homeio must be a folder, not '/not/here'\.$"),
         ("sslhost = {}", r"sslhost must be a text"),
@@ -177,3 +183,13 @@ def test_the_port_0_leaves_tls_alone_on_its_own_address(tmp_path: Path, bound: C
     assert server.port() == 0
     socket.create_connection(("127.0.0.2", server.port("https"))).close()
     assert bound(Settings(port=0), conf).port() > 0  # somewhere it has to listen
+
+
+def test_further_certificates_are_those_of_the_listener_with_tls(tmp_path: Path) -> None:
+    found = conf(tmp_path, "certfile, keyfile, sslport = {'a.pem', 'b.pem'}, {'a.key', 'b.key'}, 0")
+    settings = Sources(fallback=found.settings).read().settings
+    further = (str(tmp_path / "b.pem"), str(tmp_path / "b.key"))
+    assert settings.listener["https"].certificates == (further,)
+    (port,) = [one for one in ports(replace(settings, tls_port=0), found) if one.tls]
+    assert port.tls is not None
+    assert port.tls.pairs == ((settings.cert, settings.key), further)

@@ -85,13 +85,11 @@ class Api(Directory):
 
     Args:
         parts: the server.
-        may_act: whether a request may change something; asked for everything but GET.
     """
 
-    def __init__(self, parts: Parts, may_act: Callable[[Request], bool] = lambda request: True) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__("api")
         self._parts = parts
-        self._may_act = may_act
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
@@ -112,13 +110,7 @@ class Api(Directory):
             status, answer = error.status, {"error": error.detail}
             for name, value in error.headers.items():
                 request.response.headers.set(name, value)
-        response = request.response
-        response.status = status
-        response.headers.set("Content-Type", _JSON)
-        response.headers.set("Cache-Control", "no-store")
-        response.headers.set("X-Content-Type-Options", "nosniff")
-        for part in _json(answer):
-            response.write(part)
+        answer_json(request, status, answer)
         return True
 
     def _trace(self, request: Request) -> None:
@@ -168,8 +160,6 @@ class Api(Directory):
         raise HttpError(404, "There is no such address; /api/v1/ lists them.")
 
     def _act(self, request: Request, words: list[str]) -> Answer:
-        if not self._may_act(request):
-            raise HttpError(403, "Your login may look, and change nothing.")
         match words:
             case ["peers", name, "disconnect"]:
                 return disconnect(self._parts, name, _body(request))
@@ -360,6 +350,17 @@ _PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {"peers": _peers, "top
 
 
 # ---- writing JSON
+
+
+def answer_json(request: Request, status: int, answer: Answer) -> None:
+    """Answer a request with a JSON text."""
+    response = request.response
+    response.status = status
+    response.headers.set("Content-Type", _JSON)
+    response.headers.set("Cache-Control", "no-store")
+    response.headers.set("X-Content-Type-Options", "nosniff")
+    for part in _json(answer):
+        response.write(part)
 
 
 def _json(answer: Answer) -> Iterator[str]:

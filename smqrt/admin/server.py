@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from smqrt.admin.announced import announce
-from smqrt.admin.api import Api, Probes, Scraped
+from smqrt.admin.api import Api, Probes, Scraped, answer_json
 from smqrt.admin.looplag import LoopLag
 from smqrt.admin.metrics import Metrics
 from smqrt.admin.parts import Parts
@@ -38,6 +38,18 @@ _LOOKING = ("GET", "HEAD")
 _OPEN = ("/healthz", "/readyz")
 
 
+class _Refusing(Directory):
+    def refuse(self, request: Request) -> None:
+        """See `Directory.refuse`; the API answers programs."""
+        if not request.path.startswith("/api/"):
+            super().refuse(request)
+        elif request.method in _LOOKING:
+            answer_json(request, 403, {"error": f"Your login may not look: that takes the group {VIEWERS} or {GROUP}."})
+        else:
+            sentence = f"Your login may look, and change nothing: that takes the group {GROUP}."
+            answer_json(request, 403, {"error": sentence})
+
+
 class _Root(Root):
     """The tree of the admin listener, with a login before it where one is needed."""
 
@@ -52,7 +64,7 @@ class _Root(Root):
 
         users = ServerUsers(identities)
         self._guard = LoginGuard(
-            Authenticator(users, "basic", realm="smqrt admin"), FunctionAuthorizer(permits), Directory("")
+            Authenticator(users, "basic", realm="smqrt admin"), FunctionAuthorizer(permits), _Refusing("")
         )
 
     def dispatch(self, request: Request) -> None:

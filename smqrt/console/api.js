@@ -21,14 +21,11 @@ export async function post(path, body = {}) {
         });
         if (answer.ok) return "";
         if (answer.status === 401 || answer.type === "opaqueredirect") return "You are not logged in any more. Reload the page to log in.";
-        if (answer.status === 403 && !isJson(answer)) return "Your login may look, and change nothing: that takes the group admin.";
         return await reason(answer);
     } catch {
         return "The server did not answer. Check that it runs, and try again.";
     }
 }
-
-const isJson = answer => (answer.headers.get("Content-Type") ?? "").startsWith("application/json");
 
 async function reason(answer) {
     const text = await answer.text();

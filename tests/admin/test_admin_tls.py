@@ -36,8 +36,9 @@ class Operated:
         self.authority = Authority(folder)
         self.cert, self.key = self.authority.pair("admin")
         users = folder / "users.txt"
-        command = [sys.executable, "-m", "smqrt", "passwd", str(users), "ada", "--stdin", "--groups", "admin"]
-        subprocess.run(command, input=PASSWORD, text=True, check=True, timeout=60)
+        for name, group in (("ada", "admin"), ("vera", "viewer"), ("guest", "others")):
+            command = [sys.executable, "-m", "smqrt", "passwd", str(users), name, "--stdin", "--groups", group]
+            subprocess.run(command, input=PASSWORD, text=True, check=True, timeout=60)
         (folder / "app").mkdir()
         (folder / "app" / ".preload").write_text('require"smq.hub".create()')
         self.environment = {
@@ -87,6 +88,19 @@ def test_probes_are_open_and_the_rest_asks_for_a_login(operated: Operated) -> No
     assert operated.get("/api/v1/server").status_code == 401
     assert operated.get("/api/v1/server", auth=("ada", PASSWORD)).json()["pid"] == operated.served.process.pid
     assert "clear text" not in operated.served.output
+
+
+def test_a_login_that_may_not_gets_its_reason_as_json(operated: Operated) -> None:
+    for name, method, sentence in (("vera", "POST", "may look, and change nothing"), ("guest", "GET", "may not look")):
+        answer = requests.request(
+            method,
+            operated.url + "/api/v1/apps/main/restart",
+            auth=(name, PASSWORD),
+            verify=str(operated.authority.path),
+            timeout=10,
+        )
+        assert (answer.status_code, answer.headers["Content-Type"]) == (403, "application/json; charset=utf-8")
+        assert sentence in answer.json()["error"]
 
 
 def test_commands_of_this_machine_trust_its_own_certificate(operated: Operated) -> None:
