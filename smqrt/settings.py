@@ -105,6 +105,13 @@ class TlsSettings:
         live=True,
     )
     handshake_s: float = option(5.0, number(0, above=True), "Seconds that a TLS handshake may take.", live=True)
+    key_password: str | None = option(
+        None,
+        optional(text()),
+        "Password of the private keys, of all listeners, that are protected by one.",
+        live=True,
+        secret=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ TICKETS = 1
 KEYS_LAST = timedelta(days=1)
 """So long tickets are encrypted with one key: who finds it later can read no more than a day of TLS 1.2."""
 WARN_DAYS = (30, 7, 1)
+_ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
 _LIVES_AT_LEAST = 3
 """Times the warning, for it to be one: of certificates that are renewed each week, 30 days mean nothing."""
 
@@ -49,6 +50,7 @@ class TlsFiles:
         minimum: "1.2" or "1.3".
         alpn: the protocols of the listener, the best first; empty for no choice by ALPN.
         what: the listener, at the beginning of errors: "listener.main"; empty for the only one.
+        key_password: of private keys that are protected by one.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -58,6 +60,7 @@ class TlsFiles:
     minimum: str = "1.2"
     alpn: tuple[str, ...] = ()
     what: str = ""
+    key_password: str | None = field(default=None, repr=False)
 
     @property
     def files(self) -> list[str]:
@@ -178,7 +181,7 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
         StartError: one is missing or wrong; one sentence that names it.
     """
     try:
-        pairs = [_read_pair(*pair) for pair in settings.pairs]
+        pairs = [_read_pair(*pair, settings.key_password) for pair in settings.pairs]
         trust = _read_trust(settings, now)
         return made(settings, pairs, trust)
     except OSError as error:  # no file descriptor left
@@ -242,15 +245,18 @@ def _load_trust(context: ssl.SSLContext, trust: Trust) -> None:
 # ---- reading
 
 
-def _read_pair(cert: str, key: str) -> Pair:
+def _read_pair(cert: str, key: str, password: str | None) -> Pair:
     chain, secret = _content(cert), _content(key)
+    if password is None and any(mark in secret for mark in _ENCRYPTED):
+        raise StartError(f"the private key {key} is protected by a password; give it as tls.key_password")
     try:
-        identity = Identity(chain, secret)
+        identity = Identity(chain, secret, None if password is None else password.encode())
         leaf = x509.load_pem_x509_certificate(chain)
         names = host_names(leaf)
     except (ArgumentError, ValueError) as error:
         why = str(error).removeprefix("no certificate with its key: ").partition("; give PEM")[0]
-        why = "one is empty or damaged" if "lib (" in why else why  # OpenSSL says no more than "PEM lib"
+        if "lib (" in why or "DECRYPT" in why:  # OpenSSL says no more than "PEM lib"
+            why = "one is empty or damaged" + ("" if password is None else ", or tls.key_password is another")
         raise StartError(
             f"{cert} and {key} are no certificate with its key: {why}; give PEM files that belong together"
         ) from None

@@ -124,6 +124,7 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
         table.minimum_version or tls.minimum_version,
         alpn,
         what,
+        tls.key_password,
     )
 
 
@@ -147,7 +148,8 @@ def admin_files(settings: Settings) -> TlsFiles | None:
     if not cert or not key:
         raise StartError("admin.tls is on and there is no certificate; give admin.cert and admin.key, or cert and key.")
     crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
-    return TlsFiles(((cert, key),), admin.client_ca, crl, mode, tls.minimum_version, ("http/1.1",), ADMIN)
+    version, password = tls.minimum_version, tls.key_password
+    return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
 
 
 class Listeners(Mapping[str, Listener]):

@@ -6,6 +6,7 @@ import os
 import resource
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import trustme
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding
 from gevent import socket
 from gevent.ssl import SSLContext
@@ -469,6 +471,23 @@ def test_one_sentence_at_the_start(made: Authority, tmp_path: Path) -> None:
             ListenerTls(files)
         assert says in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_a_private_key_with_a_password(made: Authority, tmp_path: Path) -> None:
+    cert, key = made.pair("server")
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    protection = serialization.BestAvailableEncryption("tür".encode())
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    protected = tmp_path / "protected.key"
+    protected.write_bytes(private.private_bytes(pem, pkcs8, protection))
+    files = TlsFiles(((str(cert), str(protected)),), key_password="tür")
+    assert ListenerTls(files).fault is None
+    assert "tür" not in repr(files)
+    cases = ((None, "give it as tls.key_password"), ("other", "tls.key_password is another"))
+    for password, says in cases:
+        with pytest.raises(StartError, match=says):
+            ListenerTls(replace(files, key_password=password))
+    ListenerTls(TlsFiles(((str(cert), str(key)),), key_password="of another listener"))
 
 
 def test_the_end_is_told_ahead(made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
