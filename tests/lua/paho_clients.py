@@ -39,7 +39,7 @@ class PahoClient:
         self._prepare(**settings)
         self.client.connect("127.0.0.1", port, settings.get("keepalive", 60))
         self.client.loop_start()
-        wait_until(lambda: self.connack is not None, "CONNACK", 60)
+        wait_until(lambda: self.connack is not None, "CONNACK", PATIENCE_S)
 
     def _prepare(self, user: str = "", password: str = "", tls: Any = None, will: Any = None, **_other: Any) -> None:
         if user:
