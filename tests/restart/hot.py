@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -79,12 +80,23 @@ class HotServed(Served):
         if self.process.poll() is None and self.pid != self.process.pid:
             self.process.kill()
         self._reader.join(self.stop_s)
-        still = self._reader.is_alive()
+        still = [one for one in self._writers() if self._reader.is_alive()]
         if still and not has_ended(self.pid):
             os.kill(self.pid, signal.SIGKILL)
         if self.process.poll() is None:
             self.process.wait()
-        assert not still, f"did not end in {self.stop_s} s:\n{self.output}"
+        assert not still, f"did not end in {self.stop_s} s, {self.pid} serves: {still}\n{self.output}"
+
+    def _writers(self) -> list[str]:
+        """The processes that have the pipe of its output."""
+        assert self.process.stdout
+        pipe, found = os.fstat(self.process.stdout.fileno()).st_ino, []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if process.name != str(os.getpid()) and pipe in [os.stat(one).st_ino for one in process.glob("fd/*")]:
+                    words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append(f"{process.name} {(process / 'wchan').read_text()}: {words}")
+        return found
 
 
 def has_ended(pid: int) -> bool:
