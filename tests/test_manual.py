@@ -89,9 +89,9 @@ class Terminal:
         return subprocess.Popen(["bash", "-c", start + text], cwd=self.folder, env=self.env, **options)
 
     def translated(self, text: str, back: bool = False) -> str:
-        for shown, real in self.ports.items():
-            text = text.replace(real, shown) if back else text.replace(shown, real)
-        return text
+        """At once: a real port may have the digits of another one that is shown."""
+        numbers = {real: shown for shown, real in self.ports.items()} if back else self.ports
+        return re.sub("|".join(numbers), lambda found: numbers[found[0]], text)
 
     def _finish(self, command: str) -> list[str]:
         output, _ = (process := self._start(command)).communicate(timeout=WAIT_S)

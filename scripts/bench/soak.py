@@ -27,7 +27,6 @@ CLIENTS = Path(__file__).parent / "soak_clients.py"
 PING_BAR = 2.0
 GROWTH_BAR_BYTES = 4 << 20
 """Of the second half of the run: what a thousand clients' worth of buffers are."""
-SLICE_S = 10
 PING = Shape("ping", "ping", "--mode ping --pairs 1 --path /smq.lsp?hub=ping")
 Report = dict[str, Any]
 
@@ -92,6 +91,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2, help="how long the stream lasts (default 2)")
+    parser.add_argument("--slice-s", type=int, default=10, help="how long until the next look at memory (default 10 s)")
     parser.add_argument("--idle", type=int, default=10_000, help="idle clients without TLS (default 10000)")
     parser.add_argument("--idle-tls", type=int, default=2_000, help="idle clients over TLS (default 2000)")
     parser.add_argument("--rate", type=int, default=20_000, help="messages a second (default 20000)")
@@ -158,7 +158,7 @@ def _stream(options: argparse.Namespace, generator: Generator, server: brokers.B
     shape = Shape("stream", "stream", f"--rate {options.rate} --batch 1 --window 0 --pubs 10 --topics 10 --subs 10")
     ends_s = time.monotonic() + options.minutes * 60
     while time.monotonic() < ends_s:
-        stream = generator.start(shape, server, SLICE_S)
+        stream = generator.start(shape, server, options.slice_s)
         time.sleep(1.5)
         found.loaded_us.append(generator.run(PING, server, 1.5)["p99_us"])
         said, _ = stream.communicate()

@@ -6,13 +6,9 @@ The proxy looks up names, so a client behind one needs no DNS.
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass, field
-from typing import cast
 
 import gevent
-from python_socks import ProxyError, ProxyType
-from python_socks.sync import Proxy as SocksProxy
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.net.stream import Stream
@@ -22,15 +18,6 @@ _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929
 _NO_HOST = re.compile(r"[\0-\x20\x7f/\\@]")  # a line break would begin a header field of its own
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-_SOCKS_WORDS = {
-    2: "prxnotallowed",
-    3: "prxnetunreachable",
-    4: "prxhostunreachable",
-    5: "prxrefused",
-    6: "prxttlexpired",
-    7: "prxcommand",
-    8: "prxaddress",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,66 +67,23 @@ def open_through(
     with gevent.Timeout(timeout_s, StreamError("timeout", f"no connection to {host}:{port} within {timeout_s} s")):
         stream = Stream.connect(proxy.host, proxy.port, None, source, ipv6)
         try:
-            (_socks if proxy.socks else _http)(stream, proxy, host, port)
+            (_through_socks if proxy.socks else _through_http)(stream, proxy, host, port)
         except BaseException:
             stream.close()
             raise
         return stream
 
 
-# ---- SOCKS5
+def _through_socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+    from smqrt.net import socks  # here: the library takes longer to load than most modules, and few need it
 
-
-def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
-    through = SocksProxy(
-        ProxyType.SOCKS5, proxy.host, proxy.port, proxy.user, proxy.password, rdns=True, forward=_Connected(stream)
-    )
-    try:
-        through.connect(host, port)
-    except ProxyError as error:
-        raise _socks_failure(error) from None
-    except (UnicodeError, ValueError) as error:
-        raise StreamError("prxaddress", f"{host}: {error}") from None
-
-
-def _socks_failure(error: ProxyError) -> StreamError:
-    if error.error_code is not None:
-        return StreamError(_SOCKS_WORDS.get(error.error_code, "prxgeneral"), str(error))
-    word = "proxyauth" if "authentication" in str(error) else "prxnotcompatible"
-    return StreamError(word, str(error))
-
-
-class _Connected(SocksProxy):
-    """The proxy to "go through first", which is our connection: python-socks would open one that blocks the loop."""
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(ProxyType.SOCKS5, "", 0)
-        self._stream = stream
-
-    def connect(self, dest_host: str, dest_port: int, timeout: float | None = None, **kwargs: object) -> socket.socket:
-        return cast(socket.socket, _Socket(self._stream))
-
-
-class _Socket:
-    """What python-socks calls of a socket."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def sendall(self, data: bytes) -> None:
-        self._stream.write(data)
-
-    def recv(self, size_bytes: int) -> bytes:
-        return _received(self._stream, size_bytes)
-
-    def close(self) -> None:
-        """Left to `open_through`."""
+    socks.connect(stream, proxy, host, port)
 
 
 # ---- HTTP
 
 
-def _http(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+def _through_http(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     if _NO_HOST.search(host):
         raise StreamError("cannotresolve", f"{host!r} is no name or address")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -157,7 +101,7 @@ def _head(stream: Stream) -> bytes:
     while b"\r\n\r\n" not in data:
         if len(data) > _MAX_HEAD_BYTES or not b"HTTP/".startswith(data[:5]):
             raise StreamError("prxnotcompatible", "the proxy does not speak HTTP")
-        data += _received(stream)
+        data += received(stream)
     return data
 
 
@@ -171,7 +115,12 @@ def _check_status(head: bytes) -> None:
         raise StreamError(word, f"the proxy answered {head.splitlines()[0].decode('latin-1')}")
 
 
-def _received(stream: Stream, size_bytes: int = 65536) -> bytes:
+def received(stream: Stream, size_bytes: int = 65536) -> bytes:
+    """Returns what a proxy says next.
+
+    Raises:
+        StreamError: "socketclosed", it says nothing more.
+    """
     data = stream.read(size_bytes)
     if not data:
         raise StreamError("socketclosed", "the proxy closed the connection")

@@ -75,13 +75,16 @@ class Query:
         """The folder of its state."""
         return self.context.options.state / self.plan.name
 
-    def start(self) -> None:
-        """Starts it; an error is reported and ends it, unless it is one that passes."""
+    def claim(self) -> None:
+        """Makes it one of this process, with a status that says so; an error is reported and ends it."""
         try:
             self._claim()
         except PipelineError as error:
             self._fail(str(error))
-        else:
+
+    def start(self) -> None:
+        """Starts what was claimed; an error is reported and ends it, unless it is one that passes."""
+        if not self.over:
             self._start_or_retry()
 
     def poll(self) -> None:

@@ -121,6 +121,8 @@ class Runner:
         return int(any(query.failed for query in queries))
 
     def _until_stopped(self, queries: list[Query]) -> None:
+        for query in queries:  # first: what is stopped while the others start has a status, too
+            query.claim()
         for query in queries:
             if not self._stopping.is_set():
                 query.start()

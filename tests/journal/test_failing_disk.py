@@ -178,11 +178,11 @@ def test_always_on_the_disk_before_anybody_receives_it(failing: Failing) -> None
     clients.publish(1, 200)
     failed = disk.until(lambda stats: stats["alarm"] and stats["unsynced_bytes"])
     assert clients.numbers == [0]
-    disk.does("sync", delay_ms=400)
+    disk.does("sync", delay_ms=2500)
     clients.expect(failed["rows"])
     began = time.monotonic()
     disk.stats()
-    assert time.monotonic() - began < 0.35, "the loop goes on while the disk works"
+    assert time.monotonic() - began < 2, "the loop goes on while the disk works"
     disk.is_well()
     clients.expect(200)
     disk.until(lambda stats: stats["rows"] == 200 and not stats["unsynced_bytes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
+from smqrt.pipeline.runner import Runner
 from tests.pipeline.recorded import Recorded
 
 FILE = (
@@ -119,6 +121,7 @@ def test_a_spark_that_is_gone(bench: Bench) -> None:
 def test_a_machine_that_is_too_busy_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, once=True)
     monkeypatch.setattr(bench.out, "_start", lambda: busy())
+    bench.out.claim()
     bench.out.start()
     assert bench.told[0].endswith(
         "p.py:4: out: RuntimeError: Python worker failed to connect back. It is started again in 1 s."
@@ -135,12 +138,22 @@ def test_ended_without_an_error(bench: Bench) -> None:
     assert (bench.out.over, bench.out.failed, bench.told) == (True, False, [])
 
 
+def test_stopped_before_it_could_start(bench: Bench) -> None:
+    """One that waits for its turn while others start is stopped like these."""
+    stopping = threading.Event()
+    stopping.set()
+    queries = [bench.out, bench.letters]
+    assert Runner(bench.context.catalog, bench.context.options, stopping)._all(queries) == 0
+    found = [status.read(query.folder) for query in queries]
+    assert [one and one.state for one in found] == ["stopped", "stopped"]
+
+
 def test_running_elsewhere(bench: Bench) -> None:
     """Dead letters are there already, which will do; the query itself is a mistake."""
     bench.context.pid = -1
     for query in (bench.out, bench.letters):
         process.claim(query.folder)
-        query.start()
+        query.claim()
         assert query.over
     assert [query.failed for query in (bench.out, bench.letters)] == [True, False]
     assert len(bench.told) == 1
