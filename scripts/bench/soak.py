@@ -27,6 +27,7 @@ CLIENTS = Path(__file__).parent / "soak_clients.py"
 PING_BAR = 2.0
 GROWTH_BAR_BYTES = 4 << 20
 """Of the second half of the run: what a thousand clients' worth of buffers are."""
+LEAVE_S = 20
 PING = Shape("ping", "ping", "--mode ping --pairs 1 --path /smq.lsp?hub=ping")
 Report = dict[str, Any]
 
@@ -130,10 +131,18 @@ def idle(options: argparse.Namespace, generator: Generator, server: brokers.Brok
         yield
         said, _ = tls.communicate("", 60)
         found.idle["over TLS"] = json.loads(said)["alive"], options.idle_tls
-        found.idle["plain"] = _established(server.port), options.idle
+        found.idle["plain"] = _left(server.port, options.idle), options.idle
     finally:
         tls.kill()
         plain.kill()
+
+
+def _left(port: int, were: int) -> int:
+    """How many connections there are when those of others, which have just ended, are gone."""
+    ends_s = time.monotonic() + LEAVE_S
+    while (found := _established(port)) > were and time.monotonic() < ends_s:
+        time.sleep(0.1)
+    return found
 
 
 def _established(port: int) -> int:

@@ -1,5 +1,5 @@
-"""The soak in its short form: half a minute, as many looks at the memory as in a minute, fewer clients and messages, the same bars but that of pings, which others on
-the machine would break."""
+"""The soak in its short form: half a minute, as often a look at the memory as in a minute, fewer clients and messages,
+the same bars but that of pings, which others on the machine would break."""
 
 from __future__ import annotations
 
