@@ -85,12 +85,12 @@ class Restarts:
         finally:
             theirs.close()
         self._report(f"restart: process {child.pid} starts")
-        fault = self._hand_over(FdChannel(ours))
+        fault = self._hand_over(FdChannel(ours), child)
         if fault is not None:
             _end(child)
         return fault
 
-    def _hand_over(self, channel: FdChannel) -> str | None:
+    def _hand_over(self, channel: FdChannel, child: subprocess.Popen[bytes] | None = None) -> str | None:
         """Returns why it failed, None when the other process serves."""
         if self._under_way or self._finished:
             with contextlib.suppress(ChannelError):
@@ -100,15 +100,14 @@ class Restarts:
         self._under_way = True
         attempt = HandOver(self._server, channel, self._settings.load_s)
         try:
-            attempt.run()
-        except ChannelError as error:
-            self._report(f"restart: failed, this process goes on: {error}")
-            return str(error)
-        except Exception as error:
-            log.exception("restart: failed, this process goes on")
-            return repr(error)
+            fault = _run(attempt)
+            if fault is not None and child is not None:
+                _end(child)  # first of all: after the next restart this process ends, and nobody would
         finally:
             self._under_way = False
+        if fault is not None:
+            self._report(f"restart: failed, this process goes on: {fault}")
+            return fault
         self._finished = attempt
         longest_ms = round(attempt.longest_s * 1000)
         self._report(
@@ -230,6 +229,18 @@ def _check_replaceable(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
             raise FileExistsError(17, "there is a file that is no socket")
+
+
+def _run(attempt: HandOver) -> str | None:
+    """Returns why it failed."""
+    try:
+        attempt.run()
+    except ChannelError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("restart: an error of this process")
+        return repr(error)
+    return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

