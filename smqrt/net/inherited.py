@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import itertools
 import os
 from collections import defaultdict, deque
 
@@ -15,25 +16,24 @@ class InheritedSockets:
     """Those that nobody has asked for yet."""
 
     def __init__(self) -> None:
-        self._fds: defaultdict[Asked, deque[int]] = defaultdict(deque)
+        self._fds: defaultdict[Asked, deque[list[int]]] = defaultdict(deque)
 
-    def add(self, asked_for: Asked, fd: int) -> None:
-        """Keep the descriptor of a socket."""
-        self._fds[asked_for].append(fd)
+    def add(self, asked_for: Asked, fds: list[int]) -> None:
+        """Keep the descriptors of the sockets of a port."""
+        self._fds[asked_for].append(fds)
 
-    def take(self, host: str, port: int) -> _socket.socket | None:
-        """The next socket for a host and port, None when there is none."""
-        fds = self._fds.get((host, port))
-        if not fds:
-            return None
-        sock = _socket.socket(-1, -1, -1, fds.popleft())
-        sock.setblocking(False)
-        return sock
+    def take(self, host: str, port: int) -> list[_socket.socket]:
+        """The sockets of the next port for a host and port; none when there is none."""
+        waiting = self._fds.get((host, port))
+        sockets = [_socket.socket(-1, -1, -1, fd) for fd in waiting.popleft()] if waiting else []
+        for one in sockets:
+            one.setblocking(False)
+        return sockets
 
     def close(self) -> None:
         """Close those that nobody has asked for."""
-        for fds in self._fds.values():
-            for fd in fds:
+        for waiting in self._fds.values():
+            for fd in itertools.chain.from_iterable(waiting):
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self._fds.clear()

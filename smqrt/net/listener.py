@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -35,9 +36,11 @@ _NEXT_TURN_S = 1e-6  # a timer: the loop looks at sockets in between
 _WAITING_AT_MOST, _READ_BYTES = 8192, 16384
 ACCEPTS_AT_ONCE = 16  # then the clock is looked at
 ACCEPT_S = 0.02
-"""What accepting may take of a turn: some five thousand connections. The kernel holds no more than 4096 for us
-(net.core.somaxconn); of ten thousand clients that come back at once, the others would have to try again a second
-later."""
+"""What accepting may take of a turn: some five thousand connections."""
+WAITING_IN_KERNEL, SOCKETS_AT_MOST = 16384, 4
+"""Ten thousand clients that come back at once are there within 0.15 s. The kernel holds no more than
+net.core.somaxconn of them for a socket, 4096 by default, and lets the others try again after whole seconds; so a port
+has several sockets."""
 BACKLOG_AT_MOST = 65535
 ACCEPTED_AT_MOST = 16384
 """Connections that may be accepted and wait for their turn."""
@@ -62,7 +65,7 @@ class Listener:
         context: TLS context of the server.
         handshake_s: seconds that a TLS handshake may take.
         backlog: connections the kernel may hold for us; it takes no more than net.core.somaxconn.
-        reuse_port: let several processes listen on the same port.
+        sockets: with so many the kernel holds so much more.
         sock: a listening socket of somebody else, instead of a new one.
 
     Attributes:
@@ -81,24 +84,25 @@ class Listener:
         on_accept: OnAccept,
         context: ssl.SSLContext | None = None,
         backlog: int = 65535,
-        reuse_port: bool = False,
+        sockets: int = 1,
         handshake_s: float = HANDSHAKE_S,
         sock: _socket.socket | None = None,
     ) -> None:
         self.asked_for = host, port
         self._is_shared = sock is not None
-        sock = sock or inherited.take(host, port)
-        self._socket = sock or _bind(host.strip("[]"), port, backlog, reuse_port)
-        if sock is not None:
-            _set_inherited(sock)
+        given = [sock] if sock is not None else inherited.take(host, port)
+        self._sockets = given or _bind_all(host.strip("[]"), port, backlog, sockets)
+        for one in given:
+            _set_inherited(one)
         open_listeners.append(self)
         self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
         self.counts = ListenerCounts()
         self.name, self.max_connections = "a listener", 0
         self._on_accept: OnAccept = self._handshakes.begin if self._handshakes else on_accept
         self._proxy_headers: ProxyHeaders | None = None
-        self._family, self._type = self._socket.family, self._socket.type
-        self._watcher = get_hub().loop.io(self._socket.fileno(), 1)
+        self._family, self._type = self._sockets[0].family, self._sockets[0].type
+        self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), 1) for one in self._sockets]
+        self._turn_s = self._until_s = 0.0
         self._pause: Any = None
         self._complained = False
         self._accepted: deque[tuple[int, Address]] = deque()
@@ -129,12 +133,12 @@ class Listener:
     @property
     def address(self) -> tuple[str, int]:
         """Bound address and port."""
-        host, port = self._socket.getsockname()[:2]
+        host, port = self._sockets[0].getsockname()[:2]
         return host, port
 
-    def fileno(self) -> int:
-        """The descriptor of the listening socket."""
-        return self._socket.fileno()
+    def filenos(self) -> list[int]:
+        """The descriptors of the listening sockets."""
+        return [one.fileno() for one in self._sockets]
 
     def renew(self, context: ssl.SSLContext) -> None:
         """Use another TLS context from the next handshake on."""
@@ -148,11 +152,13 @@ class Listener:
 
     def start(self) -> None:
         """Begin to accept."""
-        self._watcher.start(self._accept)
+        for watcher, sock in zip(self._watchers, self._sockets, strict=True):
+            watcher.start(self._accept, sock)
 
     def stop(self) -> None:
         """Accept no more; connections wait in the kernel. Those that were accepted are still passed on."""
-        self._watcher.stop()
+        for watcher in self._watchers:
+            watcher.stop()
         if self._pause is not None:
             self._pause.stop()
             self._pause.close()
@@ -165,12 +171,13 @@ class Listener:
         self.stop()
         while self._accepted:
             self._say_busy(self._accepted.popleft()[0])
-        for _ in range(0 if self._is_shared else _WAITING_AT_MOST):
-            try:
-                fd, _ = self._socket._accept()  # type: ignore[attr-defined]
-            except OSError:
-                return
-            self._say_busy(fd)
+        for sock in () if self._is_shared else self._sockets:
+            for _ in range(_WAITING_AT_MOST):
+                try:
+                    fd, _ = sock._accept()  # type: ignore[attr-defined]
+                except OSError:
+                    break
+                self._say_busy(fd)
 
     def _say_busy(self, fd: int) -> None:
         with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
@@ -179,7 +186,8 @@ class Listener:
     def close(self) -> None:
         """Stop for good. Unfinished handshakes end."""
         self.stop()
-        self._watcher.close()
+        for watcher in self._watchers:
+            watcher.close()
         self._taking.stop()
         self._taking.close()
         while self._accepted:
@@ -188,26 +196,28 @@ class Listener:
             self._proxy_headers.close()
         if self._handshakes:
             self._handshakes.close()
-        self._socket.close()
+        for sock in self._sockets:
+            sock.close()
         if self in open_listeners:
             open_listeners.remove(self)
 
-    def _accept(self) -> None:
+    def _accept(self, sock: _socket.socket) -> None:
         """Empty the kernel's list first, which is short, and then begin with those who came."""
-        until_s = monotonic() + ACCEPT_S
-        while self._accept_some() and monotonic() < until_s:
+        if self._turn_s != (turn_s := get_hub().loop.now()):  # the sockets share the time of a turn
+            self._turn_s, self._until_s = turn_s, monotonic() + ACCEPT_S
+        while self._accept_some(sock) and monotonic() < self._until_s:
             pass
         if not self._taking.active:
             self._take()
 
-    def _accept_some(self) -> bool:
+    def _accept_some(self, sock: _socket.socket) -> bool:
         """Whether there may be more."""
         accepted = self._accepted
         if accepted and _are_enough():
             return False  # those that are one too many wait in the kernel
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                accepted.append(self._socket._accept())  # type: ignore[attr-defined]
+                accepted.append(sock._accept())  # type: ignore[attr-defined]
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -288,7 +298,33 @@ def _set_inherited(sock: _socket.socket) -> None:
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
 
 
-def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> _socket.socket:
+def sockets_for_storms() -> int:
+    """How many sockets a port needs so that the kernel holds WAITING_IN_KERNEL connections for it."""
+    try:
+        held = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    except (OSError, ValueError):
+        return SOCKETS_AT_MOST
+    return min(SOCKETS_AT_MOST, -(-WAITING_IN_KERNEL // max(held, 1)))
+
+
+def _bind_all(host: str, port: int, backlog: int, count: int) -> list[_socket.socket]:
+    alone = _bind(host, port, backlog, is_shared=False)  # only so a port is refused that another server has
+    if count == 1:
+        return [alone]
+    port = alone.getsockname()[1]
+    alone.close()
+    bound: list[_socket.socket] = []
+    try:
+        for _ in range(count):
+            bound.append(_bind(host, port, backlog, is_shared=True))
+    except StartError:
+        for one in bound:
+            one.close()
+        raise
+    return bound
+
+
+def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not 0 <= port <= 65535:
         raise StartError(f"cannot listen on {where}: a port is 0 to 65535")
@@ -303,7 +339,7 @@ def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> _socket.socke
     sock = _socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        if reuse_port:
+        if is_shared:
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
         _set_inherited(sock)
         sock.setblocking(False)
@@ -341,7 +377,8 @@ class Acceptor:
         self, port: int, host: str | None = None, ipv6: bool = False, context: ssl.SSLContext | None = None
     ) -> None:
         self.asked_for = f"acceptor {host} {ipv6}", port
-        self._socket: _socket.socket | None = inherited.take(*self.asked_for) or _bound(port, host, ipv6)
+        given = inherited.take(*self.asked_for)
+        self._socket: _socket.socket | None = given[0] if given else _bound(port, host, ipv6)
         open_acceptors.append(self)
         self._ready = Ready(self._socket.fileno(), READ)
         self._rest = _Rest()
@@ -398,9 +435,9 @@ class Acceptor:
             wait.then(lambda value, error: shaken.cancel())
         return wait
 
-    def fileno(self) -> int:
+    def filenos(self) -> list[int]:
         """The descriptor of the listening socket. Raises as `sockname`."""
-        return self._live().fileno()
+        return [self._live().fileno()]
 
     def sockname(self) -> tuple[str, int]:
         """The bound address and port.

@@ -137,11 +137,11 @@ class HandOver:
                 "do": "welcome",
                 "version": VERSION,
                 "pid": os.getpid(),
-                "listeners": [one.asked_for for one in listeners],
+                "listeners": [[*one.asked_for, len(one.filenos())] for one in listeners],
                 "hubs": {one.key: names_of(one) for one in succession.hubs()},
                 "failed": list(self._server.failed_applications()),
             },
-            [one.fileno() for one in listeners],
+            [fd for one in listeners for fd in one.filenos()],
         )
 
     def _known_hubs(self) -> list[str]:

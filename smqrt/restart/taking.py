@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from smqrt.broker.snapshot import adopt_values, greet_application, valued_topics
 from smqrt.errors import ArgumentError, SmqrtError, StartError
@@ -52,7 +52,7 @@ class TakeOver:
             raise StartError(f"The place of the other process can't be taken: {error}.") from None
         try:
             pid, failed, hubs = welcome["pid"], welcome["failed"], welcome["hubs"]
-            listeners = list(zip([(str(host), int(port)) for host, port in welcome["listeners"]], fds, strict=True))
+            listeners = list(_listeners(welcome["listeners"], fds))
             self._failed_before = {str(one).partition(":")[0] for one in failed}
             if type(pid) is not int or pid <= 0 or not isinstance(hubs, dict):
                 raise TypeError("pid or hubs")
@@ -61,8 +61,8 @@ class TakeOver:
             self.give_up("the welcome can't be understood")
             raise StartError(f"The place of the other process can't be taken: its welcome is none: {error}.") from None
         self.pid = pid
-        for asked_for, fd in listeners:
-            inherited.add(asked_for, fd)
+        for asked_for, sockets in listeners:
+            inherited.add(asked_for, sockets)
         succession.expect(hubs)
 
     def _welcome(self) -> tuple[Message, list[int]]:
@@ -230,6 +230,18 @@ class TakeOver:
             return True
         finally:
             self._channel.close()
+
+
+def _listeners(said: Sequence[tuple[str, int, int]], fds: Sequence[int]) -> Iterator[tuple[tuple[str, int], list[int]]]:
+    """Each port as it was asked for, and the descriptors of its sockets. Raises ValueError when these are not all."""
+    rest = list(fds)
+    for host, port, count in said:
+        if not 0 < int(count) <= len(rest):
+            raise ValueError(f"{count} sockets of {host}:{port}")
+        yield (str(host), int(port)), rest[: int(count)]
+        del rest[: int(count)]
+    if rest:
+        raise ValueError(f"{len(rest)} sockets of nobody")
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from smqrt.errors import StartError
 from smqrt.http.server import HttpServer
 from smqrt.mako_conf import MakoConf
 from smqrt.net.admission import open_connections
-from smqrt.net.listener import Listener
+from smqrt.net.listener import Listener, sockets_for_storms
 from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.server_tls import TlsFiles
 from smqrt.server.systemd import passed_sockets
@@ -212,9 +212,16 @@ class Listeners(Mapping[str, Listener]):
     def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
         sock = self._passed.pop(port.name, None)
         if tls is None:
-            return Listener(port.host, port.port, self._http.accepted, sock=sock)
-        accepted = self._http.accepted_secure
-        return Listener(port.host, port.port, accepted, tls.context, handshake_s=self._handshake_s, sock=sock)
+            return Listener(port.host, port.port, self._http.accepted, sockets=sockets_for_storms(), sock=sock)
+        return Listener(
+            port.host,
+            port.port,
+            self._http.accepted_secure,
+            tls.context,
+            sockets=sockets_for_storms(),
+            handshake_s=self._handshake_s,
+            sock=sock,
+        )
 
     def look_after(self, listener: Listener, tls: ListenerTls) -> None:
         """Renew the certificates of the admin listener as those of the ports."""

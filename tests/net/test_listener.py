@@ -12,14 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from select import POLLOUT
 from typing import Any
 
 import pytest
-from gevent import socket
+from gevent import monkey, socket
 
 from smqrt.errors import StartError
 from smqrt.net import listener as module
-from smqrt.net.listener import Listener
+from smqrt.net.listener import Listener, sockets_for_storms
 from tests.waiting import let_others_run, wait_until
 
 
@@ -116,7 +118,7 @@ def crowd() -> Iterator[Crowd]:
 
 def waiting(listener: Listener) -> int:
     """How many the kernel holds for the listener: tcpi_unacked (linux/tcp.h)."""
-    info = _socket.socket(fileno=os.dup(listener.fileno())).getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 28)
+    info = _socket.socket(fileno=os.dup(listener.filenos()[0])).getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 28)
     return int(struct.unpack_from("=I", info, 24)[0])
 
 
@@ -207,7 +209,7 @@ def test_one_sentence_when_it_cannot_listen(listen: Any, host: str, port: int | 
 
 NO_DESCRIPTORS = """
 import _socket, gevent, json, logging, resource
-from gevent import socket
+from gevent import monkey, socket
 from smqrt.net import listener as module
 
 class Counting(logging.Handler):
@@ -255,8 +257,43 @@ def test_no_file_descriptors_left() -> None:
     assert 1 <= failures <= 5, "it tries again now and then, and does not spin"
 
 
-def test_who_waits_in_the_kernel_is_told_that_the_server_stops() -> None:
-    listener = Listener("127.0.0.1", 0, lambda sock, address: sock.close())
+@pytest.mark.parametrize(("sockets", "fit"), [(1, False), (4, True)])
+def test_with_several_sockets_the_kernel_holds_more(listen: Any, sockets: int, fit: bool) -> None:
+    listener, accepted = listen(sockets=sockets, backlog=64)
+    listener.stop()
+    clients = [_socket.socket() for _ in range(128)]
+    for client in clients:
+        client.setblocking(False)
+        client.connect_ex(listener.address)
+    time.sleep(0.2)  # a second later those that did not fit try again
+    poll = monkey.get_original("select", "poll")()
+    for client in clients:
+        poll.register(client, POLLOUT)
+    assert (len(poll.poll(0)) == len(clients)) is fit
+    listener.start()
+    wait_until(lambda: len(accepted) == len(clients), "all are accepted", 10)
+    for client in clients:
+        client.close()
+
+
+def test_a_port_with_several_sockets_is_nobody_elses(listen: Any) -> None:
+    taken, _ = listen(sockets=4)
+    for sockets in (1, 4):
+        with pytest.raises(StartError, match="the port is in use"):
+            Listener("127.0.0.1", taken.address[1], print, sockets=sockets)
+    assert len(set(taken.filenos())) == 4
+
+
+def test_so_many_sockets_as_a_storm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= sockets_for_storms() <= module.SOCKETS_AT_MOST
+    for held, needed in (("128", 4), ("4096", 4), ("8192", 2), ("16384", 1), ("65535", 1)):
+        monkeypatch.setattr(Path, "read_text", lambda path, held=held: held)
+        assert sockets_for_storms() == needed
+
+
+@pytest.mark.parametrize("sockets", [1, 4])
+def test_who_waits_in_the_kernel_is_told_that_the_server_stops(sockets: int) -> None:
+    listener = Listener("127.0.0.1", 0, lambda sock, address: sock.close(), sockets=sockets)
     waiting = [socket.create_connection(listener.address) for _ in range(3)]
     waiting[0].sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
     listener.turn_away()

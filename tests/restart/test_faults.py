@@ -178,7 +178,7 @@ class FakeOld:
             "do": "welcome",
             "version": VERSION,
             "pid": os.getpid(),
-            "listeners": [["127.0.0.1", 0]],
+            "listeners": [["127.0.0.1", 0, 1]],
             "hubs": {KEY: names_of(self.site.state)},
             "failed": [],
         }
