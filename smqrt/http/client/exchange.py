@@ -207,7 +207,7 @@ class ClientResponse:
         self._until_end = False
         self._uninvited = False
         self._head = bytearray()
-        self._heads_bytes = 0
+        self._head_lines = self._heads_bytes = 0
         self._interim = 0
         self._framing_bytes = 0
         self._pieces: list[bytes] = []  # of the body, while bytes are fed
@@ -299,25 +299,27 @@ class ClientResponse:
     def _feed_head(self, data: bytes) -> bytes:
         """Take the heads, those of interim responses included; gives what is behind."""
         while self.status is None:
-            searched = max(len(self._head) - 3, 0)
+            before = len(self._head)
             self._head += data
-            match = _END.search(self._head, searched)
-            self._check_head(match)
+            match = _END.search(self._head, max(before - 3, 0))
+            self._check_head(before, match)
             if match is None:
                 return b""
             head, data = bytes(self._head[: match.end()]), bytes(self._head[match.end() :])
-            self._heads_bytes, self._head = self._heads_bytes + len(head), bytearray()
+            self._heads_bytes, self._head, self._head_lines = self._heads_bytes + len(head), bytearray(), 0
             with suppress(httptools.HttpParserUpgrade):  # the status tells the same
                 self._parser.feed_data(head)
         return data
 
-    def _check_head(self, match: re.Match[bytes] | None) -> None:
+    def _check_head(self, before: int, match: re.Match[bytes] | None) -> None:
+        """Look at what has come behind the first `before` bytes: all of it again for each byte would be a square."""
         end = len(self._head) if match is None else match.end()
         if not b"HTTP/".startswith(self._head[:5]):
             raise StreamError("invalidresponse", "the server does not speak HTTP")
         if self._heads_bytes + end > MAX_HEAD_BYTES:
             raise _excess(f"sent a head over {MAX_HEAD_BYTES} bytes")
-        if self._head.count(b"\n", 0, end) > MAX_FIELDS + 2:
+        self._head_lines += self._head.count(b"\n", before, end)
+        if self._head_lines > MAX_FIELDS + 2:
             raise _excess(f"sent a head of more than {MAX_FIELDS} fields")
 
     # ---- called by the parser
