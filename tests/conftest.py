@@ -172,7 +172,9 @@ def install_wheel(python: str, wheel: Path, folder: Path, install_s: float = 300
     """Makes a virtual environment with nothing but the wheel and what it asks for; returns its Python."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True, timeout=install_s)
     installed = str(folder / "venv/bin/python")
-    subprocess.run([installed, "-m", "pip", "install", "-q", "--no-compile", str(wheel)], check=True, timeout=install_s)
+    # -I: what the environment adds to the path, for Spark's workers, has this tree, and pip would call that installed
+    command = [installed, "-I", "-m", "pip", "install", "-q", "--no-compile", str(wheel)]
+    subprocess.run(command, check=True, timeout=install_s)
     return installed
 
 
