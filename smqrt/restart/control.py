@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,8 @@ log = logging.getLogger("smqrt")
 STRANGER_BYTES = 4096
 """What a process may say before it is known what it wants."""
 BACKLOG = 16
+CALL_OFF_S, _LOOK_S = 2.0, 0.01
+"""What a hand-over may take to end when it is called off."""
 _FOLDER = os.getcwd()  # where this process was started: applications may change to another one
 _NOT_INHERITED = (ENVIRONMENT, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
 """Of the environment: they name this very process."""
@@ -51,7 +54,8 @@ class Restarts:
     ) -> None:
         self._server, self._settings = server, settings
         self._report, self._done = report, done
-        self._under_way = False
+        self._under_way: HandOver | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._finished: HandOver | None = None
         self._socket: gsocket.socket | None = None
         self._accepting: gevent.Greenlet[..., None] | None = None
@@ -97,14 +101,14 @@ class Restarts:
                 channel.send({"do": "abort", "why": "another restart is under way"})
             channel.close()
             return "another restart is under way"
-        self._under_way = True
-        attempt = HandOver(self._server, channel, self._settings.load_s)
+        attempt = self._under_way = HandOver(self._server, channel, self._settings.load_s)
+        self._child = child
         try:
             fault = _run(attempt)
             if fault is not None and child is not None:
                 _end(child)  # first of all: after the next restart this process ends, and nobody would
         finally:
-            self._under_way = False
+            self._under_way = self._child = None
         if fault is not None:
             self._report(f"restart: failed, this process goes on: {fault}")
             return fault
@@ -162,7 +166,10 @@ class Restarts:
         self._accepting = gevent.spawn(self._accept, sock)
 
     def close(self) -> None:
-        """Listen no more; take the socket's file away unless it is the new process's."""
+        """Listen no more; take the socket's file away unless it is the new process's. A hand-over that is under way is
+        called off: the server is to end, and the new process would take its place.
+        """
+        self._call_off()
         if self._accepting is not None:
             self._accepting.kill()
         if self._socket is not None:
@@ -171,6 +178,18 @@ class Restarts:
                 with contextlib.suppress(OSError):
                     os.unlink(self._settings.socket)
             self._socket = None
+
+    def _call_off(self) -> None:
+        attempt = self._under_way
+        if attempt is None:
+            return
+        if self._child is not None:
+            self._child.kill()
+        else:
+            attempt.call_off("the server is being stopped")
+        until_s = time.monotonic() + CALL_OFF_S
+        while self._under_way is attempt and time.monotonic() < until_s:
+            gevent.sleep(_LOOK_S)
 
     def _accept(self, sock: gsocket.socket) -> None:
         while True:

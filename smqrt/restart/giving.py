@@ -211,6 +211,10 @@ class HandOver:
             [one.connection.transport.fileno() for one in clients],
         )
 
+    def call_off(self, why: str) -> None:
+        """End it, from another greenlet: `run` fails, and this process has everything."""
+        self._abort(why)
+
     def _abort(self, why: str) -> None:
         """A process that can't be told would take this one for dead, and the clients for its own."""
         try:

@@ -16,6 +16,7 @@ from smqrt.wire import websocket
 from smqrt.wire.smq import Type
 from tests.device import RAW, WS, Device, connect_packet, masked, publish
 from tests.restart.hot import HotServed, application, has_ended
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -123,6 +124,20 @@ def test_the_old_process_goes_on_when_the_new_one_fails(serve_hot: Serve, tmp_pa
     served.restart()
     device.publish(topic, b"now")
     assert heard(device) == (topic, b"now")
+
+
+def test_a_server_that_is_stopped_meanwhile_has_no_successor(serve_hot: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app")
+    served = serve_hot(app, "--restart-socket", tmp_path / "r.sock")
+    device = served.device()
+    (app / ".preload").write_text('print "it loads" while true do ba.sleep(100) end')
+    os.kill(served.pid, signal.SIGUSR2)
+    child = int(served.wait_for(r"restart: process (\d+) starts")[1])
+    served.wait_for("it loads")
+    os.kill(served.pid, signal.SIGTERM)
+    assert served.process.wait(served.stop_s) == 0
+    wait_until(lambda: has_ended(child), "the end of the new process")
+    device.until_end()
 
 
 def test_a_handshake_under_way_finishes_at_the_old_process(serve_hot: Serve, tmp_path: Path) -> None:
