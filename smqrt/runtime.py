@@ -141,14 +141,8 @@ class Server:
         self._watcher: gevent.Greenlet[..., None] | None = None
         self.identities = self._read_identities()
         self._listeners = Listeners(settings, self.http, conf)
-        self.renewal = Renewal(report)
-        self.renewal.answered = self._systemd.reloaded
-        self.renewal.add("settings", self.live.reload)  # first: others may find the names of their files there
         self.admin = self._open_admin()
-        if self._listeners.has_certificates:
-            self.renewal.add("certificates", self._listeners.reload, self._listeners.files)
-        if self.identities is not None:
-            self.renewal.add("users and rules", self.identities.reload, self.identities.paths)
+        self.renewal = self._make_renewal()
         apply_settings(self.live, self.http, self._listeners)
         self._announcer = Announcer(writer.opened, self._reachable_url())
         self._pipelines = Pipelines(pipelines, report) if pipelines else None
@@ -167,6 +161,16 @@ class Server:
         self._tracing = self._open_tracing()
         smq_hub.install(self.vm, self.services, self._loader.exchanges)
         smq_client.install(self.vm, self.services)
+
+    def _make_renewal(self) -> Renewal:
+        renewal = Renewal(self._report)
+        renewal.answered = self._systemd.reloaded
+        renewal.add("settings", self.live.reload)  # first: others may find the names of their files there
+        if self._listeners.has_certificates:
+            renewal.add("certificates", self._listeners.reload, self._listeners.files)
+        if self.identities is not None:
+            renewal.add("users and rules", self.identities.reload, self.identities.paths)
+        return renewal
 
     def _open_admin(self) -> AdminServer | None:
         settings = self.settings.admin

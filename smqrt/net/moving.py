@@ -44,7 +44,8 @@ SETTLE_S = 0.1
 """How long hooks and handlers may take with what they are at."""
 _LOOK_S = 0.002
 _AT_ONCE = 500
-_TURN_S = 0.001  # sleep(0) lets callbacks run and looks at no socket
+OTHERS_TURN_S = 0.001
+"""For those who are served between two portions; sleep(0) would look at no socket."""
 _new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
 NO_ONE: Mapping[Session, SentAhead] = {}
 
@@ -250,7 +251,7 @@ class StandingHub:
         for at in range(0, len(self.clients), _AT_ONCE):
             for one in self.clients[at : at + _AT_ONCE]:
                 one.let_go()
-            gevent.sleep(_TURN_S)
+            gevent.sleep(OTHERS_TURN_S)
         self._forget()
 
         def onpublish(run: bytes, tid: int, ptid: int, peer: BrokerPeer) -> bytes:
@@ -416,4 +417,4 @@ def _read_again(connections: list[RawConnection]) -> None:
     for at in range(0, len(connections), _AT_ONCE):
         for connection in connections[at : at + _AT_ONCE]:
             connection.resume()
-        gevent.sleep(_TURN_S)
+        gevent.sleep(OTHERS_TURN_S)

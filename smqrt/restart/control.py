@@ -186,7 +186,7 @@ class Restarts:
         if self._child is not None:
             self._child.kill()
         else:
-            attempt.call_off("the server is being stopped")
+            attempt.abort("the server is being stopped")
         until_s = time.monotonic() + CALL_OFF_S
         while self._under_way is attempt and time.monotonic() < until_s:
             gevent.sleep(_LOOK_S)

@@ -22,7 +22,7 @@ from smqrt.http.server import HttpServer
 from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel
 from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
-from smqrt.net.moving import MovingClient, StandingHub
+from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
@@ -31,8 +31,6 @@ log = logging.getLogger("smqrt")
 
 AHEAD_AT_ONCE = 50
 """Clients whose records are taken down in a turn: 1 to 2 ms."""
-TURN_S = 0.001
-"""For the clients that are served meanwhile; sleep(0) would look at no socket."""
 LATE_S = 0.02
 """So often what the applications of the old process still publish is passed on."""
 
@@ -96,7 +94,7 @@ class HandOver:
             for broker in self._hubs(known):
                 self._send_ahead(broker)
         except BaseException as error:
-            self._abort(str(error))
+            self.abort(str(error))
             raise
         self._server.stop_pipelines()
         listeners = list(open_listeners)
@@ -109,7 +107,7 @@ class HandOver:
             self._channel.send({"do": "done"})
             expect(self._channel, "serving", STEP_S)
         except BaseException as error:
-            self._abort(str(error))
+            self.abort(str(error))
             self._take_back()
             self._server.http.draining = False
             for listener in listeners:
@@ -165,7 +163,7 @@ class HandOver:
             portion = [SentAhead(next(self._numbers), one) for one in resting]
             self._ahead.update(zip(resting, portion, strict=True))
             self._send_records(broker.key, portion)
-            gevent.sleep(TURN_S)
+            gevent.sleep(OTHERS_TURN_S)
 
     def _send_records(self, key: str, portion: Sequence[SentAhead]) -> None:
         # Duplicates: when this has to wait a client may end, and its descriptor be another one's.
@@ -211,12 +209,10 @@ class HandOver:
             [one.connection.transport.fileno() for one in clients],
         )
 
-    def call_off(self, why: str) -> None:
-        """End it, from another greenlet: `run` fails, and this process has everything."""
-        self._abort(why)
-
-    def _abort(self, why: str) -> None:
-        """A process that can't be told would take this one for dead, and the clients for its own."""
+    def abort(self, why: str) -> None:
+        """End it, also from another greenlet, where `run` fails then. A process that can't be told is killed: it would
+        take this one for dead, and the clients for its own.
+        """
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
