@@ -154,7 +154,6 @@ class Broker(BrokerState):
         encode: the WebSocket encoder for runs.
         clock: monotonic seconds.
         store: keeps names over restarts, or None.
-        node: this node's number in a cluster.
         limits: how many names clients may make it keep.
         random_server_etid: give the server's own client a random ETID instead of 1.
         server_etid: give it this one.
@@ -171,14 +170,13 @@ class Broker(BrokerState):
         encode: Callable[[bytes], bytes],
         clock: Callable[[], float],
         store: NameStore | None = None,
-        node: int = 0,
         limits: HubLimits | None = None,
         random_server_etid: bool = False,
         server_etid: int = 0,
         queue_size: int = 200,
     ) -> None:
         super().__init__(
-            hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, node=node, limits=limits
+            hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, limits=limits
         )
         self.server = ServerClient(self, server_etid or (0 if random_server_etid else SERVER_ETID), queue_size)
         self._observers: dict[int, _CountObserver] = {}
@@ -209,6 +207,8 @@ class Broker(BrokerState):
         """
         if text is not None:
             _fitting("msg", text)
+        if etid is not None and self.cluster is not None and self.cluster.end_client(etid, text):
+            return
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:

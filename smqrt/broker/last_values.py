@@ -283,15 +283,24 @@ class LastValueRoute:
         values: of the topic.
         route: to the subscribers, or to nobody.
         source: who publishes.
-        late: messages may come here turns after the route was found: subscribers may have come meanwhile.
+        find_again: gives the route anew, when messages may come here turns after it was found: subscribers may have
+            come meanwhile.
     """
 
-    __slots__ = ("_changed", "_deliver", "_newest", "_route", "_source", "_take", "_topic")
+    __slots__ = ("_changed", "_deliver", "_newest", "_source", "_take")
 
-    def __init__(self, values: TopicValues, route: Route, source: Identity | None, late: bool) -> None:
-        self._route, self._source, self._topic = route, source, values.topic
+    def __init__(
+        self,
+        values: TopicValues,
+        route: Route,
+        source: Identity | None,
+        find_again: Callable[[], Route] | None = None,
+    ) -> None:
+        self._source = source
         self._take, self._newest, self._changed = values.take, values.newest, values.changed
-        self._deliver: Callable[[bytes], bool | None] = self._to_those_here if late else route.deliver
+        self._deliver: Callable[[bytes], bool | None] = route.deliver
+        if find_again is not None:
+            self._deliver = lambda run: find_again().deliver(run)
 
     def deliver(self, run: bytes) -> bool | None:
         """Keep what is newest, then deliver the run."""
@@ -307,9 +316,3 @@ class LastValueRoute:
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
         return self.deliver(bytes(view))
-
-    def _to_those_here(self, run: bytes) -> bool | None:
-        topic = self._topic
-        topic.settle()
-        here: Route = topic if topic.raw or topic.ws else self._route
-        return here.deliver(run)

@@ -58,6 +58,8 @@ class Drop(Enum):
     OVER_GLOBAL_BUDGET = "all queues together are full"
     CLOSED = "the subscriber went away with messages in its queue"
     QUEUE_FULL = "the server's publish queue is full"
+    LINK_LOST = "the link to another node of the cluster broke before that had it"
+    LINK_SLOW = "another node of the cluster does not keep up: its queue is full"
 
 
 class Held:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from smqrt.broker.outbox import Drop
-from smqrt.broker.state import BrokerClient, BrokerState
+from smqrt.broker.state import BrokerClient, BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.errors import CloseReason
 from smqrt.identity.acl import SERVER
@@ -45,7 +45,7 @@ class Client(BrokerClient, Protocol):
         ...
 
 
-def may_take_over(client: Client, old: BrokerClient) -> bool:
+def may_take_over(client: Client, old: BrokerPeer) -> bool:
     """Whether a client may end another one that has the same uid, and get its ETID: what is sent to that is for the
     user who had it."""
     return client.identity is None or old.identity is None or client.identity.user == old.identity.user

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.last_values import LastValueRoute
+from smqrt.broker.last_values import LastValueRoute, LastValues
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.slow import Slow
 from smqrt.broker.state import BrokerPeer, BrokerState, Recorder, ServerPeer
@@ -21,11 +21,13 @@ log = logging.getLogger("smqrt")
 
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
-    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
-    route = _to_subscribers(broker, tid, ptid, peer)
-    reached = topic is not None and bool(topic.raw or topic.ws)
-    server = broker.server
-    if broker.slow and topic and reached and peer is not server and broker.slow.of(topic.key) is Slow.WAIT:
+    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
+    found = _subscribers(broker, topic, tid, ptid)
+    route = found or UnroutedRoute(broker, tid, ptid, peer)
+    if broker.last_values is not None:
+        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
+    server, slow = broker.server, broker.slow
+    if slow and topic and found and peer is not server and slow.of(topic.key) is Slow.WAIT:
         route = PressedRoute(broker, topic, route, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
         route = HandledRoute(server, route, peer)
@@ -34,21 +36,26 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
         return route
     if not recorder.selects(topic):
         return SkippedRoute(recorder, route)
-    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, reached)
+    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
 
 
-def _to_subscribers(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
-    topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big"))
+def _subscribers(broker: BrokerState, topic: Topic | None, tid: int, ptid: int) -> Route | None:
     route: Route | None = None
     if topic is not None:
         topic.settle()
         if topic.raw or topic.ws:
             route = topic
-    values = broker.last_values
-    if topic is None or values is None or not values.selects(topic):
-        return route or UnroutedRoute(broker, tid, ptid, peer)
-    late = route is None or (broker.recorder is not None and broker.recorder.waits_for_disk)
-    return LastValueRoute(values.of(topic), route or UnroutedRoute(broker, tid, ptid, peer), peer.identity, late)
+    return route if broker.cluster is None else broker.cluster.forwarded(route, topic, tid, ptid)
+
+
+def _keeping(
+    values: LastValues, broker: BrokerState, topic: Topic | None, ptid: int, peer: BrokerPeer, route: Route
+) -> Route:
+    if topic is None or not values.selects(topic):
+        return route
+    is_late = isinstance(route, UnroutedRoute) or (broker.recorder is not None and broker.recorder.waits_for_disk)
+    find_again = (lambda: _subscribers(broker, topic, topic.id, ptid) or route) if is_late else None
+    return LastValueRoute(values.of(topic), route, peer.identity, find_again)
 
 
 class PressedRoute:
@@ -78,7 +85,12 @@ class PressedRoute:
 
     def _later(self, run: bytes) -> None:
         """Deliver to those who subscribe by now."""
-        _to_subscribers(self._broker, self._topic.id, self._peer.etid, self._peer).deliver(run)
+        broker, topic, peer = self._broker, self._topic, self._peer
+        found = _subscribers(broker, topic, topic.id, peer.etid)
+        route = found or UnroutedRoute(broker, topic.id, peer.etid, peer)
+        if broker.last_values is not None:
+            route = _keeping(broker.last_values, broker, topic, peer.etid, peer, route)
+        route.deliver(run)
 
 
 class HandledRoute:

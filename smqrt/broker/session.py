@@ -227,7 +227,8 @@ class Session:
         """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""
         broker = self.broker
         old = broker.uids.get(self.uid)
-        if old and not permissions.may_take_over(self, old):
+        holder = old or (broker.cluster.holder(self.uid) if broker.cluster is not None else None)
+        if holder and not permissions.may_take_over(self, holder):
             self.refuse(ConnackCode.ACCESS_DENIED, b"another user's client has this id", CloseReason.REFUSED)
             return
         if not self._user_may_connect(old):
@@ -445,7 +446,7 @@ class Session:
             raise ProtocolError(CloseReason.BAD_CONNECT, "the first packet is not Connect")
         if key[5:9] != self.topic.key:
             raise ProtocolError(CloseReason.FORGED_PUBLISHER, "a publisher id that is not the client's own")
-        topic = self.broker.topic_table.by_key.get(key[1:5])
+        topic = self.broker.topic_table.at(key[1:5])
         route = self._route(topic, key)
         if self.broker.publish_limits is not None:
             if self.meter is None:
@@ -468,7 +469,7 @@ class Session:
     def route_kept(self, run: bytes) -> bool:
         """Route what the meter has kept, to those who receive it by now; true when the session waits for a hook."""
         key = run[2:11]
-        return bool(self._route(self.broker.topic_table.by_key.get(key[1:5]), key).deliver(run))
+        return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(run))
 
     def remeter(self) -> None:
         """The hub's limits of publishing have changed."""

@@ -15,7 +15,7 @@ from smqrt.broker.last_values import LastValues
 from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.slow import SlowPolicies
-from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, SubTopics, Topic, Topics
+from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
 from smqrt.identity.identity import Identity
 from smqrt.limits import Limit, LineLimit
@@ -189,6 +189,38 @@ class Stats:
         self.drops[reason] += messages
 
 
+class ClusterMember(Protocol):
+    """A hub's part in a cluster, as the broker calls it."""
+
+    def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
+        """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
+        ...
+
+    def subscribed(self, topic: Topic) -> None:
+        """A topic has its first subscriber."""
+        ...
+
+    def unsubscribed(self, topic: Topic) -> None:
+        """A topic has lost its last subscriber."""
+        ...
+
+    def entered(self, client: BrokerClient) -> None:
+        """A client was let in."""
+        ...
+
+    def left(self, client: BrokerClient) -> None:
+        """A client is gone."""
+        ...
+
+    def holder(self, uid: bytes) -> BrokerPeer | None:
+        """The client of another node that has this uid."""
+        ...
+
+    def end_client(self, etid: int, text: bytes | None) -> bool:
+        """End a client of another node; whether there is one with this ETID."""
+        ...
+
+
 class ServerPeer(BrokerPeer, Protocol):
     """The server's own client, as routes see it.
 
@@ -214,7 +246,6 @@ class BrokerState:
         random_u32: gives random 32-bit numbers.
         encode: the WebSocket encoder for runs.
         store: keeps names over restarts, or None.
-        node: this node's number in a cluster.
         clock: monotonic seconds.
         limits: how many names clients may make it keep.
     """
@@ -229,13 +260,12 @@ class BrokerState:
         encode: Callable[[bytes], bytes],
         clock: Callable[[], float],
         store: NameStore | None = None,
-        node: int = 0,
         limits: HubLimits | None = None,
     ) -> None:
         self.hooks = hooks
         self.limits = limits or HubLimits()
         self.stats = Stats()
-        self.topic_table = Topics(random_u32, encode, node, store)
+        self.topic_table = Topics(random_u32, encode, store)
         self.subtopic_table = SubTopics(random_u32, store)
         self.random_u32 = random_u32
         self.clock = clock
@@ -244,6 +274,7 @@ class BrokerState:
         self.uids: dict[bytes, BrokerClient] = {}
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
+        self.cluster: ClusterMember | None = None
         self.slow: SlowPolicies | None = None
         self.publish_limits: PublishLimits | None = None
         self.users: Counter[str] = Counter()
@@ -266,6 +297,8 @@ class BrokerState:
         """Count and list a client that was accepted."""
         self.list(client)
         self.stats.connects += 1
+        if self.cluster is not None:
+            self.cluster.entered(client)
 
     def list(self, client: BrokerClient) -> None:
         """List a client that was accepted, here or by another process."""
@@ -290,6 +323,8 @@ class BrokerState:
     def unlist(self, client: BrokerClient) -> None:
         """Take back `list`."""
         del self.sessions[client.etid]
+        if self.cluster is not None:
+            self.cluster.left(client)
         if client.identity is not None:
             user = client.identity.user
             self.users[user] -= 1
@@ -310,6 +345,8 @@ class BrokerState:
         topic.add(outbox)
         self.stats.subscriptions += 1
         self._changed_count(topic)
+        if self.cluster is not None and topic.subscribers == 1:
+            self.cluster.subscribed(topic)
 
     def greet(self, topic: Topic, outbox: Outbox) -> None:
         """Give a new subscriber the last values of `topic`, before anything that is published from now on."""
@@ -321,6 +358,18 @@ class BrokerState:
         topic.discard(outbox)
         self.stats.subscriptions -= 1
         self._changed_count(topic)
+        if self.cluster is not None and not topic.subscribers:
+            self.cluster.unsubscribed(topic)
+
+    def gone(self, topic: Topic) -> None:
+        """The ETID of a client of another node is no longer anybody's: its observers are told."""
+        topic.forget_routes()
+        self.topic_table.remove(topic)
+        for outbox in topic.raw:
+            topic.discard(outbox)
+        self._changed_count(topic)
+        if not topic.observers:
+            self.topic_table.release(topic)
 
     def _changed_count(self, topic: Topic) -> None:
         """Have the observers told once per turn, however often the number changes in it."""

@@ -1,7 +1,7 @@
 """Topics: numbers, names, who subscribes, who observes. The routing structure, on its own.
 
 Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the
-broker's life (specification: smq.md §12.6). ETIDs carry the node's number in their top bits.
+broker's life (specification: smq.md §12.6), or made from the names in a cluster. ETIDs carry the node's number.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import Protocol
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.limits import Limit
-
-NODE_BITS = 6
-"""Top bits of an ETID that name the node: clustering needs no renumbering."""
-_ETID_BITS = 32 - NODE_BITS
+from smqrt.wire.ids import LOCAL_BITS, LOCAL_MASK, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
 
 class Route(Protocol):
@@ -265,22 +262,29 @@ class Topics:
     Args:
         random_u32: gives random 32-bit numbers.
         encode: the WebSocket encoder for runs.
-        node: this node's number, below `1 << NODE_BITS`.
         store: keeps topic names over restarts; None keeps them in memory.
+
+    Attributes:
+        node: this node's number in a cluster, 0 in none; ETIDs that are drawn from now on have it.
+        numbers: what the numbers of new topics are made of; None draws them.
+        named_otherwise: called for a topic that got another number than `numbers` says.
+        absent: gives the topic of an ETID that another node has, by its number.
     """
 
     def __init__(
         self,
         random_u32: Callable[[], int],
         encode: Callable[[bytes], bytes],
-        node: int = 0,
         store: NameStore | None = None,
     ) -> None:
+        self.node = 0
+        self.numbers: NameNumbers | None = None
+        self.named_otherwise: Callable[[Topic], object] = lambda topic: None
+        self.absent: Callable[[int], Topic | None] = lambda number: None
         self.by_key: dict[bytes, Topic] = {}
         self.by_name: dict[bytes, Topic] = {}
         self._random_u32 = random_u32
         self._encode = encode
-        self._node = node << _ETID_BITS
         self._store = store
         self._leaving: set[int] = set()
         self.traffic = Traffic()
@@ -289,18 +293,33 @@ class Topics:
             self._insert(number, name)
 
     def get(self, number: int) -> Topic | None:
-        """The topic or ETID with the id `number` (u32)."""
-        return self.by_key.get(number.to_bytes(4, "big"))
+        """The topic or ETID with the id `number` (u32), of this node or another one."""
+        return self.by_key.get(number.to_bytes(4, "big")) or self.absent(number)
+
+    def at(self, key: bytes) -> Topic | None:
+        """As `get`, by the four bytes of the number."""
+        return self.by_key.get(key) or self.absent(int.from_bytes(key, "big"))
 
     def named(self, name: bytes, wanted: int = 0) -> Topic:
         """Get or create the topic `name`; a new one gets the id `wanted` when that is free and not 0."""
         topic = self.by_name.get(name)
         if topic is None:
-            number = wanted if wanted and not self.get(wanted) else self._free(self._random_u32)
+            number = self._number(name, wanted)
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
         return topic
+
+    def _number(self, name: bytes, wanted: int) -> int:
+        if not wanted and self.numbers:
+            wanted = self.numbers.topic_number(name)
+        if wanted and wanted.to_bytes(4, "big") not in self.by_key and not self._is_of_nodes(wanted):
+            return wanted
+        return self._free(lambda: self._random_u32() | TOPIC_BIT)
+
+    def _is_of_nodes(self, number: int) -> bool:
+        """Whether clients of nodes may have `number`, so that no topic can."""
+        return self.numbers is not None and LOCAL_MASK < number < TOPIC_BIT
 
     def renumber(self, topic: Topic, number: int) -> None:
         """Give a topic another number, which nobody has."""
@@ -327,8 +346,18 @@ class Topics:
     def ephemeral(self, number: int = 0) -> Topic:
         """The topic of a client's ETID; `number` asks for that id when it is free."""
         if not number or self.get(number):
-            number = self._free(lambda: self._node | self._random_u32() >> NODE_BITS)
+            number = self.draw()
         return self._insert(number, None)
+
+    def draw(self) -> int:
+        """A number for an ETID of this node, which nobody has."""
+        return self._free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
+
+    def foreign(self, number: int, way: Outbox) -> Topic:
+        """The topic of an ETID that another node has: what is sent there goes `way`."""
+        topic = self._insert(number, None)
+        topic.add(way)
+        return topic
 
     def remove(self, topic: Topic) -> None:
         """Forget an ETID; it is drawn again after `release` only."""
@@ -346,7 +375,7 @@ class Topics:
     def _free(self, draw: Callable[[], int]) -> int:
         while True:
             number = draw()
-            if number > 1 and not self.get(number) and number not in self._leaving:
+            if number & LOCAL_MASK > SERVER_LOCAL and not self.get(number) and number not in self._leaving:
                 return number
 
     def _insert(self, number: int, name: bytes | None) -> Topic:
@@ -355,13 +384,22 @@ class Topics:
         if name is not None:
             self.by_name[name] = topic
             self.names_bytes += len(name)
+            if self.numbers and number != self.numbers.topic_number(name):
+                self.named_otherwise(topic)
         return topic
 
 
 class SubTopics:
-    """The sub-topic names of one hub and their numbers."""
+    """The sub-topic names of one hub and their numbers.
+
+    Attributes:
+        numbers: what the numbers of new names are made of; None draws them.
+        on_new: called with the number and the name of each new one.
+    """
 
     def __init__(self, random_u32: Callable[[], int], store: NameStore | None = None) -> None:
+        self.numbers: NameNumbers | None = None
+        self.on_new: Callable[[int, bytes], object] = lambda number, name: None
         self.by_name: dict[bytes, int] = {}
         self.by_id: dict[int, bytes] = {}
         self.names_bytes = 0
@@ -374,12 +412,13 @@ class SubTopics:
         """Get or create the number of `name`; a new one gets `wanted` when that is free and not 0."""
         number = self.by_name.get(name)
         if number is None:
-            number = wanted
+            number = wanted or (self.numbers.subtopic_number(name) if self.numbers else 0)
             while not number or number in self.by_id:
                 number = self._random_u32()
             if self._store:
                 self._store.add("subtopic", name, number)
             self._insert(name, number)
+            self.on_new(number, name)
         return number
 
     def renumber(self, name: bytes, number: int) -> bool:

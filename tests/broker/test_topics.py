@@ -9,7 +9,8 @@ import pytest
 
 from smqrt.broker import topics as module
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
-from smqrt.broker.topics import NODE_BITS, HubLimits, SubTopics, Topic, Topics
+from smqrt.broker.topics import HubLimits, SubTopics, Topic, Topics
+from smqrt.wire.ids import LOCAL_MASK, TOPIC_BIT, node_of
 
 
 class WebSocketOutbox(Outbox):
@@ -88,17 +89,19 @@ def test_a_wanted_number_is_given_when_it_is_free(table: Topics) -> None:
 
 def test_drawn_numbers_that_are_taken_or_reserved_are_drawn_again() -> None:
     table = Topics(iter([0, 1, 5, 5, 6]).__next__, encoded)
-    assert [table.named(name).id for name in (b"a", b"b")] == [5, 6]
+    assert [table.named(name).id & LOCAL_MASK for name in (b"a", b"b")] == [5, 6]
 
 
-def test_an_etid_carries_the_node() -> None:
-    table = Topics(lambda: 0xFFFFFFFF, encoded, node=3)
-    assert table.ephemeral().id >> (32 - NODE_BITS) == 3
+def test_an_etid_carries_the_node_and_a_topic_is_out_of_their_range() -> None:
+    table = Topics(lambda: 0xFFFFFFFF, encoded)
+    table.node = 3
+    assert node_of(table.ephemeral().id) == 3
+    table = Topics(lambda: 77, encoded)
+    assert node_of(table.named(b"a").id) == 0 and table.named(b"a").id == TOPIC_BIT | 77
 
 
 def test_an_etid_is_drawn_again_only_after_its_release() -> None:
-    draws = iter([5 << NODE_BITS, 5 << NODE_BITS, 6 << NODE_BITS, 5 << NODE_BITS])
-    table = Topics(draws.__next__, encoded)
+    table = Topics(iter([5, 5, 6, 5]).__next__, encoded)
     first = table.ephemeral()
     table.remove(first)
     assert table.get(first.id) is None
