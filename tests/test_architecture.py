@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
     "errors, options, limits + limit_settings, settings_tree, settings + closes, settings_sources + app_folder + "
-    "printable + manual + crypto, identity, wire + logs, broker, net, message + wsgi, http + client + mqtt + gunicorn, "
+    "printable + manual + crypto, identity, wire + logs, broker, cluster, net, message + wsgi, http + client + mqtt + gunicorn, "
     "journal, hub, app, lua, restart + mako_conf, server, admin, console, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")
@@ -79,11 +79,11 @@ def test_imports_point_down(module: Path) -> None:
 
 @for_each_module
 def test_wire_and_broker_are_pure(module: Path) -> None:
-    if place(module) not in ("wire", "broker"):
+    if place(module) not in ("wire", "broker", "cluster"):
         return
     for line, name in imported(module):
         assert name.split(".")[0] not in ("gevent", "greenlet", "lupa", "socket", "_socket", "ssl", "time", "random"), (
-            f"{module}:{line} imports {name}: wire and broker know no gevent, no Lua, no sockets and no clock"
+            f"{module}:{line} imports {name}: wire, broker and cluster know no gevent, no Lua, no sockets and no clock"
         )
 
 

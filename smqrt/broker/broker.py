@@ -207,8 +207,11 @@ class Broker(BrokerState):
         """
         if text is not None:
             _fitting("msg", text)
-        if etid is not None and self.cluster is not None and self.cluster.end_client(etid, text):
-            return
+        if etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
+            self.end_clients(text, etid)
+
+    def end_clients(self, text: bytes | None, etid: int | None) -> None:
+        """End one client of this hub, or all."""
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:

@@ -87,7 +87,9 @@ def _receiver(broker: BrokerState, topic: Topic) -> bytes:
     """How the access control list calls the owner of an ETID: by its user, or the server."""
     if topic is broker.server.topic:
         return SERVER
-    owner = broker.sessions.get(topic.id)
+    owner: BrokerPeer | None = broker.sessions.get(topic.id)
+    if owner is None and broker.cluster is not None:
+        owner = broker.cluster.phantom(topic.id)
     identity = owner.identity if owner is not None else None
     return (identity.shown if identity is not None else "").encode("utf-8", "surrogateescape")
 

@@ -216,6 +216,10 @@ class ClusterMember(Protocol):
         """The client of another node that has this uid."""
         ...
 
+    def phantom(self, etid: int) -> BrokerPeer | None:
+        """The client of another node, or the server there, that has this ETID."""
+        ...
+
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """End a client of another node; whether there is one with this ETID."""
         ...

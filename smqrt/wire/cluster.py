@@ -44,8 +44,8 @@ class LinkType(IntEnum):
     """`u32 etid, text`: end this client, 0 for all; an empty text ends it without a word."""
     TOPICS = 0x4C
     """`(u32 tid, u16 length, name)*`: names whose last values follow."""
-    LEAVE = 0x4D
-    """`text`: the sender leaves the cluster."""
+    VALUE = 0x4D
+    """A Publish frame without its length: a last value that the sender has."""
 
 
 class Announced(NamedTuple):

@@ -1,0 +1,80 @@
+"""Interest of other nodes: which of them have subscribers of a topic.
+
+Names do not travel, only the two numbers that every node makes of a name (`smqrt.wire.ids.NameNumbers`). A topic takes
+one entry of one dictionary, whatever the number of nodes that want it: about 120 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smqrt.wire.cluster import Key
+
+_CHECK_BITS = 32
+_CHECK = (1 << _CHECK_BITS) - 1
+
+
+class Interest:
+    """The interest of all other nodes together. A set of nodes is a number with a bit for each."""
+
+    def __init__(self) -> None:
+        # By number: the nodes above the check, in one number, which is the smallest that Python can keep both in.
+        self._entries: dict[int, int] = {}
+        self._clashes: dict[Key, int] = {}
+        """Those whose number another name has here already: two of 200,000 topics, now and then."""
+
+    def __len__(self) -> int:
+        return len(self._entries) + len(self._clashes)
+
+    def add(self, key: Key, node: int) -> bool:
+        """The node with this bit wants a topic; whether it did not before."""
+        number, check = key
+        entry = self._entries.get(number)
+        if entry is None:
+            self._entries[number] = node << _CHECK_BITS | check
+            return True
+        if entry & _CHECK == check:
+            self._entries[number] = entry | node << _CHECK_BITS
+            return not entry >> _CHECK_BITS & node
+        before = self._clashes.get(key, 0)
+        self._clashes[key] = before | node
+        return not before & node
+
+    def discard(self, key: Key, node: int) -> bool:
+        """It does not any more; whether it did."""
+        number, check = key
+        entry = self._entries.get(number)
+        if entry is not None and entry & _CHECK == check:
+            nodes = entry >> _CHECK_BITS
+            if nodes & ~node:
+                self._entries[number] = (nodes & ~node) << _CHECK_BITS | check
+            else:
+                del self._entries[number]
+            return bool(nodes & node)
+        before = self._clashes.get(key, 0)
+        if before & ~node:
+            self._clashes[key] = before & ~node
+        else:
+            self._clashes.pop(key, None)
+        return bool(before & node)
+
+    def nodes(self, key: Key) -> int:
+        """The nodes that want a topic."""
+        number, check = key
+        entry = self._entries.get(number)
+        if entry is None or entry & _CHECK != check:
+            return self._clashes.get(key, 0) if self._clashes else 0
+        return entry >> _CHECK_BITS
+
+    def nodes_of_number(self, number: int) -> int:
+        """The nodes that want the topic with this number, whose name is not known here."""
+        return self._entries.get(number, 0) >> _CHECK_BITS
+
+    def keys(self, node: int) -> Iterator[Key]:
+        """The topics that a node wants, as they were when the iteration began."""
+        for number, entry in list(self._entries.items()):
+            if entry >> _CHECK_BITS & node:
+                yield number, entry & _CHECK
+        for key, nodes in list(self._clashes.items()):
+            if nodes & node:
+                yield key

@@ -1,0 +1,407 @@
+"""One link between two nodes: a state machine that takes packets and answers through its transport.
+
+    GREETING ──Hello──▶ PROVING ──Proof──▶ NUMBERING ──numbers differ──▶ UP
+        └──────────────────┴──── refused, broken, silent ────┴──────────▶ CLOSED
+
+It carries a channel for each hub that both nodes have in the same cluster. What it sends is kept until the other side
+says that it has worked it off; what that never says is counted as lost, at its hub.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from smqrt.broker.outbox import Drop, Outbox
+from smqrt.cluster.remote import RemoteNode
+from smqrt.cluster.way import Way, count_messages
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire import link as wire
+from smqrt.wire import smq
+from smqrt.wire.link import Hello, Packet, Refusal
+
+if TYPE_CHECKING:
+    from smqrt.cluster.member import Member
+    from smqrt.cluster.node import Node
+
+log = logging.getLogger("smqrt")
+
+ACK_BYTES = 256 << 10
+"""Worked off so much, a node says so; and with each answer to a ping."""
+
+
+class LinkState(Enum):
+    """Where a link stands."""
+
+    GREETING = "waiting for Hello"
+    PROVING = "waiting for Proof"
+    NUMBERING = "node numbers are equal"
+    UP = "up"
+    CLOSED = "closed"
+
+
+class Transport(Protocol):
+    """What a link sends through.
+
+    Attributes:
+        outbox: takes frames.
+        worked_off_bytes: how many of the received bytes have been worked off.
+    """
+
+    @property
+    def outbox(self) -> Outbox: ...
+    @property
+    def worked_off_bytes(self) -> int: ...
+
+    def close(self, in_order: bool) -> None:
+        """End the connection; `in_order` sends what waits first, as far as that goes at once."""
+        ...
+
+
+class ChannelWay(Way):
+    """The way of one hub to another node, over a link."""
+
+    __slots__ = ("_channel", "_link")
+
+    def __init__(self, link: Link, channel: int) -> None:
+        super().__init__()
+        self._link, self._channel = link, channel
+
+    def flush(self) -> None:
+        """Hand the queue to the link."""
+        runs, self.queue = self.queue, []
+        if runs:
+            self._link.transmit(self._channel, runs)
+
+    def resume(self) -> None:
+        """See `Outbox`."""
+        self._link.transport.outbox.resume()
+
+
+class Channel:
+    """One hub of this node on a link.
+
+    Attributes:
+        member: the hub's part in the cluster.
+        remote: the other node for it; None before that has opened the channel.
+        theirs: the number of the channel there.
+    """
+
+    def __init__(self, number: int, member: Member) -> None:
+        self.number, self.member = number, member
+        self.remote: RemoteNode | None = None
+        self.theirs: int | None = None
+
+
+class Link:
+    """One side of a link.
+
+    Args:
+        node: whose side.
+        transport: to the other side.
+        connects: whether this side has connected.
+        now_s: monotonic seconds.
+
+    Attributes:
+        peer: what the other side said of itself; None before.
+        number: the other node's number.
+        remote: where received messages go at the moment.
+        round_trip_s: of the newest ping; None before.
+        sent_bytes, received_bytes: of the link.
+    """
+
+    def __init__(self, node: Node, transport: Transport, connects: bool, now_s: float) -> None:
+        self.node, self.transport, self.connects = node, transport, connects
+        self.state = LinkState.GREETING
+        self.peer: Hello | None = None
+        self.number = 0
+        self.remote: RemoteNode | None = None
+        self.round_trip_s: float | None = None
+        self.since_s = self.heard_s = self.pinged_s = now_s
+        self.why = ""
+        self.on_end: Callable[[Link, str], object] = lambda link, why: None
+        self._own = Hello(wire.OLDEST_VERSION, wire.VERSION, node.id, node.epoch, node.random(wire.NONCE_BYTES))
+        self._hellos = b""
+        self._channels: dict[int, Channel] = {}
+        self._theirs: dict[int, Channel] = {}
+        self._unopened: dict[str, int] = {}
+        self._sending = self._next_channel = 0
+        self.sent_bytes = 0
+        self._acked_bytes = self._said_bytes = 0
+        self._unacked: deque[tuple[int, int, list[bytes]]] = deque()
+        if connects:
+            self._say(wire.hello(self._own))
+
+    # ---- sending
+
+    def _say(self, packet: bytes) -> None:
+        frame = smq.frame(packet)
+        self.sent_bytes += len(frame)
+        self.transport.outbox.put(frame)
+
+    def transmit(self, channel: int, runs: list[bytes]) -> None:
+        """Send runs of a channel, and keep them until they have arrived."""
+        if self.state is not LinkState.UP:
+            return
+        if channel != self._sending:
+            self._sending = channel
+            self._say(wire.channel(Packet.CHANNEL, channel))
+        self.sent_bytes += sum(map(len, runs))
+        self._unacked.append((self.sent_bytes, channel, runs))
+        outbox = self.transport.outbox
+        for run in runs:
+            outbox.put(run)
+
+    @property
+    def unacked_bytes(self) -> int:
+        """What was sent, or waits, and has not been worked off there yet."""
+        return self.sent_bytes - self._acked_bytes
+
+    # ---- receiving
+
+    def control(self, packet: bytes) -> None:
+        """Work off a packet that is no Publish.
+
+        Raises:
+            ProtocolError: the other side broke a rule; the link is to be ended with that.
+        """
+        handler = HANDLERS.get(packet[0]) if packet else None
+        if handler is not None:
+            states, handle = handler
+            if self.state not in states:
+                raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"type {packet[0]:#x} while {self.state.value}")
+            handle(self, packet)
+        elif self.remote is not None and self.state is LinkState.UP:
+            self.remote.control(packet)
+        elif self.state is not LinkState.UP:
+            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
+
+    def receive(self, data: bytes) -> None:
+        """Work off whole frames; see `control` for what is raised. For engines without the kernels of the data path."""
+        at = 0
+        while at < len(data) and self.state is not LinkState.CLOSED:
+            end = at + (data[at] << 8 | data[at + 1])
+            if data[at + 2] == smq.Type.PUBLISH:
+                self.deliver(data[at:end])
+            else:
+                self.control(data[at + 2 : end])
+            at = end
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver a run where it belongs; true when the link is to wait."""
+        if self.remote is None:  # the hub has left the cluster while that was on its way
+            return False
+        return (self.remote.routes.get(run[3:7]) or self.remote.resolve(run[3:7])).deliver(run)
+
+    # ---- the handshake
+
+    def _hello(self, packet: bytes) -> None:
+        peer = self.peer = wire.parse_hello(packet)
+        own = wire.hello(self._own)
+        self._hellos = own + packet if self.connects else packet + own
+        if not self.connects:
+            self._say(own)
+        if peer.newest < wire.OLDEST_VERSION or peer.oldest > wire.VERSION:
+            theirs = f"{peer.oldest} to {peer.newest}"
+            mine = f"{wire.OLDEST_VERSION} to {wire.VERSION}"
+            self.refuse(Refusal.VERSION, f"that node speaks versions {theirs} of the link, this one {mine}; update one")
+        elif peer.id == self.node.id:
+            self._refuse_self(peer)
+        else:
+            self.state = LinkState.PROVING
+            if self.connects:
+                self._say(wire.proof(self.node.key, True, self._hellos))
+
+    def _refuse_self(self, peer: Hello) -> None:
+        if peer.epoch == self.node.epoch:
+            self.refuse(Refusal.SELF, "that is this node itself")
+        else:
+            self.refuse(Refusal.NUMBER, f"two nodes have the fixed number {self.node.number}; give one another")
+
+    def _proof(self, packet: bytes) -> None:
+        if not wire.is_proof(packet, self.node.key, not self.connects, self._hellos):
+            self.refuse(Refusal.PASSWORD, "the passwords of the two nodes differ")
+            return
+        if not self.connects:
+            self._say(wire.proof(self.node.key, False, self._hellos))
+        self.state = LinkState.NUMBERING
+        self.say_number()
+
+    def say_number(self) -> None:
+        """Tell this node's number, and the others that are taken."""
+        self._say(wire.numbers(Packet.NODE, [self.node.number, *self.node.numbers(self)]))
+
+    def _node(self, packet: bytes) -> None:
+        number, *known = wire.parse_numbers(packet)
+        if self.state is LinkState.UP:
+            if number != self.number:
+                self.lose("the other node has another number now")
+            return
+        self.number = number
+        self.node.compare_numbers(self, known)
+
+    def _taken(self, packet: bytes) -> None:
+        self.node.number_taken(self, wire.parse_numbers(packet))
+
+    def say_taken(self) -> None:
+        """Tell the other node that its number is another node's."""
+        self._say(wire.numbers(Packet.TAKEN, [self.node.number, *self.node.numbers(self)]))
+
+    def come_up(self) -> None:
+        """The handshake is over."""
+        self.state = LinkState.UP
+        for member in self.node.members.values():
+            self.open(member)
+
+    # ---- channels
+
+    def open(self, member: Member) -> None:
+        """Carry a hub."""
+        self._next_channel += 1
+        channel = Channel(self._next_channel, member)
+        self._channels[channel.number] = channel
+        self._say(wire.channel(Packet.OPEN, channel.number, member.name.encode()))
+        theirs = self._unopened.pop(member.name, None)
+        if theirs is not None:
+            self._join(channel, theirs)
+
+    def close_channel(self, member: Member, text: bytes) -> None:
+        """Carry a hub no more."""
+        for channel in [one for one in self._channels.values() if one.member is member]:
+            self._say(wire.channel(Packet.CLOSE, channel.number, text))
+            self._forget_channel(channel)
+
+    def _opened(self, packet: bytes) -> None:
+        number, name = wire.parse_channel(packet)
+        for channel in self._channels.values():
+            if channel.member.name.encode() == name and channel.theirs is None:
+                self._join(channel, number)
+                return
+        self._unopened[name.decode("utf-8", "replace")] = number
+
+    def _join(self, channel: Channel, theirs: int) -> None:
+        channel.theirs = theirs
+        self._theirs[theirs] = channel
+        channel.remote = channel.member.joined(self.number, ChannelWay(self, channel.number))
+
+    def _closed(self, packet: bytes) -> None:
+        number, text = wire.parse_channel(packet)
+        channel = self._theirs.get(number)
+        if channel is not None:
+            self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
+            channel.theirs = None
+
+    def _leave(self, channel: Channel, why: str, reason: Drop = Drop.LINK_LOST) -> None:
+        remote, channel.remote = channel.remote, None
+        if self.remote is remote:
+            self.remote = None
+        if channel.theirs is not None:
+            self._theirs.pop(channel.theirs, None)
+        if remote is not None:
+            channel.member.left_node(remote, why, reason)
+
+    def _forget_channel(self, channel: Channel) -> None:
+        self._leave(channel, "this node left the cluster")
+        self._channels.pop(channel.number, None)
+
+    def _channel(self, packet: bytes) -> None:
+        channel = self._theirs.get(wire.parse_channel(packet)[0])
+        self.remote = None if channel is None else channel.remote
+
+    # ---- life
+
+    def _ping(self, packet: bytes) -> None:
+        self._say(bytes((Packet.PONG,)) + packet[1:])
+        self.acknowledge()
+
+    def _pong(self, packet: bytes) -> None:
+        self.round_trip_s = max(0.0, self.node.clock_s() - wire.parse_u64(packet) / 1e6)
+
+    def acknowledge(self) -> None:
+        """Say what was worked off."""
+        worked_off = self.transport.worked_off_bytes
+        if worked_off != self._said_bytes and self.state is LinkState.UP:
+            self._said_bytes = worked_off
+            self._say(wire.u64(Packet.ACK, worked_off))
+
+    def heard(self, now_s: float) -> None:
+        """Something has come."""
+        self.heard_s = now_s
+        if self.transport.worked_off_bytes - self._said_bytes >= ACK_BYTES:
+            self.acknowledge()
+
+    def _ack(self, packet: bytes) -> None:
+        self._acked_bytes = max(self._acked_bytes, min(wire.parse_u64(packet), self.sent_bytes))
+        while self._unacked and self._unacked[0][0] <= self._acked_bytes:
+            self._unacked.popleft()
+
+    def look(self, now_s: float, ping_s: float, silence_s: float) -> None:
+        """Ask whether the other side is there, or give it up."""
+        if now_s - (self.heard_s if self.state is LinkState.UP else self.since_s) >= silence_s:
+            self.lose(f"nothing has come for {silence_s:g} s")
+        elif self.state is LinkState.UP and now_s - self.pinged_s >= ping_s:
+            self.pinged_s = now_s
+            self._say(wire.u64(Packet.PING, int(now_s * 1e6)))
+            self.acknowledge()
+
+    # ---- the end
+
+    def refuse(self, code: Refusal, text: str) -> None:
+        """Tell the other side why there is no link, and end it."""
+        self._say(wire.refused(code, text))
+        self._end(text, code, in_order=True)
+
+    def _refused(self, packet: bytes) -> None:
+        code = packet[1] if len(packet) > 1 else 0
+        self._end(f"refused: {packet[2:].decode('utf-8', 'replace')}", code)
+
+    def fail(self, error: ProtocolError) -> None:
+        """End the link because the other side broke a rule."""
+        self.lose(str(error))
+
+    def lose(self, why: str, reason: Drop = Drop.LINK_LOST) -> None:
+        """The link is broken, or given up."""
+        self._end(why, reason=reason)
+
+    def _end(self, why: str, code: int = 0, in_order: bool = False, reason: Drop = Drop.LINK_LOST) -> None:
+        if self.state is LinkState.CLOSED:
+            return
+        self.state, self.why = LinkState.CLOSED, why
+        self._count_lost(reason)
+        for channel in list(self._channels.values()):
+            self._leave(channel, why, reason)
+        self.transport.close(in_order)
+        self.node.ended(self, code)
+        self.on_end(self, why)
+
+    def _count_lost(self, reason: Drop) -> None:
+        """What has not arrived for sure. A batch of which a part has is counted from where that ends."""
+        for end, number, runs in self._unacked:
+            channel = self._channels.get(number)
+            if channel is not None and end > self._acked_bytes:
+                at = end - sum(map(len, runs))
+                for run in runs:
+                    at += len(run)
+                    if at > self._acked_bytes and (messages := count_messages(run)):
+                        channel.member.broker.stats.drop(reason, messages)
+        self._unacked.clear()
+
+
+_UP = (LinkState.UP,)
+_PROVEN = (LinkState.NUMBERING, LinkState.UP)
+HANDLERS: dict[int, tuple[tuple[LinkState, ...], Callable[[Link, bytes], None]]] = {
+    Packet.HELLO: ((LinkState.GREETING,), Link._hello),
+    Packet.PROOF: ((LinkState.PROVING,), Link._proof),
+    Packet.REFUSED: (tuple(LinkState), Link._refused),
+    Packet.NODE: (_PROVEN, Link._node),
+    Packet.TAKEN: (_PROVEN, Link._taken),
+    Packet.OPEN: (_PROVEN, Link._opened),
+    Packet.CLOSE: (_UP, Link._closed),
+    Packet.CHANNEL: (_UP, Link._channel),
+    Packet.ACK: (_UP, Link._ack),
+    Packet.PING: (_PROVEN, Link._ping),
+    Packet.PONG: (_UP, Link._pong),
+}

@@ -1,0 +1,381 @@
+"""A hub's part in a cluster: what it tells the other nodes, and where messages go that they want.
+
+An engine (`smqrt.backplane`, or `memory` for tests) finds the other nodes. It calls `joined` with a way to each, hands
+what arrives from there to the `RemoteNode` that it gets, and calls `left` when that is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from smqrt.broker.broker import Broker
+from smqrt.broker.outbox import Drop, put_off
+from smqrt.broker.state import BrokerClient, BrokerPeer
+from smqrt.broker.topics import Route, Topic
+from smqrt.cluster.interest import Interest
+from smqrt.cluster.remote import Phantom, RemoteNode
+from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way
+from smqrt.errors import CloseReason
+from smqrt.identity.identity import ANONYMOUS
+from smqrt.wire import cluster as wire
+from smqrt.wire import smq
+from smqrt.wire.cluster import Announced, Key, LinkType
+from smqrt.wire.ids import NameNumbers, node_of, server_of
+
+log = logging.getLogger("smqrt")
+
+SAID_AT_ONCE = 64
+"""So many topics, or clients, of a snapshot are looked at before the clock is."""
+
+
+class Member:
+    """A hub in a cluster.
+
+    Args:
+        broker: the hub.
+        name: of the cluster.
+        key: at most 64 bytes that all nodes share and nobody else knows.
+        number: of this node, 1 to 1023.
+        clock_ms: the time, in ms since 1970.
+
+    Attributes:
+        remotes: the other nodes.
+        phantoms: their clients, by ETID.
+        foreign: the topics of those ETIDs that are in use, with the node.
+        interest: what the other nodes want.
+        changed: called when a node has joined, has said all, or is gone.
+    """
+
+    def __init__(self, broker: Broker, name: str, key: bytes, number: int, clock_ms: Callable[[], int]) -> None:
+        self.broker, self.name = broker, name
+        self.remotes: list[RemoteNode] = []
+        self.phantoms: dict[int, Phantom] = {}
+        self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
+        self.interest = Interest()
+        self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
+        self._numbers = NameNumbers(key)
+        self._clock_ms = clock_ms
+        self._holders: dict[bytes, Phantom] = {}
+        self._stamps: dict[int, int] = {}
+        """Of clients that took over one of another node."""
+        self._otherwise: dict[Key, Topic] = {}
+        self._public: dict[int, int] = {}
+        """What other nodes call clients that have an ETID of another node number, and the server."""
+        self._local: dict[int, int] = {}
+        self._bits = 0
+        self._watching: dict[Key, dict[RemoteNode, int]] = {}
+        self._take_names()
+        self.renumber(number)
+        broker.cluster = self
+
+    def _take_names(self) -> None:
+        topics, subtopics = self.broker.topic_table, self.broker.subtopic_table
+        topics.numbers = subtopics.numbers = self._numbers
+        topics.named_otherwise, topics.absent = self._named_otherwise, self.absent
+        subtopics.on_new = self._new_subtopic
+        for topic in topics.by_name.values():
+            if topic.id != self._numbers.topic_number(topic.name or b""):
+                self._named_otherwise(topic)
+
+    @property
+    def number(self) -> int:
+        """This node's number."""
+        return self.broker.topic_table.node
+
+    def renumber(self, number: int) -> None:
+        """Have another node number, while no other node is there. Clients with an ETID of the old one are called by
+        another one elsewhere, until they are gone.
+        """
+        assert not self.remotes
+        self.broker.topic_table.node = number
+        self._public = {self.broker.server.etid: server_of(number)}
+        self._local = {server_of(number): self.broker.server.etid}
+        for etid in self.broker.sessions:
+            if node_of(etid) != number:
+                self._public[etid] = public = self.broker.topic_table.draw()
+                self._local[public] = etid
+
+    # ---- topics and ETIDs of this hub
+
+    def _named_otherwise(self, topic: Topic) -> None:
+        key = self._numbers.topic(topic.name or b"")
+        self._otherwise[key] = topic
+        self._tell(wire.keys_and_numbers(LinkType.NUMBERED, [(*key, topic.id)]))
+
+    def absent(self, number: int) -> Topic | None:
+        """The topic of an ETID that is not in the hub's table: of a client of another node, or of one of this node
+        that others know by this number.
+        """
+        local = self._local.get(number)
+        if local is not None:
+            return self.broker.topic_table.by_key.get(local.to_bytes(4, "big"))
+        phantom = self.phantom(number)
+        if phantom is None:
+            return None
+        topic = self.broker.topic_table.foreign(number, phantom.node.way)
+        self.foreign[number] = topic, phantom.node
+        return topic
+
+    def phantom(self, etid: int) -> Phantom | None:
+        """The client, or the server, of another node that has this ETID."""
+        phantom = self.phantoms.get(etid)
+        if phantom is None:
+            number = node_of(etid)
+            if number and etid == server_of(number):
+                phantom = next((one.server for one in self.remotes if one.number == number), None)
+        return None if phantom is None or phantom.node.gone else phantom
+
+    def forget(self, key: Key) -> None:
+        """Have publishers look for the way to a topic again."""
+        topic = self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
+        if topic is not None:
+            topic.forget_routes()
+        if self._otherwise and key in self._otherwise:
+            self._otherwise[key].forget_routes()
+
+    def _new_subtopic(self, number: int, name: bytes) -> None:
+        self._tell(wire.names(LinkType.SUBTOPICS, [(number, name)]))
+
+    def subtopic(self, name: bytes, number: int) -> int:
+        """The number of another node's sub-topic here; its own when the hub has as many names as it may."""
+        table = self.broker.subtopic_table
+        here = table.by_name.get(name)
+        if here is None and (refusal := self.broker.limits.of_all(table, name)):
+            self.broker.refuse(None, refusal)
+            return number
+        return table.named(name, number) if here is None else here
+
+    # ---- where messages go
+
+    def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
+        """See `ClusterMember`."""
+        public = self._public.get(ptid, ptid)
+        if topic is not None and topic.name is None:
+            return self._to_client(route, topic, tid, public)
+        if topic is None:
+            key, nodes = None, self.interest.nodes_of_number(tid)
+        else:
+            key = self._numbers.topic(topic.name or b"")
+            nodes = self.interest.nodes(key)
+            if self.broker.last_values is not None and self.broker.last_values.selects(topic):
+                nodes = self._bits
+        if not nodes:
+            return route
+        ways = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in self._nodes(nodes)]
+        return ForwardedRoute(route, ways) if ways else route
+
+    def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
+        foreign = self.foreign.get(topic.id)
+        if foreign is not None:
+            return ForwardedRoute(None, [_rewriting(foreign[1].way, tid, public)]) if public in self._local else route
+        return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
+
+    def _nodes(self, nodes: int) -> Iterator[RemoteNode]:
+        return (one for one in self.remotes if one.bit & nodes)
+
+    def _number_at(self, node: RemoteNode, key: Key | None, tid: int) -> int:
+        return tid if key is None else node.numbers.get(key, key[0])
+
+    def _put(self, node: RemoteNode, tid: int, number: int, ptid: int, public: int) -> Callable[[bytes], object]:
+        return node.way.put if (tid, ptid) == (number, public) else _rewriting(node.way, number, public)
+
+    def to_servers(self, data: bytes, ptid: int, stid: int) -> int:
+        """Send a message to the servers of all other nodes; gives how many there are."""
+        public = self._public.get(ptid, ptid)
+        for node in self.remotes:
+            node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
+        return len(self.remotes)
+
+    # ---- what the hub does
+
+    def _tell(self, packets: Iterable[bytes]) -> None:
+        if self.remotes:
+            for frame in [smq.frame(packet) for packet in packets]:
+                for node in self.remotes:
+                    node.way.put(frame)
+
+    def _key(self, topic: Topic) -> Key:
+        return self._numbers.topic(topic.name or b"")
+
+    def subscribed(self, topic: Topic) -> None:
+        """See `ClusterMember`."""
+        if self.remotes and topic.name is not None:
+            self._tell(wire.keys(LinkType.INTEREST, [self._key(topic)]))
+
+    def unsubscribed(self, topic: Topic) -> None:
+        """See `ClusterMember`."""
+        if self.remotes and topic.name is not None:
+            self._tell(wire.keys(LinkType.NO_INTEREST, [self._key(topic)]))
+
+    def entered(self, client: BrokerClient) -> None:
+        """See `ClusterMember`."""
+        holder = self.holder(client.uid)
+        now_ms = self._clock_ms()
+        self._stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
+        self._tell(wire.peers([self._announced(client)]))
+
+    def left(self, client: BrokerClient) -> None:
+        """See `ClusterMember`."""
+        self._stamps.pop(client.etid, None)
+        public = self._public.pop(client.etid, client.etid)
+        self._local.pop(public, None)
+        self._tell(wire.etids([public]))
+
+    def _announced(self, client: BrokerClient) -> Announced:
+        user = "" if client.identity is None else client.identity.shown
+        etid = self._public.get(client.etid, client.etid)
+        return Announced(etid, self._stamp(client.etid), client.uid, client.info, user.encode("utf-8", "surrogateescape"))
+
+    def _stamp(self, etid: int) -> int:
+        return self._stamps.setdefault(etid, self._clock_ms())
+
+    def holder(self, uid: bytes) -> Phantom | None:
+        """See `ClusterMember`."""
+        phantom = self._holders.get(uid)
+        return None if phantom is None or phantom.node.gone else phantom
+
+    # ---- nodes come and go
+
+    def joined(self, number: int, way: Way) -> RemoteNode:
+        """Another node can be reached, by `way`; what it sends goes to what this gives."""
+        bit = ~self._bits & self._bits + 1  # the lowest that is free
+        self._bits |= bit
+        node = RemoteNode(self, number, bit, way)
+        self.remotes.append(node)
+        put_off(self._snapshot(node))
+        self._forget_valued()
+        self.changed(node, "joined")
+        return node
+
+    def _snapshot(self, node: RemoteNode) -> Iterator[None]:
+        """Tell a new node what is here. What changes meanwhile is told as it happens, and each thing is looked at in
+        the moment in which it is told, so that nothing old follows something new.
+        """
+        broker = self.broker
+        node.way.say(wire.names(LinkType.SUBTOPICS, list(broker.subtopic_table.by_id.items())))
+        numbers = [(*key, topic.id) for key, topic in self._otherwise.items()]
+        node.way.say(wire.keys_and_numbers(LinkType.NUMBERED, numbers))
+        for clients in _portions(list(broker.sessions.values())):
+            if node.gone:
+                return
+            node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
+            yield
+        for topics in _portions(list(broker.topic_table.by_name.values())):
+            if node.gone:
+                return
+            node.way.say(wire.keys(LinkType.INTEREST, (self._key(topic) for topic in topics if topic.subscribers)))
+            yield
+        yield from self._last_values(node)
+        node.way.say([bytes((LinkType.SYNCED,))])
+
+    def _last_values(self, node: RemoteNode) -> Iterator[None]:
+        for values in list(self.broker.last_values or ()):
+            if values.newest and not node.gone:
+                self._send_values(node, values.topic)
+                yield
+
+    def _send_values(self, node: RemoteNode, topic: Topic) -> None:
+        assert self.broker.last_values is not None and topic.name is not None
+        key = self._key(topic)
+        node.way.say(wire.names(LinkType.TOPICS, [(key[0], topic.name)]))
+        for frame in smq.frames(self.broker.last_values.greeting(topic)):
+            _, ptid, _, _ = smq.unpack_publish(frame)
+            number = node.numbers.get(key, key[0])
+            node.way.put(wire.rewritten(frame, number, self._public.get(ptid, ptid)))
+
+    def keep_values_of(self, name: bytes) -> None:
+        """Have a topic, when its last values are kept here: those of another node follow."""
+
+    def synced(self, node: RemoteNode) -> None:
+        """A node has said all that it had."""
+        self.changed(node, "synced")
+
+    def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
+        """A node is lost: its clients and its interest go, and what waits for it is counted."""
+        if node.gone:
+            return
+        node.gone = True
+        self.remotes.remove(node)
+        node.way.end(reason, self.broker.stats.drop)
+        put_off(self._forget_node(node))
+        self.changed(node, why)
+
+    def _forget_node(self, node: RemoteNode) -> Iterator[None]:
+        yield from node.forget_all()
+        self._bits &= ~node.bit
+
+    def _forget_valued(self) -> None:
+        if self.broker.last_values is not None:
+            for values in self.broker.last_values:
+                values.topic.forget_routes()
+
+    # ---- clients of other nodes
+
+    def appeared(self, phantom: Phantom) -> None:
+        """Another node has a client."""
+        self.phantoms[phantom.etid] = phantom
+        other = self._holders.get(phantom.uid)
+        if other is None or other.node.gone or other.stamp <= phantom.stamp:
+            self._holders[phantom.uid] = phantom
+        here = self.broker.uids.get(phantom.uid)
+        if here is not None and (phantom.stamp, phantom.node.number) > (self._stamp(here.etid), self.number):
+            here.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
+
+    def vanished(self, phantom: Phantom) -> None:
+        """A client of another node is gone."""
+        if self.phantoms.get(phantom.etid) is phantom:
+            del self.phantoms[phantom.etid]
+        if self._holders.get(phantom.uid) is phantom:
+            del self._holders[phantom.uid]
+        topic, node = self.foreign.get(phantom.etid, (None, None))
+        if topic is not None and node is phantom.node:
+            del self.foreign[phantom.etid]
+            self.broker.gone(topic)
+
+    def end_client(self, etid: int, text: bytes | None) -> bool:
+        """See `ClusterMember`."""
+        phantom = self.phantoms.get(etid)
+        if phantom is None or phantom.node.gone:
+            return False
+        phantom.node.way.say([wire.end(etid, text or b"")])
+        return True
+
+    def end_here(self, etid: int, text: bytes | None) -> None:
+        """Another node ends a client of this one, or all (0)."""
+        self.broker.end_clients(text, self._local.get(etid, etid) if etid else None)
+
+    def end_all(self, text: bytes | None) -> None:
+        """End the clients of all nodes."""
+        self._tell([wire.end(0, text or b"")])
+        self.broker.end_clients(text, None)
+
+    # ---- the number of subscribers, over all nodes
+
+    def tell_counts(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
+        """Tell nodes how many subscribe to topics here."""
+
+    def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
+        """A node has so many subscribers of a topic."""
+
+    # ---- the end
+
+    def detach(self) -> None:
+        """The hub goes on alone, with its clients."""
+        assert not self.remotes
+        self.broker.cluster = None
+        self.broker.topic_table.absent = lambda number: None
+        for client in self.broker.sessions.values():
+            client.forget_routes()
+
+
+def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:
+    return lambda run: way.put(wire.rewritten(run, tid, ptid))
+
+
+def _portions(items: list[Any]) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while portion := list(islice(rest, SAID_AT_ONCE)):
+        yield portion

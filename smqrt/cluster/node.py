@@ -1,0 +1,179 @@
+"""A process in clusters: its number, its hubs, and its links to other nodes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from smqrt.broker.broker import Broker
+from smqrt.cluster.link import Link, LinkState, Transport
+from smqrt.cluster.member import Member
+from smqrt.errors import ArgumentError
+from smqrt.wire.ids import MAX_NODE
+from smqrt.wire.link import ID_BYTES, Refusal
+
+log = logging.getLogger("smqrt")
+
+PING_S = 1.0
+SILENCE_S = 5.0
+
+
+class Node:
+    """One node: it agrees with the others on its number, and keeps one link to each.
+
+    Args:
+        key: made of the password, see `smqrt.wire.link.key_of`.
+        random: gives random bytes.
+        clock_s: monotonic seconds.
+        clock_ns: the time, in ns since 1970.
+        number: a fixed number of the node, 0 to draw one.
+
+    Attributes:
+        id: 16 bytes; of a fixed number, the same after each start.
+        epoch: when it started, ns since 1970.
+        members: its hubs, by the name of their cluster.
+        links: those that are up, by the id of the other node.
+        all_links: also those whose handshake is under way.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        *,
+        random: Callable[[int], bytes],
+        clock_s: Callable[[], float],
+        clock_ns: Callable[[], int],
+        number: int = 0,
+    ) -> None:
+        if not 0 <= number <= MAX_NODE:
+            raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
+        self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
+        self.epoch = clock_ns()
+        self.is_fixed = bool(number)
+        self.number = number or self._draw(())
+        fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
+        self.id = fixed_id if number else random(ID_BYTES)
+        self.members: dict[str, Member] = {}
+        self.links: dict[bytes, Link] = {}
+        self.all_links: set[Link] = set()
+        self.closed = False
+
+    # ---- hubs
+
+    def join(self, broker: Broker, name: str) -> Member:
+        """Take a hub into the cluster `name`.
+
+        Raises:
+            ArgumentError: another hub of this node is in it.
+        """
+        if name in self.members:
+            raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
+        names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
+        member = Member(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
+        self.members[name] = member
+        for link in self.links.values():
+            link.open(member)
+        return member
+
+    def leave(self, member: Member, text: bytes = b"") -> None:
+        """Take a hub out of its cluster; it goes on alone."""
+        if self.members.get(member.name) is member:
+            del self.members[member.name]
+            for link in list(self.links.values()):
+                link.close_channel(member, text)
+            member.detach()
+
+    # ---- links
+
+    def connected(self, transport: Transport, connects: bool) -> Link:
+        """There is a connection to another node, which this one has made or has accepted."""
+        link = Link(self, transport, connects, self.clock_s())
+        self.all_links.add(link)
+        return link
+
+    def ended(self, link: Link, code: int) -> None:
+        """A link has ended."""
+        self.all_links.discard(link)
+        if link.peer is not None and self.links.get(link.peer.id) is link:
+            del self.links[link.peer.id]
+        if code not in (0, Refusal.DUPLICATE, Refusal.SELF):
+            log.warning("a link to another node: %s", link.why)
+
+    def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
+        """Ping, and give up what is silent."""
+        now_s = self.clock_s()
+        for link in list(self.all_links):
+            link.look(now_s, ping_s, silence_s)
+
+    def close(self) -> None:
+        """Leave all clusters and end all links."""
+        self.closed = True
+        for member in list(self.members.values()):
+            self.leave(member)
+        for link in list(self.all_links):
+            link.refuse(Refusal.CLOSING, "that node is being stopped")
+
+    # ---- numbers
+
+    def numbers(self, but: Link) -> Iterable[int]:
+        """The numbers of the nodes that this one has links to."""
+        return [link.number for link in self.links.values() if link is not but]
+
+    def compare_numbers(self, link: Link, known: Iterable[int]) -> None:
+        """The number of the other side of a link has come: go on when it is nobody else's."""
+        assert link.peer is not None
+        before = self.links.get(link.peer.id)
+        if link.number in [one.number for one in self.links.values() if one is not before]:
+            link.say_taken()
+        elif link.number != self.number:
+            self._settle(link, before)
+        elif (self.epoch, self.id) > (link.peer.epoch, link.peer.id):
+            self.number_taken(link, [link.number, *known])
+
+    def number_taken(self, link: Link, taken: Iterable[int]) -> None:
+        """This node's number is another one's: draw a new one, and begin all links anew with it."""
+        if self.is_fixed:
+            link.refuse(Refusal.NUMBER, f"another node has the number {self.number}, which is fixed here")
+            return
+        before = self.number
+        self.number = self._draw({*taken, *self.numbers(link), before})
+        log.info("another node has the number %d: this one has %d from now on", before, self.number)
+        for other in [one for one in self.all_links if one.state is LinkState.UP]:
+            other.say_number()
+            other.lose("this node has another number now")
+        for member in self.members.values():
+            member.renumber(self.number)
+        for other in [one for one in self.all_links if one.state is LinkState.NUMBERING]:
+            other.say_number()
+            if other.number and other.number != self.number:
+                self.compare_numbers(other, ())
+
+    def _draw(self, taken: Iterable[int]) -> int:
+        refused = set(taken)
+        while True:
+            number = int.from_bytes(self.random(2), "big") & MAX_NODE
+            if number and number not in refused:
+                return number
+
+    # ---- one link to each node
+
+    def _settle(self, link: Link, before: Link | None) -> None:
+        """Keep one of two links to the same node: both sides choose the same."""
+        assert link.peer is not None
+        if before is not None and before is not link:
+            assert before.peer is not None
+            if not self._is_better(link, before):
+                link.refuse(Refusal.DUPLICATE, "there is a link already")
+                return
+            before.lose("another link to that node took its place")
+        self.links[link.peer.id] = link
+        link.come_up()
+
+    def _is_better(self, link: Link, before: Link) -> bool:
+        assert link.peer is not None and before.peer is not None
+        if link.peer.epoch != before.peer.epoch:
+            return link.peer.epoch > before.peer.epoch
+        if link.connects == before.connects:
+            return True  # who connects again has lost the other one
+        return link.connects == (self.id < link.peer.id)

@@ -1,0 +1,276 @@
+"""Another node of a cluster, as one hub sees it: what it says, its clients, and where its messages go here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from smqrt.broker.last_values import LastValueRoute
+from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.routes import HandledRoute
+from smqrt.broker.topics import Route, Topic
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.identity.identity import ANONYMOUS, Identity, Method
+from smqrt.cluster.way import RenumberedRoute, Way, count_messages
+from smqrt.wire import cluster as wire
+from smqrt.wire.cluster import Announced, Key, LinkType
+from smqrt.wire.ids import node_of, server_of
+
+if TYPE_CHECKING:
+    from smqrt.cluster.member import Member
+
+MAX_ROUTES = 1 << 16
+"""Entries of a node's route cache."""
+SERVER_UID = b"SMQ server client"
+
+
+class Phantom:
+    """A client of another node, as hooks and `etid2peer` see it.
+
+    Attributes:
+        node: where it is.
+        stamp: when it connected, in ms; see `Announced`.
+    """
+
+    __slots__ = ("etid", "extra", "identity", "info", "node", "pending", "stamp", "uid")
+    topics: Mapping[int, object] | None = None
+
+    def __init__(self, node: RemoteNode, announced: Announced) -> None:
+        self.node = node
+        self.etid, self.stamp, self.uid, self.info = announced[:4]
+        user = announced.user.decode("utf-8", "surrogateescape")
+        self.identity = Identity("" if user == ANONYMOUS else user, method=Method.NONE) if user else None
+        self.extra: Any = None
+        self.pending: bytes | None = None
+
+    @property
+    def outbox(self) -> Outbox:
+        """The way to its node."""
+        return self.node.way
+
+
+class RemoteNode:
+    """Another node that can be reached.
+
+    Args:
+        member: the hub's part in the cluster.
+        number: the node's.
+        bit: stands for it in sets of nodes.
+        way: to it.
+
+    Attributes:
+        routes: where its messages go, by the four bytes of their destination.
+        numbers: topics that have another number there than their names give.
+        subtopics: what the numbers of its sub-topics are here, where they differ.
+        phantoms: its clients, by ETID.
+        interest: how many topics it wants.
+        synced: whether it has said all that it had when it joined.
+        gone: whether it is lost.
+        watched: topics whose number of subscribers it is told.
+    """
+
+    def __init__(self, member: Member, number: int, bit: int, way: Way) -> None:
+        self.member, self.number, self.bit, self.way = member, number, bit, way
+        self.routes: dict[bytes, Route] = {}
+        self.numbers: dict[Key, int] = {}
+        self.subtopics: dict[bytes, bytes] = {}
+        self.phantoms: dict[int, Phantom] = {}
+        self.interest = 0
+        self.synced = self.gone = False
+        self.watched: set[Key] = set()
+        self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
+
+    # ---- messages from it
+
+    def resolve(self, destination: bytes) -> Route:
+        """Where messages to `destination`, a number in four bytes, go."""
+        broker = self.member.broker
+        topic = broker.topic_table.at(destination)
+        if topic is not None and topic.id in self.member.foreign:
+            topic = None  # what came over one link does not go on over another
+        route = self._route(topic, int.from_bytes(destination, "big"))
+        if topic is not None and topic.key == destination:
+            self._cache(topic, route)
+        return route
+
+    def _route(self, topic: Topic | None, tid: int) -> Route:
+        broker = self.member.broker
+        route: Route = NobodyRoute(broker.stats.drop)
+        if topic is None:
+            return route
+        topic.settle()
+        if topic.raw or topic.ws:
+            route = topic
+        values = broker.last_values
+        if values is not None and values.selects(topic):
+            route = LastValueRoute(values.of(topic), route, None)
+        if topic is broker.server.topic or topic.id in broker.server.topics:
+            route = HandledRoute(broker.server, route, self.server)
+        if topic.id != tid:
+            route = RenumberedRoute(route, topic.id)
+        return SubtopicRoute(route, self.subtopics) if self.subtopics else route
+
+    def _cache(self, topic: Topic, route: Route) -> None:
+        if len(self.routes) >= MAX_ROUTES:
+            self.forget_routes()
+        if topic.cached is None:
+            topic.cached = set()
+        topic.cached.add(self)
+        self.routes[topic.key] = route
+
+    def forget_route(self, destination: bytes) -> None:
+        """See `RouteCache`."""
+        self.routes.pop(destination, None)
+
+    def forget_routes(self) -> None:
+        """Look every destination up again."""
+        by_key = self.member.broker.topic_table.by_key
+        for key in self.routes:
+            topic = by_key.get(key)
+            if topic and topic.cached:
+                topic.cached.discard(self)
+        self.routes.clear()
+
+    def several(self, destination: bytes, more: int) -> None:
+        """Count `more` messages, which are in one run; it is delivered next."""
+        topic = self.member.broker.topic_table.by_key.get(destination)
+        if topic is not None and (topic.raw or topic.ws):
+            topic.messages += more
+
+    # ---- what it says
+
+    def control(self, packet: bytes) -> None:
+        """Work off a control packet.
+
+        Raises:
+            ProtocolError: it ends too soon, or is of an unknown type.
+        """
+        handler = HANDLERS.get(packet[0]) if packet else None
+        if handler is None:
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"type {packet[:1].hex()} of another node")
+        handler(self, packet)
+
+    def _interest(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            if self.member.interest.add(key, self.bit):
+                self.interest += 1
+                self.member.forget(key)
+
+    def _no_interest(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            if self.member.interest.discard(key, self.bit):
+                self.interest -= 1
+                self.member.forget(key)
+
+    def _numbered(self, packet: bytes) -> None:
+        for number, check, own in wire.parse_keys_and_numbers(packet):
+            self.numbers[number, check] = own
+            self.member.forget((number, check))
+
+    def _subtopics(self, packet: bytes) -> None:
+        for number, name in wire.parse_names(packet):
+            here = self.member.subtopic(name, number)
+            if here != number:
+                self.subtopics[number.to_bytes(4, "big")] = here.to_bytes(4, "big")
+                self.forget_routes()
+
+    def _peers(self, packet: bytes) -> None:
+        for announced in wire.parse_peers(packet):
+            before = self.phantoms.get(announced.etid)
+            if before is None or before.stamp != announced.stamp:
+                phantom = self.phantoms[announced.etid] = Phantom(self, announced)
+                self.member.appeared(phantom)
+
+    def _peers_gone(self, packet: bytes) -> None:
+        for etid in wire.parse_etids(packet):
+            phantom = self.phantoms.pop(etid, None)
+            if phantom is not None:
+                self.member.vanished(phantom)
+
+    def _synced(self, packet: bytes) -> None:
+        self.synced = True
+        self.member.synced(self)
+
+    def _end(self, packet: bytes) -> None:
+        etid, text = wire.parse_end(packet)
+        self.member.end_here(etid, text or None)
+
+    def _watch(self, packet: bytes) -> None:
+        keys = list(wire.parse_keys(packet))
+        self.watched.update(keys)
+        self.member.tell_counts(keys, [self])
+
+    def _unwatch(self, packet: bytes) -> None:
+        self.watched.difference_update(wire.parse_keys(packet))
+
+    def _count(self, packet: bytes) -> None:
+        for number, check, subscribers in wire.parse_keys_and_numbers(packet):
+            self.member.counted(self, (number, check), subscribers)
+
+    def _topics(self, packet: bytes) -> None:
+        for _, name in wire.parse_names(packet):
+            self.member.keep_values_of(name)
+
+    # ---- its end
+
+    def forget_all(self) -> Iterator[None]:
+        """Forget its clients and its interest, in portions."""
+        self.member.vanished(self.server)
+        for phantom in self.phantoms.values():
+            self.member.vanished(phantom)
+            yield
+        for key in self.member.interest.keys(self.bit):
+            self.member.interest.discard(key, self.bit)
+            self.member.forget(key)
+            yield
+        self.forget_routes()
+
+
+class NobodyRoute:
+    """The route of messages whose last subscriber here has just gone."""
+
+    __slots__ = ("_drop",)
+
+    def __init__(self, drop: Callable[[Drop, int], None]) -> None:
+        self._drop = drop
+
+    def deliver(self, run: bytes) -> None:
+        """Count the run as dropped."""
+        self._drop(Drop.UNROUTED, count_messages(run))
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        self.deliver(bytes(view))
+
+
+class SubtopicRoute:
+    """A route of messages whose sub-topics have other numbers here."""
+
+    __slots__ = ("_numbers", "_route")
+
+    def __init__(self, route: Route, numbers: dict[bytes, bytes]) -> None:
+        self._route, self._numbers = route, numbers
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver the run with the numbers of this hub."""
+        return self._route.deliver(wire.with_subtopics(run, self._numbers))
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
+
+
+HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
+    LinkType.INTEREST: RemoteNode._interest,
+    LinkType.NO_INTEREST: RemoteNode._no_interest,
+    LinkType.NUMBERED: RemoteNode._numbered,
+    LinkType.SUBTOPICS: RemoteNode._subtopics,
+    LinkType.PEERS: RemoteNode._peers,
+    LinkType.PEERS_GONE: RemoteNode._peers_gone,
+    LinkType.SYNCED: RemoteNode._synced,
+    LinkType.WATCH: RemoteNode._watch,
+    LinkType.UNWATCH: RemoteNode._unwatch,
+    LinkType.COUNT: RemoteNode._count,
+    LinkType.END: RemoteNode._end,
+    LinkType.TOPICS: RemoteNode._topics,
+}

@@ -1,0 +1,163 @@
+"""Packets of a link between two nodes: the handshake, the channels that it carries, and what keeps it alive.
+
+    connects          accepts
+       ── Hello ───────▶
+       ◀────── Hello ──
+       ── Proof ───────▶      HMAC-SHA-256 over "connects" and both Hellos
+       ◀────── Proof ──       over "accepts" and both Hellos
+       ◀── Node ───────▶      node numbers, until they differ
+       ◀── Open ───────▶      for each hub; then what `wire.cluster` says, and messages
+
+Framing as in `wire.cluster`. All integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from smqrt.errors import CloseReason, ProtocolError
+
+OLDEST_VERSION, VERSION = 1, 1
+MAGIC = b"smqrt node"
+ID_BYTES = 16
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+
+
+class Packet(IntEnum):
+    """Packet types."""
+
+    HELLO = 0x60
+    PROOF = 0x61
+    REFUSED = 0x62
+    """`u8 code, text`."""
+    NODE = 0x63
+    """`u16 number, u16*`: the sender's number, and those of the nodes that it knows."""
+    TAKEN = 0x64
+    """`u16*`: your number is one of these; choose another."""
+    OPEN = 0x65
+    """`u16 channel, name`: what I send on this channel is of the hub with this cluster name."""
+    CLOSE = 0x66
+    """`u16 channel, text`."""
+    CHANNEL = 0x67
+    """`u16 channel`: what follows is of it."""
+    ACK = 0x68
+    """`u64 bytes`: so many of the link have been worked off."""
+    PING = 0x69
+    """`u64`: comes back in Pong."""
+    PONG = 0x6A
+
+
+class Refusal(IntEnum):
+    """Why a node does not want a link."""
+
+    VERSION = 1
+    PASSWORD = 2
+    SELF = 3
+    DUPLICATE = 4
+    NUMBER = 5
+    CLOSING = 6
+
+
+class Hello(NamedTuple):
+    """What a node says first.
+
+    Attributes:
+        oldest, newest: the versions that it speaks.
+        id: 16 bytes, the same after a restart when its number is fixed.
+        epoch: grows with each start, ns since 1970.
+        nonce: 32 random bytes.
+    """
+
+    oldest: int
+    newest: int
+    id: bytes
+    epoch: int
+    nonce: bytes
+
+
+_HELLO = struct.Struct(f">B{len(MAGIC)}sBB{ID_BYTES}sQ{NONCE_BYTES}s")
+_U16 = struct.Struct(">H")
+_U64 = struct.Struct(">Q")
+
+
+def hello(of: Hello) -> bytes:
+    """The Hello packet."""
+    return _HELLO.pack(Packet.HELLO, MAGIC, *of)
+
+
+def parse_hello(packet: bytes) -> Hello:
+    """See `hello`.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if len(packet) != _HELLO.size or packet[0] != Packet.HELLO or packet[1 : 1 + len(MAGIC)] != MAGIC:
+        raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
+    return Hello(*_HELLO.unpack(packet)[2:])
+
+
+def proof(key: bytes, connects: bool, hellos: bytes) -> bytes:
+    """The Proof packet of one side; `hellos` are the packets of who connects and who accepts."""
+    side = b"connects" if connects else b"accepts"
+    return bytes((Packet.PROOF,)) + hmac.digest(key, b"smqrt link " + side + hellos, "sha256")
+
+
+def is_proof(packet: bytes, key: bytes, connects: bool, hellos: bytes) -> bool:
+    """Whether a packet proves that the other side knows the key; takes the same time for every wrong one."""
+    return hmac.compare_digest(packet, proof(key, connects, hellos))
+
+
+def key_of(password: bytes, cluster: bytes = b"") -> bytes:
+    """The key of a password: 50 ms of work and 16 MiB, so that each guess costs as much. Call it in a thread."""
+    return hashlib.scrypt(password, salt=b"smqrt cluster " + cluster, n=1 << 14, r=8, p=1, dklen=32)
+
+
+def refused(code: Refusal, text: str) -> bytes:
+    """The Refused packet."""
+    return bytes((Packet.REFUSED, code)) + text.encode()
+
+
+def numbers(kind: Packet, of: Iterable[int]) -> bytes:
+    """The Node or Taken packet."""
+    return bytes((kind,)) + b"".join(map(_U16.pack, of))
+
+
+def parse_numbers(packet: bytes) -> list[int]:
+    """See `numbers`."""
+    if len(packet) % 2 == 0:
+        raise _short()
+    return [one for (one,) in _U16.iter_unpack(memoryview(packet)[1:])]
+
+
+def channel(kind: Packet, number: int, text: bytes = b"") -> bytes:
+    """The Open, Close or Channel packet."""
+    return bytes((kind,)) + _U16.pack(number) + text
+
+
+def parse_channel(packet: bytes) -> tuple[int, bytes]:
+    """See `channel`."""
+    if len(packet) < 3:
+        raise _short()
+    return packet[1] << 8 | packet[2], packet[3:]
+
+
+def u64(kind: Packet, value: int) -> bytes:
+    """The Ack, Ping or Pong packet."""
+    return bytes((kind,)) + _U64.pack(value)
+
+
+def parse_u64(packet: bytes) -> int:
+    """See `u64`."""
+    if len(packet) != 9:
+        raise _short()
+    return int.from_bytes(packet[1:], "big")
+
+
+def _short() -> ProtocolError:
+    return ProtocolError(CloseReason.SHORT_PACKET, "a packet of another node has the wrong length")
