@@ -175,9 +175,7 @@ class Broker(BrokerState):
         server_etid: int = 0,
         queue_size: int = 200,
     ) -> None:
-        super().__init__(
-            hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, limits=limits
-        )
+        super().__init__(hooks, random_u32=random_u32, encode=encode, clock=clock, store=store, limits=limits)
         self.server = ServerClient(self, server_etid or (0 if random_server_etid else SERVER_ETID), queue_size)
         self._observers: dict[int, _CountObserver] = {}
 

@@ -153,7 +153,7 @@ class Link:
         self._unacked.append((self.sent_bytes, channel, runs))
         outbox = self.transport.outbox
         for run in runs:
-            outbox.put(run)
+            outbox.put(run)  # in a way that a connection over its limit is noticed
 
     @property
     def unacked_bytes(self) -> int:
@@ -192,9 +192,15 @@ class Link:
 
     def deliver(self, run: bytes) -> bool | None:
         """Deliver a run where it belongs; true when the link is to wait."""
-        if self.remote is None:  # the hub has left the cluster while that was on its way
+        if self.remote is None:
+            self.stray()
             return False
         return (self.remote.routes.get(run[3:7]) or self.remote.resolve(run[3:7])).deliver(run)
+
+    def stray(self) -> None:
+        """A message for no hub has come: of one that has left the cluster, or of a stranger. Raises as `control`."""
+        if self.state is not LinkState.UP:
+            raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
 
     # ---- the handshake
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop, put_off
-from smqrt.broker.state import BrokerClient, BrokerPeer
+from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import Phantom, RemoteNode
 from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
-from smqrt.identity.identity import ANONYMOUS
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster import Announced, Key, LinkType
@@ -225,9 +224,10 @@ class Member:
         self._tell(wire.etids([public]))
 
     def _announced(self, client: BrokerClient) -> Announced:
-        user = "" if client.identity is None else client.identity.shown
+        shown = "" if client.identity is None else client.identity.shown
+        user = shown.encode("utf-8", "surrogateescape")
         etid = self._public.get(client.etid, client.etid)
-        return Announced(etid, self._stamp(client.etid), client.uid, client.info, user.encode("utf-8", "surrogateescape"))
+        return Announced(etid, self._stamp(client.etid), client.uid, client.info, user)
 
     def _stamp(self, etid: int) -> int:
         return self._stamps.setdefault(etid, self._clock_ms())
@@ -278,7 +278,8 @@ class Member:
                 yield
 
     def _send_values(self, node: RemoteNode, topic: Topic) -> None:
-        assert self.broker.last_values is not None and topic.name is not None
+        assert self.broker.last_values is not None
+        assert topic.name is not None
         key = self._key(topic)
         node.way.say(wire.names(LinkType.TOPICS, [(key[0], topic.name)]))
         for frame in smq.frames(self.broker.last_values.greeting(topic)):

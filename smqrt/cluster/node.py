@@ -97,7 +97,7 @@ class Node:
         self.all_links.discard(link)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
-        if code not in (0, Refusal.DUPLICATE, Refusal.SELF):
+        if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
             log.warning("a link to another node: %s", link.why)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
@@ -171,7 +171,8 @@ class Node:
         link.come_up()
 
     def _is_better(self, link: Link, before: Link) -> bool:
-        assert link.peer is not None and before.peer is not None
+        assert link.peer is not None
+        assert before.peer is not None
         if link.peer.epoch != before.peer.epoch:
             return link.peer.epoch > before.peer.epoch
         if link.connects == before.connects:

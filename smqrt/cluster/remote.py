@@ -9,12 +9,12 @@ from smqrt.broker.last_values import LastValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.topics import Route, Topic
+from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.identity.identity import ANONYMOUS, Identity, Method
-from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.wire import cluster as wire
 from smqrt.wire.cluster import Announced, Key, LinkType
-from smqrt.wire.ids import node_of, server_of
+from smqrt.wire.ids import server_of
 
 if TYPE_CHECKING:
     from smqrt.cluster.member import Member

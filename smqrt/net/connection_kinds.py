@@ -164,7 +164,7 @@ else:
     _Base = object
 
 
-class _Tls(_Base):
+class OverTls(_Base):
     """Mixed into a connection whose `sock` is a `TlsTransport`."""
 
     __slots__ = ()
@@ -251,13 +251,13 @@ class _Tls(_Base):
         return True
 
 
-class TlsRawConnection(_Tls, RawConnection):
+class TlsRawConnection(OverTls, RawConnection):
     """A client on a raw socket over TLS."""
 
     __slots__ = ()
 
 
-class TlsWsConnection(_Tls, WsConnection):
+class TlsWsConnection(OverTls, WsConnection):
     """A client on a WebSocket over TLS."""
 
     __slots__ = ()

@@ -1,0 +1,303 @@
+"""A mesh: links from this process to each other node, over TCP, TLS or Unix sockets."""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from pathlib import Path
+from random import uniform
+from ssl import SSLContext
+from typing import Any
+
+import gevent
+from gevent import get_hub
+from gevent.event import Event
+from greenlet import getcurrent
+
+from smqrt.backplane.connection import QUEUE_BYTES, connection_of
+from smqrt.broker.broker import Broker
+from smqrt.cluster.link import Link
+from smqrt.cluster.member import Member
+from smqrt.cluster.node import PING_S, SILENCE_S, Node
+from smqrt.errors import StreamError
+from smqrt.net import datapath
+from smqrt.net.listener import Listener
+from smqrt.net.stream import Stream
+from smqrt.net.tls import Transport
+from smqrt.net.workers import in_thread
+from smqrt.wire import link as wire
+
+log = logging.getLogger("smqrt")
+
+PORT = 1900
+"""Of links, by custom (specification: smq.md §6)."""
+RETRY_S = 10.0
+FIRST_RETRY_S = 0.1
+LOOK_S = 0.5
+CONNECT_S = 5.0
+MAX_HANDSHAKES = 100
+"""Connections of strangers, at most, that have not proved to know the password."""
+SCAN_S = 1.0
+
+
+@lru_cache(maxsize=32)
+def _key_of(password: bytes) -> bytes:
+    return wire.key_of(password)
+
+
+def key_of(password: bytes) -> bytes:
+    """See `smqrt.wire.link.key_of`; the work is done in a thread where a greenlet can wait for it."""
+    return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
+
+
+class Mesh:
+    """This process as a node of a mesh.
+
+    Args:
+        key: that all nodes share, see `key_of`.
+        number: of the node; 0 to draw one.
+        ping_s, silence_s: how often other nodes are asked whether they are there, and after which silence one is lost.
+        queue_bytes: what may wait for one node.
+
+    Attributes:
+        node: what is known of the others.
+        on_link: called with an address, whether it is up, and why not.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        number: int = 0,
+        *,
+        ping_s: float = PING_S,
+        silence_s: float = SILENCE_S,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        datapath.install()
+        self.node = Node(key, random=os.urandom, clock_s=time.monotonic, clock_ns=time.time_ns, number=number)
+        self.on_link: Callable[[str, bool, str], object] = lambda address, up, why: None
+        self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
+        loop: Any = get_hub().loop
+        self._timer = loop.timer(LOOK_S, LOOK_S)
+        self._timer.ref = False
+        self._timer.start(self._look)
+        self._closers: list[Callable[[], object]] = []
+        self._handshakes = 0
+
+    def _look(self) -> None:
+        self.node.look(self._ping_s, self._silence_s)
+
+    def join(self, broker: Broker, name: str) -> Member:
+        """Take a hub into the cluster `name`. Raises as `Node.join`."""
+        return self.node.join(broker, name)
+
+    # ---- connections
+
+    def listen(self, host: str, port: int, context: SSLContext | None = None) -> Listener:
+        """Take links at an address.
+
+        Raises:
+            StartError: it can't be bound.
+        """
+        listener = Listener(host, port, self.accepted, context)
+        listener.start()
+        self._closers.append(listener.close)
+        return listener
+
+    def accepted(self, sock: Transport, address: tuple[str, int]) -> None:
+        """Somebody has connected."""
+        if self._handshakes >= MAX_HANDSHAKES or self.node.closed:
+            sock.close()
+            return
+        self.commence(sock, b"", connects=False)
+
+    def commence(self, sock: Transport, data: bytes, connects: bool) -> Link:
+        """Make a link of a connection; `data` has come already."""
+        connection = connection_of(sock)
+        connection.budget_bytes = self._queue_bytes
+        link = self.node.connected(connection, connects)
+        connection.serve(link, data)
+        return link
+
+    def dial(self, host: str, port: int = PORT, context: Callable[[], SSLContext] | None = None) -> Dialer:
+        """Connect to another node, and again whenever that is lost."""
+        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, context))
+        self._closers.append(dialer.close)
+        return dialer
+
+    def share_directory(self, directory: Path) -> None:
+        """Join all processes of this machine that share a directory, which only this user may read.
+
+        Raises:
+            OSError: it can't be used.
+        """
+        shared = SharedDirectory(self, directory)
+        self._closers.append(shared.close)
+
+    def close(self) -> None:
+        """Leave all clusters, and end. A second call does nothing."""
+        if self.node.closed:
+            return
+        for closer in self._closers:
+            closer()
+        self.node.close()
+        self._timer.stop()
+        self._timer.close()
+
+
+def _connect(host: str, port: int, context: Callable[[], SSLContext] | None) -> tuple[Transport, bytes]:
+    stream = Stream.connect(host, port, CONNECT_S)
+    if context is not None:
+        stream.starttls(context(), host, timeout_s=CONNECT_S)
+    return stream.release()
+
+
+class Dialer:
+    """Keeps a link to one address.
+
+    Args:
+        mesh: whose.
+        address: as it is shown.
+        connect: connects, and gives the connection with what has come already; may raise StreamError.
+
+    Attributes:
+        up: whether there is a link to the node at this address.
+        why: what ended the last one, or failed.
+    """
+
+    def __init__(self, mesh: Mesh, address: str, connect: Callable[[], tuple[Transport, bytes]]) -> None:
+        self.address, self.up, self.why = address, False, "not connected yet"
+        self._mesh, self._connect = mesh, connect
+        self._ended = Event()
+        self._greenlet: Any = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        wait_s = FIRST_RETRY_S
+        while not self._mesh.node.closed:
+            link = self._try()
+            if link is None:
+                pass
+            elif link.peer is not None and link.peer.id == self._mesh.node.id:
+                self._report(False, "this is the node itself")
+                return
+            elif self._has_link(link):
+                self._report(True, "")
+                self._wait_for_end(link)
+                wait_s = FIRST_RETRY_S
+                continue
+            gevent.sleep(uniform(0.5, 1.0) * wait_s)  # two nodes that meet must not meet for ever
+            wait_s = min(2 * wait_s, RETRY_S)
+
+    def _try(self) -> Link | None:
+        try:
+            sock, data = self._connect()
+        except (StreamError, OSError) as error:
+            self._report(False, str(error))
+            return None
+        self._ended.clear()
+        link = self._mesh.commence(sock, data, connects=True)
+        link.on_end = lambda link, why: self._ended.set()
+        end_s = time.monotonic() + self._mesh._silence_s + 1
+        while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
+            self._ended.wait(0.02)
+        if self._ended.is_set() and not self._has_link(link):
+            self._report(False, link.why)
+        return link
+
+    def _has_link(self, link: Link) -> bool:
+        """There is a link to that node: this one, or one that the other side has made."""
+        return link.peer is not None and link.peer.id in self._mesh.node.links
+
+    def _wait_for_end(self, link: Link) -> None:
+        assert link.peer is not None
+        while (current := self._mesh.node.links.get(link.peer.id)) is not None:
+            if current is link:
+                self._ended.wait()
+                self.why = link.why
+            else:
+                gevent.sleep(0.2)
+        self._report(False, self.why)
+
+    def _report(self, up: bool, why: str) -> None:
+        if (up, why) == (self.up, self.why):
+            return
+        is_news = up != self.up
+        self.up, self.why = up, why
+        if is_news or not up:
+            self._mesh.on_link(self.address, up, why)
+
+    def close(self) -> None:
+        """Connect no more."""
+        self._greenlet.kill(block=False)
+        self.up = False
+
+
+class SharedDirectory:
+    """Links to all processes of this machine that share a directory: each has a Unix socket there, and whoever comes
+    connects to all that are there already.
+
+    Args:
+        mesh: of this process.
+        directory: exists, and is for one user.
+    """
+
+    def __init__(self, mesh: Mesh, directory: Path) -> None:
+        self._mesh, self._directory = mesh, directory
+        self._path = directory / f"{os.getpid()}-{mesh.node.id.hex()[:8]}.sock"
+        self._dialers: dict[Path, Dialer] = {}
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._path))
+        self._socket.listen(128)
+        self._watcher: Any = get_hub().loop.io(self._socket.fileno(), 1)
+        self._watcher.start(self._accept)
+        self._greenlet: Any = gevent.spawn(self._scan)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            fd, _ = self._socket._accept()  # type: ignore[attr-defined]
+            client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+            client.setblocking(False)
+            self._mesh.accepted(client, (str(self._path), 0))
+
+    def _scan(self) -> None:
+        """Others may have died without taking their sockets away, and some may come in this very moment."""
+        while True:
+            there = [one for one in self._others() if one not in self._dialers]
+            for path in there:
+                self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+            for path in [one for one in self._dialers if not one.exists()]:
+                self._dialers.pop(path).close()
+            gevent.sleep(SCAN_S)
+
+    def _others(self) -> Iterable[Path]:
+        return sorted(one for one in self._directory.glob("*.sock") if one != self._path)
+
+    def _connect(self, path: Path) -> tuple[Transport, bytes]:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)  # its process is dead
+            sock.close()
+            raise
+        except OSError:
+            sock.close()
+            raise
+        return sock, b""
+
+    def close(self) -> None:
+        """Take the socket away, and connect no more."""
+        self._greenlet.kill(block=False)
+        for dialer in self._dialers.values():
+            dialer.close()
+        self._watcher.stop()
+        self._watcher.close()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
