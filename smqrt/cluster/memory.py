@@ -6,14 +6,29 @@ The tests of all engines run on it too, and the simulation: it decides what arri
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from random import Random
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.cluster.link import Link
 from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
 from smqrt.wire.smq import frames
+
+
+T = TypeVar("T")
+
+
+class Chance(Protocol):
+    """What decides, such as `random.Random(seed)`."""
+
+    def choice(self, of: Sequence[T], /) -> T:
+        """One of them."""
+        ...
+
+    def randbytes(self, count: int, /) -> bytes:
+        """So many bytes."""
+        ...
 
 
 class Pipe(Outbox):
@@ -82,11 +97,11 @@ class MemoryNetwork:
     """Nodes and the connections between them.
 
     Args:
-        seed: decides everything.
+        chance: decides everything.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.random = Random(seed)
+    def __init__(self, chance: Chance) -> None:
+        self.chance = chance
         self.now_s = 1000.0
         self.nodes: list[Node] = []
         self.pipes: list[Pipe] = []
@@ -98,7 +113,7 @@ class MemoryNetwork:
         self.now_s += 0.001
         node = Node(
             key,
-            random=self.random.randbytes,
+            random=self.chance.randbytes,
             clock_s=lambda: self.now_s,
             clock_ns=lambda: int(self.now_s * 1e9),
             number=number,
@@ -142,7 +157,7 @@ class MemoryNetwork:
     def choose(self) -> Pipe | None:
         """A connection on which something may arrive, chosen at random."""
         waiting = [pipe for pipe in self.pipes if pipe.chunks]
-        return self.random.choice(waiting) if waiting else None
+        return self.chance.choice(waiting) if waiting else None
 
     def step(self) -> bool:
         """Let one thing arrive; whether there was one."""
