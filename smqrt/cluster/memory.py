@@ -15,7 +15,6 @@ from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
 from smqrt.wire.smq import frames
 
-
 T = TypeVar("T")
 
 

@@ -97,7 +97,8 @@ def test_an_etid_carries_the_node_and_a_topic_is_out_of_their_range() -> None:
     table.node = 3
     assert node_of(table.ephemeral().id) == 3
     table = Topics(lambda: 77, encoded)
-    assert node_of(table.named(b"a").id) == 0 and table.named(b"a").id == TOPIC_BIT | 77
+    assert node_of(table.named(b"a").id) == 0
+    assert table.named(b"a").id == TOPIC_BIT | 77
 
 
 def test_an_etid_is_drawn_again_only_after_its_release() -> None:
