@@ -20,6 +20,7 @@ from smqrt.admin.health import Health
 from smqrt.admin.otel import Tracing
 from smqrt.admin.parts import Parts
 from smqrt.admin.server import AdminServer
+from smqrt.backplane.process import cluster
 from smqrt.console.mount import mount as mount_console
 from smqrt.errors import StartError
 from smqrt.http.builtin_pages import ApplicationList, Manual
@@ -55,7 +56,7 @@ from smqrt.net.scheduling import GarbageCollector
 from smqrt.restart.control import Restarts
 from smqrt.restart.taking import TakeOver
 from smqrt.server import process, reload
-from smqrt.server.applying import apply_connection_limits, apply_settings, http_limits
+from smqrt.server.applying import apply_connection_limits, apply_settings, cluster_plan, http_limits
 from smqrt.server.ending import Ending, Step
 from smqrt.server.listeners import Listeners, admin_files
 from smqrt.server.live_settings import LiveSettings
@@ -131,6 +132,7 @@ class Server:
         self.root = Root()
         sessions = RequestSessions(settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
         bring_into_force(settings.limits, settings.topics)
+        cluster.follow(cluster_plan(settings.cluster))
         self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions))
         self._report = report
         self.state = "loading"
@@ -492,6 +494,7 @@ class Server:
             ("unloading the applications", self._loader.unload),
             ("processes, sockets and MQTT clients of applications", self._end_services),
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_END_S)),
+            ("cluster", cluster.close),
             ("hubs", broker.close_all),
             ("clients of applications that start again", keeping.drop_all),
             ("the hand-over to the new process", self._restarts.finish),

@@ -407,6 +407,36 @@ class RestartSettings:
 
 
 @dataclass(frozen=True)
+class ClusterSettings:
+    """Other nodes (help: cluster)."""
+
+    listen: str = option(
+        "", text(), "Address and port for links of other nodes: `0.0.0.0:1900`. When not given: none come in."
+    )
+    nodes: tuple[str, ...] = option(
+        (), texts(), "Other nodes, `10.0.0.2:1900`; also a list that has this one itself in it.", shown="none"
+    )
+    password: str | None = option(
+        None, optional(text()), "The same at all nodes: without it nobody is joined.", secret=True
+    )
+    node: int = option(0, whole(0, 1023), "A fixed number for this node; 0 draws one that is free.")
+    hubs: bool = option(
+        False,
+        switch(),
+        "Join all hubs, also those that were created without `cluster`: each with those of the same "
+        "application and name.",
+    )
+    directory: str | None = option(
+        None, optional(path()), "All processes of this machine that share this folder are joined, without a network."
+    )
+    ping_s: float = option(1.0, number(0.05, 3600), "Seconds between questions whether another node is there.")
+    silence_s: float = option(5.0, number(0.2, 3600), "A node that has said nothing for so many seconds is lost.")
+    queue_bytes: int = option(
+        16 << 20, size(1 << 16), "What may wait for one node; more, and its link begins anew.", shown="`16MiB`"
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """What `smqrt serve` can be told. Paths are relative to the current folder."""
 
@@ -532,6 +562,7 @@ class Settings:
     pages: PageSettings = group(PageSettings, "The server's own pages, beside those of applications.")
     auth: AuthSettings = group(AuthSettings, "Who may connect to hubs, and what they may do there.")
 
+    cluster: ClusterSettings = group(ClusterSettings, "Hubs that work as one with those of other processes.")
     last_value: LastValueSettings = group(LastValueSettings, "Limits of what `last_value` of topics keeps.")
 
     def __post_init__(self) -> None:

@@ -222,6 +222,8 @@ class Broker(BrokerState):
         if self.closed:
             return
         self.closed = True
+        if self.cluster is not None:  # first, so that the others forget its clients at once
+            self.cluster.leave()
         self.shutdown()
         self.server.close()
         self._observers.clear()

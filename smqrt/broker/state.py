@@ -220,6 +220,9 @@ class ClusterMember(Protocol):
         """The client of another node, or the server there, that has this ETID."""
         ...
 
+    leave: Callable[[], object]
+    """Take the hub out of the cluster."""
+
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """End a client of another node; whether there is one with this ETID."""
         ...

@@ -46,6 +46,7 @@ class Member:
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
         changed: called when a node has joined, has said all, or is gone.
+        leave: takes the hub out of the cluster; the engine's.
     """
 
     def __init__(self, broker: Broker, name: str, key: bytes, number: int, clock_ms: Callable[[], int]) -> None:
@@ -55,6 +56,7 @@ class Member:
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
+        self.leave: Callable[[], object] = lambda: None
         self._numbers = NameNumbers(key)
         self._clock_ms = clock_ms
         self._holders: dict[bytes, Phantom] = {}

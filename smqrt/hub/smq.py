@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smqrt import app_folder
+from smqrt.backplane.process import cluster
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.server_client import Handler
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
@@ -137,6 +138,7 @@ class Smq:
         self._requests = Requests()
         self._broker = GeventBroker(self._hooks(), options, made_at)
         try:
+            cluster.join(self._broker, options.cluster)
             self._journal = HubJournal(self._broker, journal)
         except BaseException:
             self._broker.close()  # its `persist` file may be wanted by the next

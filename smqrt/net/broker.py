@@ -130,6 +130,13 @@ class HubOptions:
         "Keep clients connected while the application [starts again](hot-restart.md#one-application) in this process",
     )
     rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
+    cluster: str | None = option(
+        None,
+        optional(_NAME),
+        "The name of a cluster: the hub works as one with those of the same name in other processes, see "
+        "[clusters](cluster.md)",
+        shown="none",
+    )
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from smqrt.backplane.process import ClusterPlan
 from smqrt.broker.last_values import LastValueLimits, check_filters
 from smqrt.errors import ArgumentError, StartError
 from smqrt.http.access import Access
@@ -15,7 +18,7 @@ from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.proxies import TrustedNetworks
 from smqrt.server.listeners import Listeners
 from smqrt.server.live_settings import LiveSettings
-from smqrt.settings import Settings
+from smqrt.settings import ClusterSettings, Settings
 
 
 def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -> None:
@@ -69,6 +72,22 @@ def apply_connection_limits(settings: Settings) -> None:
     """Limit the connections of the process."""
     open_connections.limit = settings.max_connections
     open_connections.per_address = settings.connections_per_address
+
+
+def cluster_plan(settings: ClusterSettings) -> ClusterPlan:
+    """Returns how the process is joined with others."""
+    directory = Path(settings.directory) if settings.directory else None
+    return ClusterPlan(
+        listen=settings.listen,
+        nodes=settings.nodes,
+        directory=directory,
+        password=settings.password or "",
+        number=settings.node,
+        hubs=settings.hubs,
+        ping_s=settings.ping_s,
+        silence_s=settings.silence_s,
+        queue_bytes=settings.queue_bytes,
+    )
 
 
 def http_limits(settings: Settings) -> HttpLimits:

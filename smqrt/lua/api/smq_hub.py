@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import gevent
 
 from smqrt import app_folder
+from smqrt.backplane.process import cluster
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
@@ -100,6 +101,7 @@ class LuaBroker:
         made_at = label.removeprefix(" of the hub made at ")
         self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget), options, made_at)
         try:
+            cluster.join(self.broker, options.cluster)
             self._journal = HubJournal(self.broker, journal)
         except BaseException:
             self.broker.close()  # its `persist` file may be wanted by the next

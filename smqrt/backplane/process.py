@@ -1,0 +1,153 @@
+"""The cluster that this process is in: made by the settings of the server, by its workers, or by gunicorn's, for the
+first hub that wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from smqrt.backplane.connection import QUEUE_BYTES
+from smqrt.backplane.mesh import PORT, Mesh, key_of
+from smqrt.cluster.node import PING_S, SILENCE_S
+from smqrt.errors import ArgumentError
+from smqrt.net.broker import GeventBroker
+
+log = logging.getLogger("smqrt")
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """How this process is joined with others.
+
+    Attributes:
+        listen: `host:port` for links of other nodes; empty for none.
+        nodes: `host:port` of others.
+        directory: all processes that share it are joined; None for none.
+        secret: of those, when they have one already; a file in the directory otherwise.
+        password: of the links over the network.
+        number: of this node; 0 to draw one.
+        hubs: whether every hub is in the cluster, also those that did not ask.
+        ping_s, silence_s, queue_bytes: see `Mesh`.
+    """
+
+    listen: str = ""
+    nodes: tuple[str, ...] = ()
+    directory: Path | None = None
+    secret: bytes = b""
+    password: str = ""
+    number: int = 0
+    hubs: bool = False
+    ping_s: float = PING_S
+    silence_s: float = SILENCE_S
+    queue_bytes: int = QUEUE_BYTES
+
+    @property
+    def joins(self) -> bool:
+        """Whether there may be others."""
+        return bool(self.listen or self.nodes or self.directory)
+
+
+class ProcessCluster:
+    """The plan of this process, and the mesh that was made of it."""
+
+    def __init__(self) -> None:
+        self.plan = ClusterPlan()
+        self.mesh: Mesh | None = None
+
+    def follow(self, plan: ClusterPlan) -> None:
+        """Join others as `plan` says, from the next hub on."""
+        self.plan = plan
+
+    def join(self, broker: GeventBroker, name: str | None) -> None:
+        """Take a new hub into the cluster `name`, or into one with the key of the hub where all hubs are in one.
+
+        Raises:
+            ArgumentError: another hub is in it; the plan can't be followed.
+        """
+        if not broker.number or (name is None and not self.plan.hubs):
+            return
+        if self.mesh is None:
+            self.mesh = self._open()
+        mesh = self.mesh
+        member = mesh.join(broker, name if name is not None else broker.key)
+        member.leave = lambda: mesh.node.leave(member)
+
+    def _open(self) -> Mesh:
+        plan = self.plan if self.plan.joins else _of_gunicorn()
+        key = _key(plan)
+        mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
+        try:
+            if plan.directory:
+                mesh.share_directory(plan.directory)
+            if plan.listen:
+                mesh.listen(*address(plan.listen))
+        except BaseException:
+            mesh.close()
+            raise
+        for node in plan.nodes:
+            mesh.dial(*address(node))
+        return mesh
+
+    def close(self) -> None:
+        """Leave all clusters."""
+        mesh, self.mesh = self.mesh, None
+        if mesh is not None:
+            mesh.close()
+
+
+def address(text: str) -> tuple[str, int]:
+    """`host:port`, `host`, or `[ipv6]:port`, as host and port.
+
+    Raises:
+        ArgumentError: the port is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
+        return text.strip("[]"), PORT
+    if not port.isdigit() or not int(port) <= 0xFFFF:
+        raise ArgumentError(f"{text!r} is no address of a node; write host:port, such as 10.0.0.2:{PORT}")
+    return host.strip("[]"), int(port)
+
+
+def _key(plan: ClusterPlan) -> bytes:
+    if plan.secret:
+        return plan.secret
+    if plan.directory and not plan.password:
+        return _secret_of(plan.directory)
+    if plan.joins and not plan.password:
+        raise ArgumentError("cluster: links over the network need a password; give cluster.password to all nodes")
+    return key_of(plan.password.encode()) if plan.password else os.urandom(SECRET_BYTES)
+
+
+def _secret_of(directory: Path) -> bytes:
+    """The secret of all who share a directory; who comes first makes it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.geteuid() or directory.stat().st_mode & 0o077:
+        raise ArgumentError(f"{directory} must belong to this user, and nobody else may read it: chmod 700")
+    path, own = directory / "secret", directory / f"secret.{os.getpid()}"
+    own.write_bytes(os.urandom(SECRET_BYTES))
+    own.chmod(0o600)
+    with contextlib.suppress(FileExistsError):
+        os.link(own, path)  # whole, or not at all
+    own.unlink()
+    return path.read_bytes()
+
+
+def _of_gunicorn() -> ClusterPlan:
+    """The workers of one gunicorn are joined; elsewhere a hub is alone until there is a plan."""
+    if "gunicorn" not in sys.modules:
+        return ClusterPlan()
+    place = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return ClusterPlan(directory=place / f"smqrt-{os.geteuid()}-{os.getppid()}")
+
+
+cluster = ProcessCluster()
+"""Of this process."""
