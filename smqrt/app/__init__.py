@@ -4,7 +4,8 @@
 
 In `.preload.py`, and in the modules beside it, these are the application's own: `app` holds what `.preload.py` defines,
 `dir` is its place in the tree of URLs, `io` its folder. `.preload.py` has them without an import too; with it, linters
-and type checkers know them.
+and type checkers know them. `worker` says which of the server's workers this process is: `worker.number` of
+`worker.count` (help: workers).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.http.wsgi import WsgiDirectory
+from smqrt.net.worker_place import WorkerPlace, worker_place
 
 if TYPE_CHECKING:
     from smqrt.app.directory import ApplicationDirectory
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     app: Namespace
     dir: ApplicationDirectory
     io: Io
+    worker: WorkerPlace
 
 __all__ = [
     "Account",
@@ -52,16 +55,20 @@ __all__ = [
     "Request",
     "Response",
     "SmqrtError",
+    "WorkerPlace",
     "WsgiDirectory",
     "app",
     "dir",
     "in_thread",
     "io",
     "send_file",
+    "worker",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "worker":
+        return worker_place()
     if name not in ("app", "dir", "io"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     scope = app_folder.current_app.get()

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from smqrt.journal.settings import JournalSettings, parse
 from smqrt.journal.timestamps import Clock
 from smqrt.net.broker import GeventBroker
 from smqrt.net.scheduling import Turn
+from smqrt.net.worker_place import worker_place
 from smqrt.net.workers import in_thread
 from smqrt.wire import smq
 
@@ -468,7 +470,7 @@ class HubJournal:
 
     def __init__(self, broker: GeventBroker, value: object) -> None:
         self._broker = broker
-        self._settings = parse(value, app_folder.base_folder())
+        self._settings = _of_worker(parse(value, app_folder.base_folder()))
         self.writer: JournalWriter | None = None
         if self._settings:
             broker.attach(self)
@@ -482,6 +484,14 @@ class HubJournal:
         """Write it to its end; blocks."""
         if self.writer:
             self.writer.close()
+
+
+def _of_worker(settings: JournalSettings | None) -> JournalSettings | None:
+    """Workers share the folder, each as a node of its own; worker 0 has the node's own name."""
+    place = worker_place()
+    if settings is None or place.is_first:
+        return settings
+    return replace(settings, node=f"{settings.node}-{place.label}")
 
 
 def close_all() -> None:

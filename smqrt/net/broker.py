@@ -38,6 +38,7 @@ from smqrt.net.origins import Origins
 from smqrt.net.slow_consumers import police
 from smqrt.net.succession import HubFile, SucceedingBroker, succession
 from smqrt.net.valuestore import SqliteValues
+from smqrt.net.worker_place import worker_place
 from smqrt.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
 
 
@@ -270,7 +271,7 @@ class GeventBroker(SucceedingBroker):
         self._files: list[HubFile] = []
         store: NameStore | None = None
         if options.persist and not succession.is_waiting:
-            store = SqliteNames(options.persist)
+            store = SqliteNames(worker_place().own_file(options.persist))
         super().__init__(
             hooks,
             random_u32=random_u32,
@@ -284,7 +285,7 @@ class GeventBroker(SucceedingBroker):
         if names:
             snapshot.adopt_names(self, names)
         if options.persist:
-            self._files.append(_KeptNames(self, options.persist))
+            self._files.append(_KeptNames(self, worker_place().own_file(options.persist)))
         self.limit_chunks = handover.limit_chunks
         if self.number:
             self.on_end = partial(ends.ended, self.number)

@@ -17,6 +17,7 @@ from smqrt.lua.api.system import BUILD_DATE
 from smqrt.lua.bridge import Function, LuaValues, fail, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
+from smqrt.net.worker_place import worker_place
 
 log = logging.getLogger("smqrt.lua")
 
@@ -67,6 +68,7 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
         "date": lambda: BUILD_DATE,
         "execpath": lambda: utf8(os.path.dirname(os.path.realpath(sys.argv[0])) + "/"),
         "version": lambda: smqrt.__version__.encode(),
+        "worker": lambda: (worker_place().number, worker_place().count),
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "rtl": lambda: dirs.register(services.rtl) if dirs and services.rtl else None,
         "load_certificates_here": lambda: _loaded(services, in_thread=False),

@@ -14,6 +14,7 @@ mako = {
   execpath = py.execpath(),
   version = py.version(),
 }
+mako.worker, mako.workers = py.worker() -- number from 0, and how many processes serve (help: workers)
 local rtl = py.rtl()
 if rtl then
   core.rtl = core.dir.adopt(rtl) -- as long as the server lives: without its object the directory would leave the tree
