@@ -3,6 +3,7 @@
     SmqrtError
     ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
     ├── MqttError          an MQTT packet breaks a rule; `code` is the reason code to part with
+    ├── NatsError          what a NATS server sent breaks a rule of its protocol
     ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
     ├── ClosedError        something was used after its close()
     ├── NoAnswer           a request got no answer in time (also a TimeoutError)
@@ -101,6 +102,10 @@ class MqttError(SmqrtError):
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(detail)
         self.code = code
+
+
+class NatsError(SmqrtError):
+    """What a NATS server sent breaks a rule of its protocol; the message says which."""
 
 
 class ArgumentError(SmqrtError, ValueError):

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from smqrt.errors import ArgumentError, JournalError, MqttError, ProtocolError
+from smqrt.errors import ArgumentError, JournalError, MqttError, NatsError, ProtocolError
 from smqrt.http import forms, head, headers
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.disk import ZipIo
@@ -21,7 +21,7 @@ from smqrt.journal.record import Row
 from smqrt.lua.api.pages import LspError, to_lua
 from smqrt.mqtt import sparkplug
 from smqrt.net import jit
-from smqrt.wire import kernels, smq, url, websocket
+from smqrt.wire import kernels, nats, smq, url, websocket
 from smqrt.wire.mqtt import client, decode, packets, server
 from smqrt.wire.mqtt.session import MqttSession
 
@@ -264,6 +264,41 @@ def sparkplug_payload(data: bytes) -> None:
     """A payload of Sparkplug B."""
     with contextlib.suppress(ArgumentError):
         sparkplug.decode(data)
+
+
+# ---- NATS
+
+
+class NatsRecorder:
+    """Keeps what a decoder of NATS tells, in `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: self.events.append((name, *arguments))
+
+
+def nats_server(data: bytes) -> None:
+    """What a NATS server says: in one piece or in many it is the same."""
+    assert _nats_events(_pieces(data)) == _nats_events([data[1:]])
+
+
+def _nats_events(pieces: Iterator[bytes] | list[bytes]) -> object:
+    recorder = NatsRecorder()
+    decoder = nats.NatsDecoder(recorder, MAX_MESSAGE_BYTES)
+    try:
+        for piece in pieces:
+            decoder.feed(piece)
+            while decoder.decode():
+                pass
+    except NatsError:
+        return recorder.events, "refused"
+    for name, *said in recorder.events:
+        if name == "on_message" and said[-1]:
+            with contextlib.suppress(NatsError):
+                nats.parse_headers(said[-1])
+    return recorder.events
 
 
 # ---- journals

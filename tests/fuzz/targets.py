@@ -37,6 +37,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "mqtt-server": decoders.mqtt_server,
     "mqtt-client": decoders.mqtt_client,
     "sparkplug": decoders.sparkplug_payload,
+    "nats": decoders.nats_server,
     "arrow-batch": decoders.arrow_batch,
     "arrow-segment": decoders.arrow_segment,
     "proxy-header": services.proxy_header,
@@ -174,6 +175,18 @@ def _sparkplug() -> list[bytes]:
     return [sparkplug.encode({"timestamp": 1, "seq": 2, "metrics": metrics})]
 
 
+def _nats() -> list[bytes]:
+    info = (
+        b'INFO {"server_id":"N","max_payload":1048576,"headers":true,"nonce":"x","connect_urls":["a:1","[::1]:2"],'
+        b'"ldm":true}\r\n'
+    )
+    headers = b"NATS/1.0 503\r\na: b\r\n\r\n"
+    message = b"MSG a.b 17 5\r\nhello\r\nMSG a.b 17 _INBOX.1 0\r\n\r\n"
+    with_headers = b"HMSG a.b 9 r %d %d\r\n%bhi\r\n" % (len(headers), len(headers) + 2, headers)
+    stream = info + b"+OK\r\nPING\r\n" + message + with_headers + b"PONG\r\n-ERR 'Slow Consumer'\r\n"
+    return [b"\x00" + stream, b"\x01" + stream, b"\x07" + message * 3 + with_headers]
+
+
 def _rows() -> Sequence[Row]:
     return [decoders.row(number, b"payload" * number) for number in range(1, 4)]
 
@@ -206,6 +219,7 @@ _SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "mqtt-server": lambda: _mqtt_client_side(4)[:2] + _mqtt_client_side(5)[:2],
     "mqtt-client": lambda: _mqtt_server_side(4) + _mqtt_server_side(5),
     "sparkplug": _sparkplug,
+    "nats": _nats,
     "arrow-batch": _batches,
     "arrow-segment": _segments,
     **services_seeds.SEEDS,
