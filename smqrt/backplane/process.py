@@ -16,7 +16,7 @@ from smqrt.backplane.connection import QUEUE_BYTES
 from smqrt.backplane.mesh import PORT, Mesh, key_of
 from smqrt.cluster.node import PING_S, SILENCE_S
 from smqrt.errors import ArgumentError
-from smqrt.net.broker import GeventBroker
+from smqrt.net.broker import GeventBroker, HubOptions
 
 log = logging.getLogger("smqrt")
 
@@ -66,18 +66,20 @@ class ProcessCluster:
         """Join others as `plan` says, from the next hub on."""
         self.plan = plan
 
-    def join(self, broker: GeventBroker, name: str | None) -> None:
-        """Take a new hub into the cluster `name`, or into one with the key of the hub where all hubs are in one.
+    def join(self, broker: GeventBroker, options: HubOptions) -> None:
+        """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
 
         Raises:
             ArgumentError: another hub is in it; the plan can't be followed.
         """
-        if not broker.number or (name is None and not self.plan.hubs):
+        name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
+        if name is None:
             return
         if self.mesh is None:
             self.mesh = self._open()
         mesh = self.mesh
-        member = mesh.join(broker, name if name is not None else broker.key)
+        member = mesh.join(broker, name)
+        member.counts_all = options.observe == "cluster"
         member.leave = lambda: mesh.node.leave(member)
 
     def _open(self) -> Mesh:

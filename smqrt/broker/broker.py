@@ -410,7 +410,7 @@ class Broker(BrokerState):
         self._check_open()
         self.unobserve(found.id)
         observer = self._observers[found.id] = _CountObserver(function, self._observers)
-        found.observe(observer)
+        self.add_observer(found, observer)
         return True
 
     def unobserve(self, topic: Name) -> None:

@@ -174,14 +174,17 @@ class LastValues:
                 values.clear()
                 self.changed(values)
 
+    def selects_name(self, name: bytes) -> bool:
+        """Whether the values of a topic of this name are kept."""
+        return any(self._tree.match(name.decode("utf-8", "surrogateescape")))
+
     def selects(self, topic: Topic) -> bool:
         """Whether the values of a topic are kept."""
         chosen = self._selected.get(topic.key)
         if chosen is None:
             if len(self._selected) >= MAX_CACHED:
                 self._selected.clear()
-            name = (topic.name or b"").decode("utf-8", "surrogateescape")
-            chosen = topic.name is not None and any(self._tree.match(name))
+            chosen = topic.name is not None and self.selects_name(topic.name)
             self._selected[topic.key] = chosen
         return chosen
 

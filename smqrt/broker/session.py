@@ -405,9 +405,9 @@ class Session:
                 self.broker.refuse(self, CLIENT_OBSERVES)  # it gets the present number, and no more
             else:
                 self.observed.add(topic)
-                topic.observe(self)
+                self.broker.add_observer(topic, self)
             if topic.name is not None:
-                self._answer(smq.change(number, topic.subscribers))
+                self._answer(smq.change(number, topic.counted))
 
     def _unobserve(self, packet: bytes) -> None:
         topic = self.broker.topic_table.get(smq.u32(packet))

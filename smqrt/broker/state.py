@@ -15,7 +15,7 @@ from smqrt.broker.last_values import LastValues
 from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.slow import SlowPolicies
-from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Route, SubTopics, Topic, Topics
+from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
 from smqrt.identity.identity import Identity
 from smqrt.limits import Limit, LineLimit
@@ -197,11 +197,15 @@ class ClusterMember(Protocol):
         ...
 
     def subscribed(self, topic: Topic) -> None:
-        """A topic has its first subscriber."""
+        """A topic has one subscriber more."""
         ...
 
     def unsubscribed(self, topic: Topic) -> None:
-        """A topic has lost its last subscriber."""
+        """A topic has one subscriber less."""
+        ...
+
+    def observed(self, topic: Topic) -> None:
+        """Somebody observes a topic with a name."""
         ...
 
     def entered(self, client: BrokerClient) -> None:
@@ -343,7 +347,7 @@ class BrokerState:
     def release(self, client: BrokerClient, topic: Topic) -> None:
         """A client that was removed is out of every table: let its ETID be drawn again, once its observers know."""
         self._logged_s.pop(client, None)
-        self._changed_count(topic)
+        self.changed_count(topic)
         if not topic.observers:
             self.topic_table.release(topic)
 
@@ -351,8 +355,8 @@ class BrokerState:
         """Let `outbox` receive `topic`; observers are told."""
         topic.add(outbox)
         self.stats.subscriptions += 1
-        self._changed_count(topic)
-        if self.cluster is not None and topic.subscribers == 1:
+        self.changed_count(topic)
+        if self.cluster is not None:
             self.cluster.subscribed(topic)
 
     def greet(self, topic: Topic, outbox: Outbox) -> None:
@@ -364,8 +368,8 @@ class BrokerState:
         """Take `outbox` out of `topic`; observers are told."""
         topic.discard(outbox)
         self.stats.subscriptions -= 1
-        self._changed_count(topic)
-        if self.cluster is not None and not topic.subscribers:
+        self.changed_count(topic)
+        if self.cluster is not None:
             self.cluster.unsubscribed(topic)
 
     def gone(self, topic: Topic) -> None:
@@ -374,11 +378,17 @@ class BrokerState:
         self.topic_table.remove(topic)
         for outbox in topic.raw:
             topic.discard(outbox)
-        self._changed_count(topic)
+        self.changed_count(topic)
         if not topic.observers:
             self.topic_table.release(topic)
 
-    def _changed_count(self, topic: Topic) -> None:
+    def add_observer(self, topic: Topic, observer: Observer) -> None:
+        """Let `observer` be told of every change from the present number of subscribers on."""
+        topic.observe(observer)
+        if self.cluster is not None and topic.name is not None:
+            self.cluster.observed(topic)
+
+    def changed_count(self, topic: Topic) -> None:
         """Have the observers told once per turn, however often the number changes in it."""
         if topic.observers:
             if not self._changed:

@@ -81,6 +81,7 @@ class Topic:
         raw, ws: the subscribers on raw sockets and on WebSockets; good after `settle`.
         cached: the sessions whose route cache points here; they forget it when somebody joins or leaves.
         observers: who is told of the number of subscribers, and which number each was told last.
+        elsewhere: subscribers at other nodes, where the hub counts them and somebody observes.
         messages, bytes: delivered since `count` was called last.
     """
 
@@ -91,6 +92,7 @@ class Topic:
         "_traffic",
         "bytes",
         "cached",
+        "elsewhere",
         "encode",
         "id",
         "key",
@@ -107,7 +109,7 @@ class Topic:
         self.name = name
         self.encode = encode
         self._traffic = traffic
-        self.messages = self.bytes = 0
+        self.messages = self.bytes = self.elsewhere = 0
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NOBODY
@@ -119,6 +121,11 @@ class Topic:
     def subscribers(self) -> int:
         """How many clients subscribe, the server's own included."""
         return len(self.raw) + len(self.ws) if self._members is None else len(self._members)
+
+    @property
+    def counted(self) -> int:
+        """How many subscribe, as observers are told: those at other nodes included where the hub counts them."""
+        return self.subscribers + self.elsewhere
 
     @property
     def sole_raw(self) -> Outbox | None:
@@ -218,7 +225,7 @@ class Topic:
         """Let `observer` be told of every change from the present number of subscribers on."""
         if self.observers is _NOBODY:
             self.observers = {}
-        self.observers[observer] = self.subscribers
+        self.observers[observer] = self.counted
 
     def unobserve(self, observer: Observer) -> None:
         """Take back `observe`; nothing happens when it was not called."""
@@ -226,7 +233,7 @@ class Topic:
 
     def tell(self, observer: Observer) -> None:
         """Tell `observer` the present number of subscribers, unless that is what it was told last."""
-        count = self.subscribers
+        count = self.counted
         if self.observers.get(observer, count) != count:
             self.observers[observer] = count
             observer.changed(self, count)

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from smqrt.broker.broker import Broker
+from smqrt.broker.last_values import TopicValues
 from smqrt.broker.outbox import Drop, put_off
 from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import Route, Topic
@@ -45,6 +46,7 @@ class Member:
         phantoms: their clients, by ETID.
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
+        counts_all: whether observers are told the subscribers of all nodes.
         changed: called when a node has joined, has said all, or is gone.
         leave: takes the hub out of the cluster; the engine's.
     """
@@ -67,7 +69,10 @@ class Member:
         """What other nodes call clients that have an ETID of another node number, and the server."""
         self._local: dict[int, int] = {}
         self._bits = 0
+        self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
+        """Topics that somebody observes here, and how many subscribe at each other node."""
+        self._recounted: dict[Topic, None] = {}
         self._take_names()
         self.renumber(number)
         broker.cluster = self
@@ -162,7 +167,7 @@ class Member:
             key = self._numbers.topic(topic.name or b"")
             nodes = self.interest.nodes(key)
             if self.broker.last_values is not None and self.broker.last_values.selects(topic):
-                nodes = self._bits
+                nodes = self._to_keepers(topic, key)
         if not nodes:
             return route
         ways = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in self._nodes(nodes)]
@@ -203,13 +208,19 @@ class Member:
 
     def subscribed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
-        if self.remotes and topic.name is not None:
+        if not self.remotes or topic.name is None:
+            return
+        if topic.subscribers == 1:
             self._tell(wire.keys(LinkType.INTEREST, [self._key(topic)]))
+        self._count_changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
-        if self.remotes and topic.name is not None:
+        if not self.remotes or topic.name is None:
+            return
+        if not topic.subscribers:
             self._tell(wire.keys(LinkType.NO_INTEREST, [self._key(topic)]))
+        self._count_changed(topic)
 
     def entered(self, client: BrokerClient) -> None:
         """See `ClusterMember`."""
@@ -260,6 +271,7 @@ class Member:
         node.way.say(wire.names(LinkType.SUBTOPICS, list(broker.subtopic_table.by_id.items())))
         numbers = [(*key, topic.id) for key, topic in self._otherwise.items()]
         node.way.say(wire.keys_and_numbers(LinkType.NUMBERED, numbers))
+        node.way.say(wire.keys(LinkType.WATCH, list(self._watching)))
         for clients in _portions(list(broker.sessions.values())):
             if node.gone:
                 return
@@ -273,24 +285,52 @@ class Member:
         yield from self._last_values(node)
         node.way.say([bytes((LinkType.SYNCED,))])
 
+    # ---- last values
+
     def _last_values(self, node: RemoteNode) -> Iterator[None]:
         for values in list(self.broker.last_values or ()):
             if values.newest and not node.gone:
-                self._send_values(node, values.topic)
+                self._send_values(node, values)
                 yield
 
-    def _send_values(self, node: RemoteNode, topic: Topic) -> None:
-        assert self.broker.last_values is not None
-        assert topic.name is not None
-        key = self._key(topic)
-        node.way.say(wire.names(LinkType.TOPICS, [(key[0], topic.name)]))
-        for frame in smq.frames(self.broker.last_values.greeting(topic)):
-            _, ptid, _, _ = smq.unpack_publish(frame)
-            number = node.numbers.get(key, key[0])
-            node.way.put(wire.rewritten(frame, number, self._public.get(ptid, ptid)))
+    def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
+        key = self._key(values.topic)
+        self._name_topic(node, values.topic, key)
+        number = node.numbers.get(key, key[0])
+        for frame, _ in values.newest.values():
+            ptid = int.from_bytes(frame[7:11], "big")
+            value = wire.rewritten(frame, number, self._public.get(ptid, ptid))
+            node.way.say([bytes((LinkType.VALUE,)) + value[3:]])
+
+    def _to_keepers(self, topic: Topic, key: Key) -> int:
+        """All nodes: each may keep the last values of the topic, and then has to know its name."""
+        for node in self.remotes:
+            self._name_topic(node, topic, key)
+        return self._bits
+
+    def _name_topic(self, node: RemoteNode, topic: Topic, key: Key) -> None:
+        if key not in node.valued:
+            node.valued.add(key)
+            node.way.say(wire.names(LinkType.TOPICS, [(key[0], topic.name or b"")]))
 
     def keep_values_of(self, name: bytes) -> None:
         """Have a topic, when its last values are kept here: those of another node follow."""
+        values, table = self.broker.last_values, self.broker.topic_table
+        if values is None or name in table.by_name or not values.selects_name(name):
+            return
+        if refusal := self.broker.limits.of_all(table, name):
+            self.broker.refuse(None, refusal)
+        else:
+            table.named(name)
+
+    def restore_value(self, frame: bytes) -> None:
+        """Have a last value of another node, unless there is one here."""
+        values, topic = self.broker.last_values, self.broker.topic_table.by_key.get(frame[3:7])
+        if values is None or topic is None or not values.selects(topic):
+            return
+        kept = values.of(topic)
+        if frame[11:15] not in kept.newest:
+            kept.take_frame(frame, None)
 
     def synced(self, node: RemoteNode) -> None:
         """A node has said all that it had."""
@@ -357,11 +397,60 @@ class Member:
 
     # ---- the number of subscribers, over all nodes
 
-    def tell_counts(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
-        """Tell nodes how many subscribe to topics here."""
+    def observed(self, topic: Topic) -> None:
+        """See `ClusterMember`."""
+        key = self._key(topic)
+        if self.counts_all and key not in self._watching:
+            self._watching[key] = {}
+            self._tell(wire.keys(LinkType.WATCH, [key]))
 
     def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
         """A node has so many subscribers of a topic."""
+        topic = self._topic_of(key)
+        if topic is None or not topic.observers:
+            self._watching.pop(key, None)
+            node.way.say(wire.keys(LinkType.UNWATCH, [key]))
+        elif key in self._watching:
+            self._watching[key][node] = subscribers
+            self._recount(topic, key)
+
+    def _recount(self, topic: Topic, key: Key) -> None:
+        topic.elsewhere = sum(self._watching[key].values())
+        self.broker.changed_count(topic)
+
+    def forget_counts(self, node: RemoteNode) -> Iterator[None]:
+        """A lost node has no subscribers."""
+        for key, counts in list(self._watching.items()):
+            topic = self._topic_of(key)
+            if counts.pop(node, 0) and topic is not None:
+                self._recount(topic, key)
+            yield
+
+    def _topic_of(self, key: Key) -> Topic | None:
+        topic = self._otherwise.get(key) or self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
+        return topic if topic is not None and topic.name is not None and self._key(topic) == key else None
+
+    def _count_changed(self, topic: Topic) -> None:
+        if any(node.watched for node in self.remotes):
+            if not self._recounted:
+                put_off(self._tell_counts())
+            self._recounted[topic] = None
+
+    def _tell_counts(self) -> Iterator[None]:
+        changed, self._recounted = self._recounted, {}
+        for topic in changed:
+            key = self._key(topic)
+            self.tell_counts([key], [node for node in self.remotes if key in node.watched])
+            yield
+
+    def tell_counts(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
+        """Tell nodes how many subscribe to topics here."""
+        counts = []
+        for key in keys:
+            topic = self._topic_of(key)
+            counts.append((*key, topic.subscribers if topic is not None else 0))
+        for node in to:
+            node.way.say(wire.keys_and_numbers(LinkType.COUNT, counts))
 
     # ---- the end
 

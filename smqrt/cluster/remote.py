@@ -13,6 +13,7 @@ from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.identity.identity import ANONYMOUS, Identity, Method
 from smqrt.wire import cluster as wire
+from smqrt.wire import smq
 from smqrt.wire.cluster import Announced, Key, LinkType
 from smqrt.wire.ids import server_of
 
@@ -67,6 +68,7 @@ class RemoteNode:
         synced: whether it has said all that it had when it joined.
         gone: whether it is lost.
         watched: topics whose number of subscribers it is told.
+        valued: topics whose names it was told, so that it can keep their last values.
     """
 
     def __init__(self, member: Member, number: int, bit: int, way: Way) -> None:
@@ -78,6 +80,7 @@ class RemoteNode:
         self.interest = 0
         self.synced = self.gone = False
         self.watched: set[Key] = set()
+        self.valued: set[Key] = set()
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -211,6 +214,11 @@ class RemoteNode:
         for _, name in wire.parse_names(packet):
             self.member.keep_values_of(name)
 
+    def _value(self, packet: bytes) -> None:
+        if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
+        self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+
     # ---- its end
 
     def forget_all(self) -> Iterator[None]:
@@ -224,6 +232,7 @@ class RemoteNode:
             self.member.forget(key)
             yield
         self.forget_routes()
+        yield from self.member.forget_counts(self)
 
 
 class NobodyRoute:
@@ -273,4 +282,5 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.COUNT: RemoteNode._count,
     LinkType.END: RemoteNode._end,
     LinkType.TOPICS: RemoteNode._topics,
+    LinkType.VALUE: RemoteNode._value,
 }

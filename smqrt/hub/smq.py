@@ -138,7 +138,7 @@ class Smq:
         self._requests = Requests()
         self._broker = GeventBroker(self._hooks(), options, made_at)
         try:
-            cluster.join(self._broker, options.cluster)
+            cluster.join(self._broker, options)
             self._journal = HubJournal(self._broker, journal)
         except BaseException:
             self._broker.close()  # its `persist` file may be wanted by the next

@@ -138,6 +138,12 @@ class HubOptions:
         "[clusters](cluster.md)",
         shown="none",
     )
+    observe: str = option(
+        "node",
+        choice("node", "cluster"),
+        "Which subscribers `observe` counts: those of this `node`, or of the whole `cluster`",
+        shown="`node`",
+    )
     lastvalue: tuple[str, ...] = option(
         (),
         texts(),

@@ -101,7 +101,7 @@ class LuaBroker:
         made_at = label.removeprefix(" of the hub made at ")
         self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget), options, made_at)
         try:
-            cluster.join(self.broker, options.cluster)
+            cluster.join(self.broker, options)
             self._journal = HubJournal(self.broker, journal)
         except BaseException:
             self.broker.close()  # its `persist` file may be wanted by the next

@@ -332,7 +332,7 @@ end
 -- ---- the module
 
 local values = {
-  "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow",
+  "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow", "cluster", "observe",
 }
 local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
 
