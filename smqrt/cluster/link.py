@@ -123,7 +123,7 @@ class Link:
         self.since_s = self.heard_s = self.pinged_s = now_s
         self.why = ""
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
-        self._own = Hello(wire.OLDEST_VERSION, wire.VERSION, node.id, node.epoch, node.random(wire.NONCE_BYTES))
+        self._own = Hello(*node.versions, node.id, node.epoch, node.random(wire.NONCE_BYTES))
         self._hellos = b""
         self._channels: dict[int, Channel] = {}
         self._theirs: dict[int, Channel] = {}
@@ -210,9 +210,9 @@ class Link:
         self._hellos = own + packet if self.connects else packet + own
         if not self.connects:
             self._say(own)
-        if peer.newest < wire.OLDEST_VERSION or peer.oldest > wire.VERSION:
-            theirs = f"{peer.oldest} to {peer.newest}"
-            mine = f"{wire.OLDEST_VERSION} to {wire.VERSION}"
+        oldest, newest = self.node.versions
+        if peer.newest < oldest or peer.oldest > newest:
+            theirs, mine = f"{peer.oldest} to {peer.newest}", f"{oldest} to {newest}"
             self.refuse(Refusal.VERSION, f"that node speaks versions {theirs} of the link, this one {mine}; update one")
         elif peer.id == self.node.id:
             self._refuse_self(peer)

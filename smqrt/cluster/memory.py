@@ -146,6 +146,12 @@ class MemoryNetwork:
             if end is not None:
                 end.lose("the connection broke")
 
+    def swallow(self, link: Link) -> None:
+        """Nothing arrives any more over a connection, and nobody is told."""
+        for pipe in [one for one in self.pipes if one.link is link or one is link.transport.outbox]:
+            self.cut(pipe)
+            pipe.closed = True
+
     # ---- time
 
     def flush(self) -> None:

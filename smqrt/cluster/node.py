@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
@@ -11,7 +12,7 @@ from smqrt.cluster.link import Link, LinkState, Transport
 from smqrt.cluster.member import Member
 from smqrt.errors import ArgumentError
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, Refusal
+from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -28,6 +29,7 @@ class Node:
         clock_s: monotonic seconds.
         clock_ns: the time, in ns since 1970.
         number: a fixed number of the node, 0 to draw one.
+        versions: the oldest and the newest version of the link that it speaks.
 
     Attributes:
         id: 16 bytes; of a fixed number, the same after each start.
@@ -35,6 +37,7 @@ class Node:
         members: its hubs, by the name of their cluster.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
+        refused: how many ended by each kind of refusal, of this side or the other.
     """
 
     def __init__(
@@ -45,11 +48,12 @@ class Node:
         clock_s: Callable[[], float],
         clock_ns: Callable[[], int],
         number: int = 0,
+        versions: tuple[int, int] = (OLDEST_VERSION, VERSION),
     ) -> None:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
         self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
-        self.epoch = clock_ns()
+        self.versions, self.epoch = versions, clock_ns()
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
@@ -57,6 +61,7 @@ class Node:
         self.members: dict[str, Member] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
+        self.refused: Counter[int] = Counter()
         self.closed = False
 
     # ---- hubs
@@ -95,6 +100,7 @@ class Node:
     def ended(self, link: Link, code: int) -> None:
         """A link has ended."""
         self.all_links.discard(link)
+        self.refused[code] += bool(code)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):

@@ -1,0 +1,359 @@
+"""The engines of clusters behind one interface, so that one suite of tests runs on each.
+
+A node has a hub and clients without sockets (`tests.broker.crowd`); between nodes are the real links of the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gevent
+
+from smqrt.backplane.mesh import Mesh
+from smqrt.broker.broker import Broker
+from smqrt.broker.session import Session
+from smqrt.broker.state import Hooks
+from smqrt.cluster.member import Member
+from smqrt.cluster.memory import MemoryNetwork
+from smqrt.cluster.node import Node as ClusterNode
+from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.wire import smq
+from smqrt.wire.smq import Type
+from tests.broker.crowd import Ear
+from tests.cluster.cut import Cable
+from tests.waiting import wait_until
+
+KEY = b"k" * 32
+_uids = itertools.count(100_000)
+
+
+class Client:
+    """A client of a node.
+
+    Attributes:
+        session: its session; etid: its ETID.
+    """
+
+    def __init__(self, broker: Broker, uid: bytes | None = None) -> None:
+        self.ear = Ear()
+        self.session = Session(broker, self.ear, 5)
+        self.session.control(smq.connect(uid or b"client-%d" % next(_uids)))
+
+    @property
+    def etid(self) -> int:
+        return self.session.etid
+
+    def subscribe(self, name: bytes) -> None:
+        self.session.control(smq.with_name(Type.SUBSCRIBE, name))
+
+    def unsubscribe(self, name: bytes) -> None:
+        self.session.control(smq.with_id(Type.UNSUBSCRIBE, self.number(name)))
+
+    def number(self, name: bytes) -> int:
+        """The number of a topic at the client's node."""
+        return self.session.broker.topic_table.named(name).id
+
+    def publish(self, to: bytes | int, data: bytes, stid: int = 0) -> None:
+        number = self.number(to) if isinstance(to, bytes) else to
+        self.session.publish(smq.publish_frame(number, self.etid, stid, data))
+
+    def observe(self, number: int) -> None:
+        self.session.control(smq.with_id(Type.OBSERVE, number))
+
+    @property
+    def messages(self) -> list[tuple[int, int, int, bytes]]:
+        """`(tid, ptid, stid, data)` of what it got."""
+        return [smq.unpack_publish(smq.frame(one)) for one in self.ear.got if one[0] == Type.PUBLISH]
+
+    @property
+    def data(self) -> list[bytes]:
+        return [data for _, _, _, data in self.messages]
+
+    @property
+    def changes(self) -> list[tuple[int, int]]:
+        """`(tid, subscribers)` of each Change."""
+        found = [one for one in self.ear.got if one[0] == Type.CHANGE]
+        return [(int.from_bytes(one[1:5], "big"), int.from_bytes(one[5:9], "big")) for one in found]
+
+    @property
+    def count(self) -> int | None:
+        """What it was told last of subscribers."""
+        return self.changes[-1][1] if self.changes else None
+
+    @property
+    def goodbye(self) -> bytes | None:
+        """The text of Disconnect, when it got one."""
+        return next((one[1:] for one in self.ear.got if one[0] == Type.DISCONNECT), None)
+
+
+class Place:
+    """A node of the test: a process, as far as the engine knows.
+
+    Attributes:
+        hub: its hub; member: that hub's part in the cluster.
+    """
+
+    def __init__(self, engine: Engine, name: str, hub: Broker, member: Member) -> None:
+        self._engine, self.name, self.hub, self.member = engine, name, hub, member
+
+    def client(self, uid: bytes | None = None) -> Client:
+        return Client(self.hub, uid)
+
+    def interest(self) -> set[bytes]:
+        """The names of its own topics that another node wants."""
+        interest, table = self.member.interest, self.hub.topic_table
+        assert table.numbers
+        return {name for name in table.by_name if interest.nodes(table.numbers.topic(name))}
+
+    def wanted_by(self, name: bytes) -> int:
+        """How many other nodes want a topic."""
+        numbers = self.hub.topic_table.numbers
+        assert numbers
+        return self.member.interest.nodes(numbers.topic(name)).bit_count()
+
+    def phantoms(self) -> set[bytes]:
+        """The uids of the clients of other nodes."""
+        return {one.uid for one in self.member.phantoms.values()}
+
+    def received(self, topic: bytes) -> list[bytes]:
+        """What its server gets from now on of a topic."""
+        got: list[bytes] = []
+        self.hub.subscribe(topic, lambda data, ptid, tid, stid: got.append(data))
+        return got
+
+
+class Engine:
+    """One kind of links; see `ENGINES`."""
+
+    name: str
+
+    def place(self, name: str, *, key: bytes = KEY, number: int = 0, hub: str = "hub", **options: Any) -> Place:
+        """A node that is connected to all others."""
+        raise NotImplementedError
+
+    def node_of(self, place: Place) -> ClusterNode:
+        """The node of a place."""
+        raise NotImplementedError
+
+    def until(self, condition: Callable[[], Any], what: object = "") -> None:
+        """Let the nodes work until a condition holds."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Let everything that is on its way arrive."""
+        raise NotImplementedError
+
+    def cut(self, one: Place, other: Place) -> None:
+        """Break the link between two nodes; it is not made again before `heal`."""
+        raise NotImplementedError
+
+    def heal(self, one: Place, other: Place) -> None:
+        """Let two nodes find each other again."""
+        raise NotImplementedError
+
+    def kill(self, place: Place) -> None:
+        """End a node without a word."""
+        raise NotImplementedError
+
+    def silence(self, one: Place, other: Place) -> None:
+        """Nothing passes between two nodes any more, and neither is told."""
+        raise NotImplementedError
+
+    def wait_silence(self) -> None:
+        """Wait until silence has been noticed."""
+
+    def close(self) -> None:
+        """End all nodes."""
+
+    def joined(self, *places: Place) -> None:
+        """Wait until each of these has said all that it has to all others."""
+        for place in places:
+            self.until(lambda place=place: is_joined(place, len(places) - 1), f"{place.name} joins")
+
+
+def is_joined(place: Place, others: int) -> bool:
+    return len(place.member.remotes) == others and all(one.synced for one in place.member.remotes)
+
+
+class MemoryEngine(Engine):
+    """Links in memory."""
+
+    name = "memory"
+
+    def __init__(self, path: Path) -> None:
+        self.network = MemoryNetwork(Random(1))
+        self._places: dict[Place, ClusterNode] = {}
+        self._apart: set[frozenset[Place]] = set()
+        self._random = Random(2)
+
+    def place(self, name: str, *, key: bytes = KEY, number: int = 0, hub: str = "hub", **options: Any) -> Place:
+        node = self.network.node(key, number)
+        node.versions = options.pop("versions", node.versions)
+        prepare = options.pop("prepare", None)
+        broker = Broker(
+            options.pop("hooks", None) or Hooks(),
+            random_u32=lambda: self._random.getrandbits(32),
+            encode=bytes,
+            clock=lambda: self.network.now_s,
+            **options,
+        )
+        if prepare:
+            prepare(broker)
+        member = node.join(broker, hub)
+        member.leave = lambda: node.leave(member)
+        place = Place(self, name, broker, member)
+        for other in self._places.values():
+            self.network.connect(node, other)
+        self._places[place] = node
+        return place
+
+    def node_of(self, place: Place) -> ClusterNode:
+        return self._places[place]
+
+    def until(self, condition: Callable[[], Any], what: object = "") -> None:
+        self.network.settle(lambda: bool(condition()))
+        self._reconnect()
+        self.network.settle(lambda: bool(condition()))
+        assert condition(), what
+
+    def settle(self) -> None:
+        self.network.settle()
+
+    def _reconnect(self) -> None:
+        """What dialers do: a link that was lost is made again."""
+        for one, other in itertools.combinations(self._places.items(), 2):
+            apart = frozenset((one[0], other[0])) in self._apart
+            if not apart and not one[1].closed and not other[1].closed and other[1].id not in one[1].links:
+                self.network.connect(one[1], other[1])
+
+    def _links(self, one: Place, other: Place) -> list[Any]:
+        found = self._places[one].links.get(self._places[other].id)
+        return [found] if found else []
+
+    def cut(self, one: Place, other: Place) -> None:
+        self._apart.add(frozenset((one, other)))
+        for link in self._links(one, other):
+            self.network.break_link(link)
+        self.network.settle()
+
+    def heal(self, one: Place, other: Place) -> None:
+        self._apart.discard(frozenset((one, other)))
+        self._reconnect()
+
+    def kill(self, place: Place) -> None:
+        node = self._places.pop(place)
+        for link in list(node.all_links):
+            self.network.break_link(link)
+        self.network.nodes.remove(node)
+
+    def silence(self, one: Place, other: Place) -> None:
+        self._apart.add(frozenset((one, other)))
+        for link in self._links(one, other):
+            self.network.swallow(link)
+
+    def wait_silence(self) -> None:
+        self.network.pass_time(8.0)
+
+
+class MeshEngine(Engine):
+    """Links over real sockets, each through a cable that can be cut."""
+
+    silence_s = 0.8
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._meshes: dict[Place, Mesh] = {}
+        self._ports: dict[Place, int] = {}
+        self._cables: dict[frozenset[Place], Cable] = {}
+
+    def place(self, name: str, *, key: bytes = KEY, number: int = 0, hub: str = "hub", **options: Any) -> Place:
+        mesh = Mesh(key, number, ping_s=0.1, silence_s=self.silence_s)
+        mesh.node.versions = options.pop("versions", mesh.node.versions)
+        prepare, hooks = options.pop("prepare", None), options.pop("hooks", None)
+        broker = GeventBroker(hooks or Hooks(), HubOptions(**options))
+        if prepare:
+            prepare(broker)
+        member = mesh.join(broker, hub)
+        member.leave = lambda: mesh.node.leave(member)
+        place = Place(self, name, broker, member)
+        self._connect(place, mesh)
+        self._meshes[place] = mesh
+        return place
+
+    def _connect(self, place: Place, mesh: Mesh) -> None:
+        self._ports[place] = mesh.listen("127.0.0.1", 0).address[1]
+        for other in self._meshes:
+            cable = self._cables[frozenset((place, other))] = Cable(self._ports[other])
+            mesh.dial("127.0.0.1", cable.port)
+
+    def node_of(self, place: Place) -> ClusterNode:
+        return self._meshes[place].node
+
+    def until(self, condition: Callable[[], Any], what: object = "") -> None:
+        wait_until(condition, what)
+
+    def settle(self) -> None:
+        """A message to each node and back goes behind all that was sent before."""
+        for place in self._meshes:
+            for remote in place.member.remotes:
+                mark = remote.number
+                other = next(one for one in self._meshes if one.member.number == mark)
+                self._echo(place, other)
+
+    def _echo(self, place: Place, other: Place) -> None:
+        got: list[bytes] = []
+        name = b"settle-%d" % next(_uids)
+        other.hub.subscribe(name, lambda data, ptid, tid, stid: got.append(data))
+        wait_until(lambda: name in place.interest() or place.hub.create(name) is None)
+        place.hub.publish(b"mark", name)
+        wait_until(lambda: got, "a mark to arrive")
+        other.hub.unsubscribe(name)
+
+    def wait_silence(self) -> None:
+        gevent.sleep(1.5 * self.silence_s)
+
+    def cut(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((one, other))].cut()
+
+    def heal(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((one, other))].mend()
+
+    def kill(self, place: Place) -> None:
+        for pair, cable in self._cables.items():
+            if place in pair:
+                cable.cut()
+        self._meshes.pop(place).close()
+
+    def silence(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((one, other))].hold()
+
+    def close(self) -> None:
+        for place, mesh in self._meshes.items():
+            mesh.close()
+            place.hub.close()
+        for cable in self._cables.values():
+            cable.close()
+
+
+class TcpEngine(MeshEngine):
+    """Links over TCP."""
+
+    name = "tcp"
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "tcp": TcpEngine}
+
+
+@contextmanager
+def opened(name: str, path: Path) -> Iterator[Engine]:
+    """An engine, closed in the end."""
+    engine = ENGINES[name](path)
+    try:
+        yield engine
+    finally:
+        engine.close()

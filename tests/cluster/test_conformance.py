@@ -1,0 +1,422 @@
+"""What a cluster promises (help: cluster), on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smqrt.broker.broker import Broker
+from smqrt.broker.outbox import Drop
+from smqrt.broker.state import Hooks
+from smqrt.errors import CloseReason
+from smqrt.wire.ids import node_of, server_of
+from smqrt.wire.link import Refusal
+from tests.cluster.engines import ENGINES, Client, Engine, Place, opened
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    with opened(request.param, tmp_path) as found:
+        yield found
+
+
+def pair(engine: Engine, **options: object) -> tuple[Place, Place]:
+    one, other = engine.place("one", **options), engine.place("other", **options)
+    engine.joined(one, other)
+    return one, other
+
+
+# ---- interest and order
+
+
+def test_a_message_reaches_the_subscribers_of_all_nodes_once(engine: Engine) -> None:
+    places = [engine.place(name) for name in ("a", "b", "c")]
+    engine.joined(*places)
+    subscribers = [place.client() for place in places for _ in range(2)]
+    for one in subscribers:
+        one.subscribe(b"topic")
+    engine.until(lambda: all(place.wanted_by(b"topic") == 2 for place in places), "interest")
+    publisher = places[0].client()
+    publisher.publish(b"topic", b"hello", 7)
+    engine.until(lambda: all(one.messages for one in subscribers), "the message")
+    engine.settle()
+    number = publisher.number(b"topic")
+    assert [one.messages for one in subscribers] == [[(number, publisher.etid, 7, b"hello")]] * 6
+
+
+def test_order_is_that_of_the_publisher_over_topics_and_direct_messages(engine: Engine) -> None:
+    one, other = pair(engine)
+    publisher, subscriber = one.client(), other.client()
+    for name in (b"x", b"y"):
+        subscriber.subscribe(name)
+    engine.until(lambda: one.wanted_by(b"x") and one.wanted_by(b"y"), "interest")
+    expected = []
+    for count in range(300):
+        to = (b"x", b"y", subscriber.etid)[count % 3]
+        publisher.publish(to, b"%d" % count)
+        expected.append(b"%d" % count)
+    engine.until(lambda: len(subscriber.data) == 300, "300 messages")
+    assert subscriber.data == expected
+
+
+def test_interest_comes_and_goes(engine: Engine) -> None:
+    one, other = pair(engine)
+    one.hub.create(b"topic")
+    first, second = other.client(), other.client()
+    first.subscribe(b"topic")
+    second.subscribe(b"topic")
+    engine.until(lambda: one.interest() == {b"topic"}, "interest")
+    first.unsubscribe(b"topic")
+    second.session.disconnect(CloseReason.PEER_CLOSED)
+    engine.until(lambda: not one.interest(), "no interest")
+    assert len(one.member.interest) == 0
+
+
+def test_who_joins_later_is_told_all_there_is(engine: Engine) -> None:
+    one = engine.place("one")
+    old = one.client(b"the-old-client")
+    for count in range(500):
+        old.subscribe(b"topic %d" % count)
+    other = engine.place("other")
+    engine.joined(one, other)
+    for count in range(500):
+        other.hub.create(b"topic %d" % count)
+    assert len(other.interest()) == 500
+    assert other.phantoms() == {b"the-old-client"}
+
+
+def test_the_numbers_of_names_agree_and_of_subtopics_too(engine: Engine) -> None:
+    one, other = pair(engine)
+    assert one.hub.create(b"topic") == other.hub.create(b"topic")
+    number = one.hub.createsub(b"part")
+    engine.until(lambda: other.hub.tid2subtopic(number) == b"part", "the sub-topic")
+
+
+def _with_names_of_its_own(broker: Broker) -> None:
+    broker.create(b"topic", 17)
+    broker.createsub(b"part", 4)
+    broker.createsub(b"other part", 5)
+
+
+def test_a_hub_with_other_numbers_is_translated(engine: Engine) -> None:
+    one = engine.place("one", prepare=_with_names_of_its_own)
+    other = engine.place("other", prepare=lambda broker: broker.createsub(b"part", 5))
+    engine.joined(one, other)
+    here, there = one.client(), other.client()
+    here.subscribe(b"topic")
+    there.subscribe(b"topic")
+    engine.until(lambda: one.interest() and other.interest(), "interest")
+    there.publish(b"topic", b"to 17", other.hub.createsub(b"part"))
+    here.publish(b"topic", b"from 17", one.hub.createsub(b"part"))
+    engine.until(lambda: len(here.data) == len(there.data) == 2, "both messages")
+    assert {(tid, stid) for tid, _, stid, _ in here.messages} == {(17, 4)}
+    assert {(tid, stid) for tid, _, stid, _ in there.messages} == {(other.hub.create(b"topic"), 5)}
+
+
+def test_a_hub_that_ran_alone_translates_its_clients_until_they_are_gone(engine: Engine) -> None:
+    clients: list[Client] = []
+
+    def ran_alone(broker: Broker) -> None:
+        clients.extend(Client(broker, b"alone-%d" % count) for count in range(2))
+
+    one, other = engine.place("one", prepare=ran_alone), engine.place("other")
+    engine.joined(one, other)
+    old, watcher = clients[0], other.client()
+    assert node_of(old.etid) == 0
+    phantom = next(one for one in other.member.phantoms.values() if one.uid == b"alone-0")
+    assert node_of(phantom.etid) == one.member.number
+    old.subscribe(b"topic")
+    watcher.subscribe(b"topic")
+    engine.until(lambda: b"topic" in one.interest() and other.interest(), "interest")
+    old.publish(b"topic", b"hello")
+    engine.until(lambda: watcher.data, "a message of the old client")
+    assert watcher.messages[0][1] == phantom.etid
+    watcher.publish(phantom.etid, b"answer")
+    engine.until(lambda: old.data[-1:] == [b"answer"], "the answer")
+    assert old.messages[-1][0] == old.etid
+    watcher.observe(phantom.etid)
+    old.session.disconnect(CloseReason.PEER_CLOSED)
+    engine.until(lambda: watcher.changes == [(phantom.etid, 0)], "Change")
+
+
+# ---- one-to-one, observe, presence
+
+
+def test_messages_to_an_etid_and_to_servers(engine: Engine) -> None:
+    one, other = pair(engine)
+    a, b = one.client(), other.client()
+    engine.until(lambda: one.member.phantom(b.etid) and other.member.phantom(a.etid), "phantoms")
+    a.publish(b.etid, b"question")
+    engine.until(lambda: b.messages, "the question")
+    assert b.messages == [(b.etid, a.etid, 0, b"question")]
+    got: list[tuple[bytes, int]] = []
+    one.hub.subscribe(b"self", lambda data, ptid, tid, stid: got.append((data, ptid)))
+    other.hub.publish(b"from the server", a.etid)
+    engine.until(lambda: a.messages, "a message of the other server")
+    assert a.messages == [(a.etid, server_of(other.member.number), 0, b"from the server")]
+    b.publish(server_of(one.member.number), b"to the other server")
+    assert other.member.to_servers(b"to all servers", other.hub.gettid(), 0) == 1
+    engine.until(lambda: len(got) == 2, "two messages to the server")
+    assert got == [(b"to the other server", b.etid), (b"to all servers", server_of(other.member.number))]
+
+
+def test_observers_of_an_etid_hear_once_that_it_went(engine: Engine) -> None:
+    one, other = pair(engine)
+    watcher, watched = one.client(), other.client()
+    engine.until(lambda: one.member.phantom(watched.etid), "the phantom")
+    heard: list[int] = []
+    watcher.observe(watched.etid)
+    one.hub.observe(watched.etid, lambda count, etid: heard.append(count))
+    etid = watched.etid
+    watched.session.disconnect(CloseReason.PEER_CLOSED)
+    engine.until(lambda: watcher.changes and heard, "Change")
+    engine.settle()
+    assert (watcher.changes, heard) == ([(etid, 0)], [0])
+    assert etid not in one.member.foreign
+
+
+def test_topics_are_observed_per_node_or_over_all(engine: Engine) -> None:
+    one, other = pair(engine)
+    one.member.counts_all = True
+    everywhere, here = one.client(), other.client()
+    for watcher in (everywhere, here):
+        watcher.observe(watcher.number(b"topic"))
+    subscribers = [place.client() for place in (one, other) for _ in range(2)]
+    for subscriber in subscribers:
+        subscriber.subscribe(b"topic")
+    engine.until(lambda: (everywhere.count, here.count) == (4, 2), "counts")
+    subscribers[-1].unsubscribe(b"topic")
+    engine.until(lambda: (everywhere.count, here.count) == (3, 1), "counts")
+    engine.cut(one, other)
+    engine.until(lambda: everywhere.count == 2, "the count of one node")
+
+
+def test_the_newest_client_of_a_uid_stays(engine: Engine) -> None:
+    one, other = pair(engine)
+    old = one.client(b"the-same-uid")
+    engine.until(lambda: other.phantoms() == {b"the-same-uid"}, "the phantom")
+    new = other.client(b"the-same-uid")
+    engine.until(lambda: old.session.closed, "the take-over")
+    engine.settle()
+    assert old.goodbye == CloseReason.TAKEN_OVER.value.encode()
+    assert not new.session.closed
+    assert one.phantoms() == {b"the-same-uid"}
+    assert not other.phantoms()
+
+
+# ---- hooks
+
+
+def test_onpublish_and_ondrop_are_asked_at_the_origin(engine: Engine) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def hooks(name: str) -> Hooks:
+        return Hooks(
+            onpublish=lambda run, tid, ptid, peer: tid == number and asked.append((name, "publish")) or run,
+            ondrop=lambda run, tid, ptid, peer: asked.append((name, "drop")),
+            permittop=lambda topic, issub, session: asked.append((name, "permit")) or True,  # type: ignore[func-returns-value]
+        )
+
+    one, other = engine.place("one", hooks=hooks("one")), engine.place("other", hooks=hooks("other"))
+    engine.joined(one, other)
+    subscriber, publisher = other.client(), one.client()
+    subscriber.subscribe(b"topic")
+    number = one.hub.create(b"topic")
+    engine.until(lambda: one.interest(), "interest")
+    publisher.publish(number, b"taken")
+    engine.until(lambda: subscriber.data, "the message")
+    subscriber.unsubscribe(b"topic")
+    engine.until(lambda: not one.interest(), "no interest")
+    publisher.publish(number, b"not taken")
+    engine.settle()
+    assert asked == [("other", "permit"), ("one", "publish"), ("one", "publish"), ("one", "drop")]
+
+
+# ---- the end
+
+
+def test_a_hub_that_ends_ends_nobody_elsewhere(engine: Engine) -> None:
+    one, other = pair(engine)
+    watcher, leaving = one.client(), other.client()
+    engine.until(lambda: one.member.phantom(leaving.etid), "the phantom")
+    watcher.observe(leaving.etid)
+    etid = leaving.etid
+    other.hub.close()
+    engine.until(lambda: watcher.changes == [(etid, 0)], "Change")
+    assert not watcher.session.closed
+    assert not one.member.remotes
+    assert one.member.phantom(etid) is None
+
+
+def test_shutdown_of_one_client_of_one_hub_and_of_all(engine: Engine) -> None:
+    one, other = pair(engine)
+    here, there, third = one.client(), other.client(), other.client()
+    engine.until(lambda: one.member.phantom(there.etid), "the phantom")
+    one.hub.shutdown(b"you", there.etid)
+    engine.until(lambda: there.session.closed, "the end of one")
+    one.hub.shutdown(b"this hub")
+    engine.settle()
+    assert (here.session.closed, third.session.closed) == (True, False)
+    one.member.end_all(b"all")
+    engine.until(lambda: third.session.closed, "the end of all")
+    assert [client.goodbye for client in (there, here, third)] == [b"you", b"this hub", b"all"]
+
+
+def test_a_hub_that_leaves_goes_on_alone(engine: Engine) -> None:
+    one, other = pair(engine)
+    mine, theirs = one.client(), other.client()
+    mine.subscribe(b"topic")
+    one.member.leave()
+    engine.until(lambda: not other.member.remotes, "the other notices")
+    assert one.hub.cluster is None
+    mine.publish(b"topic", b"alone")
+    engine.until(lambda: mine.data == [b"alone"], "its own message")
+    assert not theirs.session.closed
+    assert not other.member.phantoms
+
+
+# ---- links break
+
+
+def test_partition_and_heal(engine: Engine) -> None:
+    one, other = pair(engine)
+    subscriber, publisher = other.client(b"subscriber"), one.client(b"publisher")
+    subscriber.subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic"), "interest")
+    publisher.publish(b"topic", b"before")
+    engine.until(lambda: subscriber.data == [b"before"], "the first message")
+    publisher.observe(subscriber.etid)
+    engine.cut(one, other)
+    engine.until(lambda: not one.member.remotes and not other.member.remotes, "both notice")
+    assert one.member.phantom(subscriber.etid) is None
+    engine.until(lambda: publisher.changes == [(subscriber.etid, 0)], "Change")
+    publisher.publish(b"topic", b"meanwhile")
+    newcomer = other.client(b"newcomer")
+    newcomer.subscribe(b"second topic")
+    engine.heal(one, other)
+    engine.joined(one, other)
+    publisher.publish(b"topic", b"after")
+    engine.until(lambda: len(subscriber.data) == 2, "the message after")
+    assert subscriber.data == [b"before", b"after"]
+    assert one.hub.drops()["unrouted"] == 1
+    assert one.phantoms() == {b"subscriber", b"newcomer"}
+    one.hub.create(b"second topic")
+    assert one.interest() == {b"topic", b"second topic"}
+
+
+def test_the_same_uid_in_both_parts_is_settled_by_the_heal(engine: Engine) -> None:
+    one, other = pair(engine)
+    engine.cut(one, other)
+    engine.until(lambda: not one.member.remotes and not other.member.remotes, "both notice")
+    old = one.client(b"the-same-uid")
+    engine.wait_silence()
+    new = other.client(b"the-same-uid")
+    engine.heal(one, other)
+    engine.joined(one, other)
+    engine.until(lambda: old.session.closed or new.session.closed, "one of them goes")
+    engine.settle()
+    assert old.session.closed != new.session.closed
+
+
+def test_what_is_on_the_way_when_a_link_breaks_is_delivered_or_counted(engine: Engine) -> None:
+    one, other = pair(engine)
+    subscriber, publisher = other.client(), one.client()
+    subscriber.subscribe(b"topic")
+    one.hub.create(b"topic")
+    engine.until(lambda: one.interest(), "interest")
+    engine.silence(one, other)
+    for count in range(100):
+        publisher.publish(b"topic", b"%d" % count)
+    engine.wait_silence()
+    engine.until(lambda: not one.member.remotes, "the silence is noticed")
+    engine.settle()
+    lost = one.hub.stats.drops[Drop.LINK_LOST] + one.hub.stats.drops[Drop.UNROUTED]
+    assert lost + len(subscriber.data) >= 100
+    assert lost <= 100
+    engine.heal(one, other)
+    engine.joined(one, other)
+    publisher.publish(b"topic", b"again")
+    engine.until(lambda: subscriber.data[-1:] == [b"again"], "the message after")
+    assert len(subscriber.data) == len(set(subscriber.data))
+
+
+def test_a_dead_node_is_forgotten_at_once_with_all_its_clients(engine: Engine) -> None:
+    one, other = pair(engine)
+    clients = [other.client() for _ in range(50)]
+    for client in clients:
+        client.subscribe(b"topic")
+    engine.until(lambda: len(one.member.phantoms) == 50, "phantoms")
+    watcher = one.client()
+    for client in clients:
+        watcher.observe(client.etid)
+    engine.kill(other)
+    engine.until(lambda: len(watcher.changes) == 50, "50 Changes")
+    engine.settle()
+    member = one.member
+    assert (len(member.phantoms), len(member.foreign), len(member.interest), member._bits) == (0, 0, 0, 0)
+    assert sorted(watcher.changes) == sorted((client.etid, 0) for client in clients)
+
+
+def test_a_node_that_starts_again_with_the_same_number_takes_its_own_place(engine: Engine) -> None:
+    one, other = engine.place("one"), engine.place("other", number=77)
+    engine.joined(one, other)
+    other.client(b"of the old one")
+    engine.until(lambda: one.phantoms() == {b"of the old one"}, "the phantom")
+    engine.silence(one, other)  # so that the death is not noticed
+    again = engine.place("again", number=77)
+    engine.until(lambda: one.phantoms() != {b"of the old one"}, "the old one is forgotten")
+    again.client(b"of the new one")
+    engine.until(lambda: one.phantoms() == {b"of the new one"}, "the new phantom")
+    assert [remote.number for remote in one.member.remotes] == [77]
+
+
+# ---- who may not join
+
+
+def refused(engine: Engine, one: Place, other: Place, why: Refusal) -> bool:
+    return bool(engine.node_of(one).refused[why] and engine.node_of(other).refused[why])
+
+
+def test_another_password_joins_nobody(engine: Engine) -> None:
+    one, stranger = engine.place("one"), engine.place("stranger", key=b"x" * 32)
+    engine.until(lambda: refused(engine, one, stranger, Refusal.PASSWORD), "the refusal")
+    assert not one.member.remotes
+    assert not stranger.member.remotes
+
+
+def test_another_cluster_name_joins_nobody(engine: Engine) -> None:
+    one, other = engine.place("one", hub="chat"), engine.place("other", hub="game")
+    engine.until(lambda: engine.node_of(one).links and engine.node_of(other).links, "a link")
+    engine.settle()
+    assert not one.member.remotes
+    assert not other.member.remotes
+
+
+def test_another_version_joins_nobody(engine: Engine) -> None:
+    one, other = engine.place("one"), engine.place("other", versions=(2, 3))
+    engine.until(lambda: refused(engine, one, other, Refusal.VERSION), "the refusal")
+    assert not one.member.remotes
+    assert not other.member.remotes
+
+
+def test_nodes_with_the_same_number_choose_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = engine.place("one")
+    number = one.member.number
+    drawn = iter([number] * 3)
+    node_class = type(engine.node_of(one))
+    draw = node_class._draw
+    monkeypatch.setattr(node_class, "_draw", lambda self, taken: next(drawn, None) or draw(self, taken))
+    other = engine.place("other")
+    assert other.member.number == number
+    drawn = iter(())
+    client = other.client(b"before the change")
+    engine.joined(one, other)
+    assert one.member.number != other.member.number
+    sender = one.client()
+    engine.until(lambda: one.phantoms() == {b"before the change"}, "the phantom")
+    phantom = next(iter(one.member.phantoms.values()))
+    assert node_of(phantom.etid) == other.member.number
+    sender.publish(phantom.etid, b"hello")
+    engine.until(lambda: client.data == [b"hello"], "a message to the translated client")
