@@ -123,7 +123,8 @@ class Link:
         self.since_s = self.heard_s = self.pinged_s = now_s
         self.why = ""
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
-        self._own = Hello(*node.versions, node.id, node.epoch, node.random(wire.NONCE_BYTES))
+        oldest, newest = node.versions
+        self._own = Hello(oldest, newest, node.id, node.epoch, node.random(wire.NONCE_BYTES))
         self._hellos = b""
         self._channels: dict[int, Channel] = {}
         self._theirs: dict[int, Channel] = {}
