@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smqrt.backplane.connection import QUEUE_BYTES
@@ -17,6 +17,7 @@ from smqrt.backplane.mesh import PORT, Mesh, key_of
 from smqrt.cluster.node import PING_S, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.net.worker_place import WorkerPlace, worker_place
 
 log = logging.getLogger("smqrt")
 
@@ -63,8 +64,8 @@ class ProcessCluster:
         self.mesh: Mesh | None = None
 
     def follow(self, plan: ClusterPlan) -> None:
-        """Join others as `plan` says, from the next hub on."""
-        self.plan = plan
+        """Join others as `plan` says, and the other workers of this server, from the next hub on."""
+        self.plan = _with_workers(plan, worker_place())
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
         """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
@@ -105,6 +106,19 @@ class ProcessCluster:
             mesh.close()
 
 
+def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
+    """The workers of a server are joined, with all their hubs. Each takes links over the network at its own port."""
+    if place.directory is None or place.count == 1:
+        return plan
+    listen = plan.listen
+    if listen:
+        host, port = address(listen)
+        listen = f"{host}:{port + place.number}"
+    directory = place.directory / "links"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return replace(plan, hubs=True, directory=directory, secret=place.secret, listen=listen)
+
+
 def address(text: str) -> tuple[str, int]:
     """`host:port`, `host`, or `[ipv6]:port`, as host and port.
 
@@ -120,10 +134,8 @@ def address(text: str) -> tuple[str, int]:
 
 
 def _key(plan: ClusterPlan) -> bytes:
-    if plan.secret:
-        return plan.secret
     if plan.directory and not plan.password:
-        return _secret_of(plan.directory)
+        return plan.secret or _secret_of(plan.directory)
     if plan.joins and not plan.password:
         raise ArgumentError("cluster: links over the network need a password; give cluster.password to all nodes")
     return key_of(plan.password.encode()) if plan.password else os.urandom(SECRET_BYTES)
