@@ -61,6 +61,7 @@ LONGEST = [
 WAIT_MS = 20_000  # for what a page does, on a machine that has much else to do
 MARKS = {
     **dict.fromkeys(("serve", "served_demos", "mosquitto", "start_mosquitto", "besiege", "besieged"), "servers"),
+    **dict.fromkeys(("nats_server", "start_nats"), "servers"),
     **dict.fromkeys(("chromium", "page", "new_page"), "browser"),
     "spark": "spark",
 }
