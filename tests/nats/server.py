@@ -32,15 +32,17 @@ class NatsServer:
         self.url = f"nats://127.0.0.1:{self.port}"
         self._config = folder / f"nats-{self.port}.conf"
         self.log = folder / f"nats-{self.port}.log"
+        self._errors = folder / f"nats-{self.port}.err"
         self._config.write_text(f'listen: "127.0.0.1:{self.port}"\nlog_file: "{self.log}"\n{settings}')
         self.start()
 
     def start(self) -> None:
         """Starts it, also again after `kill`."""
-        self.process = subprocess.Popen(["nats-server", "-c", self._config], stderr=subprocess.DEVNULL)
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(["nats-server", "-c", self._config], stderr=errors)
         deadline = time.monotonic() + START_S
         while True:
-            assert self.process.poll() is None, f"nats-server ended: {self.log.read_text()}"
+            assert self.process.poll() is None, f"nats-server ended: {self._errors.read_text()}"
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
@@ -52,6 +54,13 @@ class NatsServer:
         """Ends it as a crash does."""
         self.send(signal.SIGKILL)
         self.process.wait(10)
+
+    def pause(self) -> None:
+        """Lets it stand still, until `send(SIGCONT)`."""
+        self.send(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.process.pid}/task")
+        while any(") T" not in (thread / "stat").read_text() for thread in threads.iterdir()):
+            time.sleep(0.001)
 
     def send(self, number: int) -> None:
         """Sends a signal: SIGUSR2 is lame duck mode."""

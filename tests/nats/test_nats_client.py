@@ -68,6 +68,7 @@ def test_replies_headers_groups_and_ends(nats_server: NatsServer, client: Make) 
     two.unsubscribe(subscription)
     two.unsubscribe(subscription)
     assert subscription.is_over
+    assert two.flush(10)
     one.publish("gone", b"")
     assert one.flush(10)
     assert two.flush(10)
@@ -162,7 +163,7 @@ def test_a_large_message_and_one_that_is_too_large(nats_server: NatsServer, clie
 def test_what_waits_for_a_slow_server_is_bounded(start_nats: Callable[..., NatsServer], client: Make) -> None:
     server = start_nats()
     one = client(server.url, queue_bytes=1 << 20, pong_s=0.4, ping_s=60, reconnect_queue_bytes=1 << 16)
-    server.send(signal.SIGSTOP)
+    server.pause()
     taken = 0
     while one.publish("x", bytes(10_000)):
         taken += 1
@@ -189,7 +190,7 @@ def test_a_server_that_does_not_answer_is_left(start_nats: Callable[..., NatsSer
     assert 0 < one.rtt(5) < 5
     gevent.sleep(0.8)
     assert one.counters.reconnects == 0  # it answers
-    server.send(signal.SIGSTOP)
+    server.pause()
     assert not one.flush(0.01)
     with pytest.raises(NoAnswer):
         one.rtt(0.01)
