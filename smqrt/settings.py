@@ -414,7 +414,11 @@ class ClusterSettings:
         "", text(), "Address and port for links of other nodes: `0.0.0.0:1900`. When not given: none come in."
     )
     nodes: tuple[str, ...] = option(
-        (), texts(), "Other nodes, `10.0.0.2:1900`; also a list that has this one itself in it.", shown="none"
+        (),
+        texts(),
+        "Other nodes, `10.0.0.2:1900`; also a list that has this one itself in it. Or servers of NATS, "
+        "`nats://10.0.0.9`, through which all nodes find each other.",
+        shown="none",
     )
     password: str | None = option(
         None, optional(text()), "The same at all nodes: without it nobody is joined.", secret=True

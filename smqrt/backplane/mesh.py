@@ -20,6 +20,7 @@ from gevent.event import Event
 from greenlet import getcurrent
 
 from smqrt.backplane.connection import QUEUE_BYTES, connection_of
+from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.cluster.link import Link
 from smqrt.cluster.member import Member
@@ -87,6 +88,7 @@ class Mesh:
         self._timer.ref = False
         self._timer.start(self._look)
         self._closers: list[Callable[[], object]] = []
+        self._last_closers: list[Callable[[], object]] = []
         self._handshakes = 0
 
     def _look(self) -> None:
@@ -130,6 +132,12 @@ class Mesh:
         self._closers.append(dialer.close)
         return dialer
 
+    def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
+        """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
+        backplane = NatsBackplane(self.node, servers, site, **options)
+        self._last_closers.append(backplane.close)
+        return backplane
+
     def share_directory(self, directory: Path) -> None:
         """Join all processes of this machine that share a directory, which only this user may read.
 
@@ -146,6 +154,8 @@ class Mesh:
         for closer in self._closers:
             closer()
         self.node.close()
+        for closer in self._last_closers:  # they carry what the links say last
+            closer()
         self._timer.stop()
         self._timer.close()
 

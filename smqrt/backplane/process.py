@@ -30,7 +30,7 @@ class ClusterPlan:
 
     Attributes:
         listen: `host:port` for links of other nodes; empty for none.
-        nodes: `host:port` of others.
+        nodes: `host:port` of others, or `nats://…` of servers through which they are met.
         directory: all processes that share it are joined; None for none.
         secret: of those, when they have one already; a file in the directory otherwise.
         password: of the links over the network.
@@ -95,8 +95,11 @@ class ProcessCluster:
         except BaseException:
             mesh.close()
             raise
+        if servers := [one for one in plan.nodes if "://" in one]:
+            mesh.meet_through_nats(",".join(servers))
         for node in plan.nodes:
-            mesh.dial(*address(node))
+            if "://" not in node:
+                mesh.dial(*address(node))
         return mesh
 
     def close(self) -> None:

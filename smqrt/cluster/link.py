@@ -110,6 +110,7 @@ class Link:
         number: the other node's number.
         remote: where received messages go at the moment.
         round_trip_s: of the newest ping; None before.
+        why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes, received_bytes: of the link.
     """
 
@@ -121,7 +122,7 @@ class Link:
         self.remote: RemoteNode | None = None
         self.round_trip_s: float | None = None
         self.since_s = self.heard_s = self.pinged_s = now_s
-        self.why = ""
+        self.why, self.code = "", 0
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
         oldest, newest = node.versions
         self._own = Hello(oldest, newest, node.id, node.epoch, node.random(wire.NONCE_BYTES))
@@ -155,6 +156,11 @@ class Link:
         outbox = self.transport.outbox
         for run in runs:
             outbox.put(run)  # in a way that a connection over its limit is noticed
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ended because the two nodes can't have a link."""
+        return self.code in (Refusal.VERSION, Refusal.PASSWORD, Refusal.SELF, Refusal.NUMBER)
 
     @property
     def unacked_bytes(self) -> int:
@@ -376,7 +382,7 @@ class Link:
     def _end(self, why: str, code: int = 0, in_order: bool = False, reason: Drop = Drop.LINK_LOST) -> None:
         if self.state is LinkState.CLOSED:
             return
-        self.state, self.why = LinkState.CLOSED, why
+        self.state, self.why, self.code = LinkState.CLOSED, why, code
         self._count_lost(reason)
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)

@@ -26,6 +26,7 @@ from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.broker.crowd import Ear
 from tests.cluster.cut import Cable
+from tests.nats.server import NatsServer
 from tests.waiting import wait_until
 
 KEY = b"k" * 32
@@ -346,7 +347,34 @@ class TcpEngine(MeshEngine):
     name = "tcp"
 
 
-ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "tcp": TcpEngine}
+class NatsEngine(MeshEngine):
+    """Links through NATS; a cable leads from each node to the server."""
+
+    name = "nats"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._server = NatsServer(path)
+
+    def _connect(self, place: Place, mesh: Mesh) -> None:
+        cable = self._cables[frozenset((place,))] = Cable(self._server.port)
+        mesh.meet_through_nats(f"nats://127.0.0.1:{cable.port}", hello_s=0.2, longest_reconnect_s=0.3)
+
+    def cut(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((other,))].cut()
+
+    def heal(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((other,))].mend()
+
+    def silence(self, one: Place, other: Place) -> None:
+        self._cables[frozenset((other,))].hold()
+
+    def close(self) -> None:
+        super().close()
+        self._server.stop()
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "tcp": TcpEngine, "nats": NatsEngine}
 
 
 @contextmanager

@@ -1,0 +1,261 @@
+"""Nodes that reach each other through NATS: links as over sockets, whose bytes travel as messages of NATS core.
+
+    smqrt.<site>.hello     each node says there, every second, that it is alive
+    smqrt.<site>.n.<id>    what is for one node: who sends it, which link, its place in the order, then frames
+
+NATS keeps the order of what one connection publishes to a subject, and loses what it can't deliver without a word: the
+place in the order shows that, and the link begins anew. The password is proved on each link as everywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections import deque
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt import nats
+from smqrt.backplane.connection import LinkConnection, LinkSession
+from smqrt.broker.outbox import Drop, Outbox
+from smqrt.cluster.link import Link, LinkState
+from smqrt.cluster.node import Node
+from smqrt.nats.client import NatsState
+from smqrt.net.connection import view
+from smqrt.wire.life import Life, moved
+from smqrt.wire.link import ID_BYTES
+
+log = logging.getLogger("smqrt")
+
+CHUNK_BYTES = 64 << 10
+"""A message of NATS carries about so much: whole frames."""
+HELLO_S = 1.0
+SILENCE_S = 3.0
+PING_S = 2.0
+RETRY_S = 10.0
+"""A node that refused a link, or was refused one, is left alone for so long."""
+MAX_HANDSHAKES = 100
+MAX_NODES = 1023
+WAITING_BYTES = 16 << 20
+"""What may wait here for handlers that are behind, of one node."""
+
+_HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
+_HELLO = struct.Struct(f">{ID_BYTES}sQ")
+
+
+class NatsConnection(LinkConnection):
+    """The connection of a link through NATS: both directions are messages with a place in an order.
+
+    Args:
+        backplane: of this node.
+        to: the id of the other node.
+        link_id: eight bytes, the same on both sides.
+    """
+
+    __slots__ = ("_backplane", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
+
+    def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
+        Outbox.__init__(self)
+        self.watcher = self.writer = self.backlog = self.handshake = None
+        self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
+        self.received_bytes = self.sent = self.came = 0
+        self._backplane, self.to, self._link_id = backplane, to, link_id
+        self._subject = backplane.inbox(to)
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+
+    def begin(self, link: Link) -> None:
+        """Serve a link."""
+        session: Any = LinkSession(link)
+        self.link, self.session = link, session
+
+    @property
+    def worked_off_bytes(self) -> int:
+        """See `Transport` of links."""
+        return self.received_bytes - len(self.carry) - self._waiting_bytes
+
+    # ---- reading
+
+    def arrived(self, place: int, data: bytes) -> None:
+        """Frames have come."""
+        if place != self.came:
+            self.link.lose(f"NATS lost {place - self.came} messages on the way; the link begins anew")
+            return
+        self.came += 1
+        self.received_bytes += len(data)
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > WAITING_BYTES:
+            self.link.lose("what came through NATS waits for handlers that are behind; the link begins anew")
+        elif not self.paused:
+            self._work_off_waiting()
+
+    def _work_off_waiting(self) -> None:
+        while self._waiting and not self.paused and not self.life.over:
+            data = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            view[: len(data)] = data
+            self.feed(len(data))
+        if not self.life.over:
+            self.link.heard(self.link.node.clock_s())
+
+    def on_data_waiting(self) -> None:
+        """Go on after a pause."""
+        super().on_data_waiting()
+        self._work_off_waiting()
+
+    def pause(self) -> None:
+        """See `RawConnection`."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """See `RawConnection`."""
+        if self.paused and not self.life.over:
+            self.paused = False
+            self.on_data_waiting()
+
+    # ---- writing
+
+    def put_view(self, view: memoryview) -> None:
+        """See `Outbox`."""
+        self.put(bytes(view))
+
+    def flush(self) -> None:
+        """Publish the queue, in portions of whole frames."""
+        queue, self.queue = self.queue, []
+        portion: list[bytes] = []
+        size = 0
+        for run in queue:
+            if size and size + len(run) > CHUNK_BYTES:
+                self._publish(portion)
+                portion, size = [], 0
+            portion.append(run)
+            size += len(run)
+        if portion and not self.life.over:
+            self._publish(portion)
+
+    def _publish(self, runs: list[bytes]) -> None:
+        head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
+        self.sent += 1
+        if not self._backplane.client.publish(self._subject, head + b"".join(runs)):
+            get_hub().loop.run_callback(self._refused)
+
+    def _refused(self) -> None:
+        self.link.lose("the queue for NATS is full; the link begins anew", Drop.LINK_SLOW)
+
+    # ---- the end
+
+    def close(self, in_order: bool) -> None:
+        """See `Transport` of links."""
+        if self.life.over:
+            return
+        if in_order and self.queue:
+            self.flush()
+        self.life = moved(self.life, Life.CLOSED)
+        self.queue, self.carry = [], b""
+        self._waiting.clear()
+        self._backplane.closed(self)
+
+
+class NatsBackplane:
+    """Finds the other nodes through NATS, and links this one to each.
+
+    Args:
+        node: this one.
+        servers: of NATS, see `smqrt.nats.connect`.
+        site: nodes of other sites are never met; a word of a subject.
+        options: of the client, see `smqrt.nats.options.NatsOptions`.
+        hello_s: seconds between signs of life.
+    """
+
+    def __init__(self, node: Node, servers: str, site: str = "smqrt", hello_s: float = HELLO_S, **options: Any) -> None:
+        self.node, self._site, self._hello_s = node, site, hello_s
+        self._connections: dict[tuple[bytes, bytes], NatsConnection] = {}
+        self._left_alone: dict[bytes, float] = {}
+        self._answered_s = 0.0
+        self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
+        self.client.subscribe(f"smqrt.{site}.hello", self._on_hello)
+        self.client.subscribe(self.inbox(node.id), self._on_message)
+        loop: Any = get_hub().loop
+        self._timer = loop.timer(hello_s, hello_s)
+        self._timer.ref = False
+        self._timer.start(self._say_hello)
+
+    def inbox(self, node_id: bytes) -> str:
+        """The subject of what is for a node."""
+        return f"smqrt.{self._site}.n.{node_id.hex()}"
+
+    # ---- who is there
+
+    def _say_hello(self) -> None:
+        if self.client.connected:
+            self._answered_s = time.monotonic()
+            self.client.publish(f"smqrt.{self._site}.hello", _HELLO.pack(self.node.id, self.node.epoch))
+
+    def _on_state(self, state: NatsState, why: str) -> None:
+        if state is NatsState.CONNECTED:
+            get_hub().loop.run_callback(self._say_hello)
+            return
+        for connection in list(self._connections.values()):
+            connection.link.lose(f"no connection to NATS: {why}")
+
+    def _on_hello(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
+        if len(payload) != _HELLO.size or self.node.closed:
+            return
+        node_id, epoch = _HELLO.unpack(payload)
+        link = self.node.links.get(node_id)
+        if link is not None and link.peer is not None and link.peer.epoch == epoch:
+            if isinstance(link.transport, NatsConnection):
+                link.heard(self.node.clock_s())
+        elif node_id != self.node.id and not self._is_left_alone(node_id):
+            self._meet(node_id)
+
+    def _is_left_alone(self, node_id: bytes) -> bool:
+        return self._left_alone.get(node_id, 0.0) > time.monotonic()
+
+    def _meet(self, node_id: bytes) -> None:
+        """The node with the smaller id connects; the other one says that it is there."""
+        if any(one.to == node_id and one.link.state is not LinkState.UP for one in self._connections.values()):
+            return
+        if len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
+            return
+        if self.node.id < node_id:
+            self._begin(node_id, self.node.random(8), connects=True)
+        elif time.monotonic() - self._answered_s > self._hello_s / 10:
+            self._say_hello()
+
+    def _begin(self, node_id: bytes, link_id: bytes, connects: bool) -> NatsConnection:
+        connection = NatsConnection(self, node_id, link_id)
+        self._connections[node_id, link_id] = connection
+        link = self.node.connected(connection, connects)
+        connection.begin(link)
+        return connection
+
+    # ---- links
+
+    def _on_message(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
+        if len(payload) < _HEAD.size or self.node.closed:
+            return
+        node_id, link_id, place = _HEAD.unpack_from(payload)
+        connection = self._connections.get((node_id, link_id))
+        if connection is None:
+            if place or len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
+                return  # of a link that has ended here
+            connection = self._begin(node_id, link_id, connects=False)
+        connection.arrived(place, payload[_HEAD.size :])
+
+    def closed(self, connection: NatsConnection) -> None:
+        """A link has ended."""
+        self._connections = {key: one for key, one in self._connections.items() if one is not connection}
+        if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
+            now_s = time.monotonic()
+            self._left_alone = {one: end_s for one, end_s in self._left_alone.items() if end_s > now_s}
+            self._left_alone[connection.to] = now_s + RETRY_S
+
+    def close(self) -> None:
+        """Be there no more."""
+        self._timer.stop()
+        self._timer.close()
+        self.client.close()
