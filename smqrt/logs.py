@@ -1,7 +1,7 @@
 """The log of a server: as text or as JSON, with a level for all and for each logger, and without secrets.
 
-One record of JSON is one line, with its keys in this order: `time`, `level`, `logger`, `event`, `message`, then what
-the event is about, and last `error` with a traceback.
+One record of JSON is one line, with its keys in this order: `time`, `level`, `logger`, `event`, `message`, `worker` if
+there are several, then what the event is about, and last `error` with a traceback.
 """
 
 from __future__ import annotations
@@ -79,15 +79,18 @@ class TextFormatter(logging.Formatter):
     Args:
         has_time: begin each with the time and the level.
         is_colored: show warnings and errors in colour.
+        worker: which one of several writes, such as "w1"; stands before each record.
     """
 
-    def __init__(self, has_time: bool = False, is_colored: bool = False) -> None:
+    def __init__(self, has_time: bool = False, is_colored: bool = False, worker: str = "") -> None:
         super().__init__()
-        self._has_time, self._is_colored = has_time, is_colored
+        self._has_time, self._is_colored, self._worker = has_time, is_colored, worker
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
         line = printable(without_secrets(_cut(super().format(record))), lines=True)
+        if self._worker:
+            line = f"{self._worker}: {line}"
         if self._has_time:
             line = f"{iso(record.created)} {record.levelname.lower():7} {line}"
         color = _COLORS.get(record.levelno) if self._is_colored else None
@@ -95,7 +98,15 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record."""
+    """A line of JSON for each record.
+
+    Args:
+        worker: which one of several writes, such as "w1".
+    """
+
+    def __init__(self, worker: str = "") -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -107,6 +118,8 @@ class JsonFormatter(logging.Formatter):
             "event": event,
             "message": without_secrets(_cut(record.getMessage())),
         }
+        if self._worker:
+            line["worker"] = self._worker
         fields = getattr(record, "fields", None)
         if isinstance(fields, Mapping):
             line |= {name: _plain(value) for name, value in fields.items() if name not in line}
@@ -133,12 +146,14 @@ class ServerLog:
 
     Args:
         options: the group `log` of the settings.
+        worker: which one of several this process is, such as "w1".
     """
 
-    def __init__(self, options: LogOptions) -> None:
+    def __init__(self, options: LogOptions, worker: str = "") -> None:
         self.is_json = options.format == "json"
         handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter() if self.is_json else TextFormatter(options.time, _is_colored(options)))
+        text = TextFormatter(options.time, _is_colored(options), worker)
+        handler.setFormatter(JsonFormatter(worker) if self.is_json else text)
         logging.getLogger().addHandler(handler)
         self._handler = handler
         self._own_levels: dict[str, int] = {}

@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smqrt.errors import ArgumentError, SmqrtError, StartError
-from smqrt.http.disk import DiskIo
-from smqrt.http.virtual_files import server_io
-from smqrt.lua import api, table_codec
-from smqrt.lua.api import files, mako
-from smqrt.lua.bridge import from_utf8
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.errors import ArgumentError, StartError
 from smqrt.options import options_of, path, text, whole
 from smqrt.settings import Settings
 
@@ -102,38 +95,13 @@ def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> 
     file, current = file.absolute(), current or Path.cwd()
     if not file.exists():
         raise StartError(f"{file} does not exist.")
-    values = _variables(file, words)
+    from smqrt.lua.conf import variables  # here: without such a file nobody needs to load Lua for it
+
+    values = variables(file, words)
     try:
         return _conf(file, values, current)
     except ArgumentError as error:
         raise StartError(f"{file}: {error}") from None
-
-
-def _variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
-    """Run the file in a Lua of its own: the server's own begins when its ports are open."""
-    vm = Vm()
-    ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
-    services = Services(ios=dict(ios), argv=list(words), conf=file)
-    try:
-        api.install(vm, services)
-        files.install(vm, services)
-        mako.install(vm, services)
-        answer = mako.install_loadconf(vm, services)()
-    except SmqrtError as error:
-        raise StartError(f"{file}: {error}") from None
-    finally:
-        vm.stop()
-    if not isinstance(answer[0], bytes):
-        message = from_utf8(answer[1] if isinstance(answer[1], bytes) else b"it failed")
-        raise StartError(f"{file.parent}/{message}" if message.startswith(file.name) else message)
-    variables: dict[str, Value] = _texts(table_codec.load(answer[0]))
-    return variables
-
-
-def _texts(value: Value) -> Value:
-    if isinstance(value, bytes):
-        return from_utf8(value)
-    return {_texts(key): _texts(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _conf(file: Path, values: dict[str, Value], current: Path) -> MakoConf:

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from smqrt.admin.health import Health
 from smqrt.admin.otel import Tracing
 from smqrt.admin.parts import Parts
 from smqrt.admin.server import AdminServer
+from smqrt.app_spec import AppSpec
 from smqrt.backplane.process import cluster
 from smqrt.console.mount import mount as mount_console
 from smqrt.errors import StartError
@@ -49,20 +50,24 @@ from smqrt.lua.watchdog import LoopWatchdog
 from smqrt.mako_conf import MakoConf
 from smqrt.net import broker, keeping
 from smqrt.net.drain import close_clients, refuse_newcomers, wait_handled, wait_sent
+from smqrt.net.fd_channel import FdChannel
 from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.log_limits import limit_errors_of_greenlets
 from smqrt.net.origins import is_loopback
 from smqrt.net.scheduling import GarbageCollector
+from smqrt.net.worker_place import worker_place
 from smqrt.restart.control import Restarts
 from smqrt.restart.taking import TakeOver
 from smqrt.server import process, reload
 from smqrt.server.applying import apply_connection_limits, apply_settings, cluster_plan, http_limits
 from smqrt.server.ending import Ending, Step
-from smqrt.server.listeners import Listeners, admin_files
+from smqrt.server.listeners import Listeners
 from smqrt.server.live_settings import LiveSettings
+from smqrt.server.ports import ADMIN, admin_files
 from smqrt.server.renewal import Renewal
 from smqrt.server.supervise import Compactions, Pipelines
 from smqrt.server.systemd import Notifier
+from smqrt.server.worker import WorkerEnd
 from smqrt.settings import Settings
 
 log = logging.getLogger("smqrt")
@@ -73,25 +78,6 @@ RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
 MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to disconnect
 SMQ_END_S = 2.0  # the same for SMQ clients
 LAST_BYTES_S = 1.0  # for what was sent last to reach the other machines
-
-
-@dataclass(frozen=True)
-class AppSpec:
-    """One application to load.
-
-    Attributes:
-        name: the path segment it is mounted under; empty for the root.
-        path: a folder or a ZIP file.
-        priority: -127 to 127, higher is asked first.
-        inner: the folder inside the ZIP file; empty for its top.
-        entry: its number in the table `apps` of mako.conf; None when that does not name it.
-    """
-
-    name: str
-    path: Path
-    priority: int = 0
-    inner: str = ""
-    entry: int | None = None
 
 
 class Server:
@@ -105,6 +91,7 @@ class Server:
             when there is none.
         conf: what mako.conf says; its settings are in `settings` already.
         take_over: another process whose place this one takes.
+        worker: the channel to the supervisor, of one worker of several.
 
     Attributes:
         renewal: what is read again at SIGHUP, and when its files change.
@@ -124,10 +111,13 @@ class Server:
         pipelines: Sequence[str] | None = None,
         conf: MakoConf | None = None,
         take_over: TakeOver | None = None,
+        worker: WorkerEnd | None = None,
     ) -> None:
         self.live = LiveSettings(settings, report)
-        self._take_over = take_over
-        self._restarts = Restarts(self, settings.restart, report, self._replaced)
+        self._take_over, self._worker = take_over, worker
+        self.place = worker_place()
+        restart = replace(settings.restart, socket="") if worker else settings.restart  # that is the supervisor's
+        self._restarts = Restarts(self, restart, report, self._replaced)
         self._conf = conf
         self.root = Root()
         sessions = RequestSessions(settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
@@ -142,12 +132,12 @@ class Server:
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
         self.identities = self._read_identities()
-        self._listeners = Listeners(settings, self.http, conf)
+        self._listeners = Listeners(settings, self.http, conf, worker.ports if worker else None)
         self.admin = self._open_admin()
         self.renewal = self._make_renewal()
         apply_settings(self.live, self.http, self._listeners)
         self._announcer = Announcer(writer.opened, self._reachable_url())
-        self._pipelines = Pipelines(pipelines, report) if pipelines else None
+        self._pipelines = Pipelines(pipelines, report) if pipelines and self.place.is_first else None
         self._compactions = Compactions(writer.opened, report)
         self._rtl = self._mount_rtl()
         self.services = self._make_services(words)
@@ -166,7 +156,7 @@ class Server:
 
     def _make_renewal(self) -> Renewal:
         renewal = Renewal(self._report)
-        renewal.answered = self._systemd.reloaded
+        renewal.answered = self._worker.reloaded if self._worker else self._systemd.reloaded
         renewal.add("settings", self.live.reload)  # first: others may find the names of their files there
         if self._listeners.has_certificates:
             renewal.add("certificates", self._listeners.reload, self._listeners.files)
@@ -176,11 +166,12 @@ class Server:
 
     def _open_admin(self) -> AdminServer | None:
         settings = self.settings.admin
-        if not settings.enabled:
+        if not settings.enabled or not self.place.is_first:
             return None
         files = admin_files(self.settings)
         tls = ListenerTls(files) if files else None
-        admin = AdminServer(settings.host, settings.port, self.identities, tls, self.settings.tls.handshake_s)
+        given = self._worker.ports[ADMIN].own if self._worker else ()
+        admin = AdminServer(settings.host, settings.port, self.identities, tls, self.settings.tls.handshake_s, given)
         if tls is not None:
             self._listeners.look_after(admin.listener, tls)
         return admin
@@ -319,10 +310,15 @@ class Server:
         if self.identities is not None:
             self.identities.start()
         self._announcer.start()
-        self._compactions.start()
+        if self.place.is_first:
+            self._compactions.start()
         urls = {name: self._url(name, listener.address) for name, listener in self._listeners.items()}
-        for name, url in urls.items():
-            self._report(f"listening on {url}" + ("" if name in ("http", "https") else f" (listener {name})"))
+        listening = [
+            f"listening on {url}" + ("" if name in ("http", "https") else f" (listener {name})")
+            for name, url in urls.items()
+        ]
+        for line in listening if self._worker is None else ():
+            self._report(line)
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -332,6 +328,8 @@ class Server:
         for application in self.applications:
             self._start_pipelines(application)
         self.state = "serving"
+        if self._worker:
+            self._worker.ready(listening)
         failed = [_shown_name(application) for application in self.applications if application.error is not None]
         self._systemd.ready(", ".join([*urls.values(), *(f"application {name} failed" for name in failed)]))
 
@@ -369,6 +367,8 @@ class Server:
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
         handlers = [gevent.signal_handler(number, react) for number, react in self._reactions().items()]
+        if self._worker:
+            self._worker.start(self)
         self._watchdog.start()
         limit_errors_of_greenlets()
         if self.admin is not None:
@@ -408,7 +408,7 @@ class Server:
 
     def _take_late(self, take_over: TakeOver) -> None:
         if not take_over.take_late():
-            self.ask_to_stop(1)
+            self.end(1)
 
     # ---- what a hot restart asks for
 
@@ -419,7 +419,7 @@ class Server:
 
     def _replaced(self, pid: int) -> None:
         self._systemd.replaced(pid)
-        self.ask_to_stop()
+        self.end()
 
     def failed_applications(self) -> list[str]:
         """The names of the applications that do not run, and why."""
@@ -437,12 +437,30 @@ class Server:
 
     def _reactions(self) -> dict[signal.Signals, Callable[[], None]]:
         return {
-            signal.SIGTERM: self.ask_to_stop,
-            signal.SIGINT: self.ask_to_stop,
-            signal.SIGHUP: self._on_hangup,
+            signal.SIGTERM: self.end,
+            signal.SIGINT: (lambda: None) if self._worker else self.end,  # Ctrl-C reaches the supervisor, too
+            signal.SIGHUP: self.reload,
             signal.SIGUSR1: self.tell_state,
-            signal.SIGUSR2: self._restarts.ask,
+            signal.SIGUSR2: self._refuse_restart if self._worker else self._restarts.ask,
         }
+
+    # ---- what the supervisor of workers asks for
+
+    def accept_for(self, workers: Sequence[int]) -> None:
+        """Accepts the connections of these workers, too."""
+        self._listeners.accept_for(workers)
+
+    def hand_over(self, channel: FdChannel) -> tuple[str | None, int]:
+        """Lets the process at the other end take this one's place; see `Restarts.hand_over`."""
+        return self._restarts.hand_over(channel)
+
+    def end_for_good(self) -> None:
+        """Ends, and nobody takes this process's place."""
+        self._listeners.leave_nobody()
+        self.end()
+
+    def _refuse_restart(self) -> None:
+        self._report(f"a worker can't restart itself; send SIGUSR2 to its supervisor, process {os.getppid()}")
 
     def load_certificates(self, in_thread: bool = True) -> str | None:
         """Reads the certificates again; returns why it could not, and nothing has changed then, None when it did.
@@ -454,7 +472,8 @@ class Server:
             return "there are no certificates to read again"
         return self._listeners.reload(in_thread)
 
-    def _on_hangup(self) -> None:
+    def reload(self) -> None:
+        """Reads settings and files again, soon."""
         self._systemd.reloading()
         self.renewal.ask()
 
@@ -463,7 +482,14 @@ class Server:
         log.warning("asked for the state\n%s", process.state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
-        """Lets `run` go on to its end."""
+        """Ends the server, of several workers all."""
+        if self._worker:
+            self._worker.exit(exit_code)
+        else:
+            self.end(exit_code)
+
+    def end(self, exit_code: int = 0) -> None:
+        """Lets `run` of this process go on to its end."""
         self._exit_code = exit_code
         self._stopping.set()
 
@@ -512,6 +538,8 @@ class Server:
 
     def _stop_listening(self) -> None:
         self._announcer.stop()
+        if self._worker:
+            self._worker.left()
         self._listeners.turn_away()
         self._listeners.close()
 

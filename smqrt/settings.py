@@ -440,6 +440,19 @@ class ClusterSettings:
     )
 
 
+MOST_WORKERS = 128
+
+
+def _workers() -> Rule[int]:
+    """A number of processes, or "auto", which is 0."""
+
+    def read_workers(value: object) -> int:
+        return 0 if value == "auto" else whole(0, MOST_WORKERS).read(value)
+
+    schema = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST_WORKERS}, {"const": "auto"}]}
+    return Rule(f'a whole number from 1 to {MOST_WORKERS}, or "auto"', read_workers, int, schema)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What `smqrt serve` can be told. Paths are relative to the current folder."""
@@ -463,6 +476,11 @@ class Settings:
         None,
         optional(text()),
         "File with the keys of `ba.tpm`; a name in `.key` is never served. `~/.config/smqrt/tpm.key` by default.",
+    )
+    workers: int = option(
+        1,
+        _workers(),
+        "Processes that serve the ports together; `auto` (or 0): as many as there are cores (help: workers).",
     )
     hosts: str = option(
         "",

@@ -18,7 +18,7 @@ from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.runtime import Server
 from smqrt.server import listeners
-from smqrt.server.listeners import ports
+from smqrt.server.ports import ports
 from smqrt.settings import Settings
 from smqrt.settings_sources import Sources
 from tests.conftest import free_port

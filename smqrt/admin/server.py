@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _socket
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from smqrt.admin.announced import announce
@@ -23,12 +25,9 @@ from smqrt.net.listener import Listener
 from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.origins import Hosts, Origins, is_loopback
 from smqrt.net.tls import HANDSHAKE_S
+from smqrt.server.ports import ADMIN_PORT
 
 log = logging.getLogger("smqrt.admin")
-
-PORT = 9356
-"""The default; another server of this machine may have it, and then any free one is taken."""
-
 
 GROUP = "admin"
 """The group of users who may come in where others reach the admin listener."""
@@ -78,11 +77,12 @@ class AdminServer:
 
     Args:
         host: the address to listen on.
-        port: the port; None for `PORT`, or a free one when that is taken.
+        port: the port; None for `ADMIN_PORT`, or a free one when that is taken.
         identities: the server's users. On an address that others reach, those of the group `admin` may come in, by
             Basic, and those of the group `viewer`, who may only look; `/healthz` and `/readyz` are for all.
         tls: speaks TLS; None for plain HTTP.
         handshake_s: seconds that a TLS handshake may take.
+        given: listening sockets of somebody else, instead of a new one.
 
     Attributes:
         root: the tree of what it serves.
@@ -99,9 +99,10 @@ class AdminServer:
         identities: IdentityService | None = None,
         tls: ListenerTls | None = None,
         handshake_s: float = HANDSHAKE_S,
+        given: Sequence[_socket.socket] = (),
     ) -> None:
         self.root = _Root()
-        self._tls = tls
+        self._tls, self._given = tls, given
         self.http = HttpServer(self.root, logins=Logins(RequestSessions()))
         self.listener = self._bound(host, port, handshake_s)
         address = self.listener.address[0]
@@ -162,9 +163,11 @@ class AdminServer:
     def _bound(self, host: str, port: int | None, handshake_s: float) -> Listener:
         if port is None:
             try:
-                return self._bound(host, PORT, handshake_s)
+                return self._bound(host, ADMIN_PORT, handshake_s)
             except StartError:
                 return self._bound(host, 0, handshake_s)
         if self._tls is None:
-            return Listener(host, port, self.http.accepted)
-        return Listener(host, port, self.http.accepted_secure, self._tls.context, handshake_s=handshake_s)
+            return Listener(host, port, self.http.accepted, given=self._given)
+        return Listener(
+            host, port, self.http.accepted_secure, self._tls.context, handshake_s=handshake_s, given=self._given
+        )

@@ -45,7 +45,7 @@ _COMMANDS = {
 
 
 @contextmanager
-def _collecting_later() -> Iterator[None]:
+def collecting_later() -> Iterator[None]:
     """Loads modules without passes of the garbage collector: nearly all of what they make stays, a tenth of a start."""
     gc.disable()
     try:
@@ -63,7 +63,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, name, _ = _COMMANDS[cmd_name]
-        with _collecting_later():
+        with collecting_later():
             command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command

@@ -12,7 +12,7 @@ import click
 from smqrt.cli.serve import CONFIG_OPTIONS, certificate_fault, sources
 from smqrt.errors import StartError
 from smqrt.printable import json_line, printable
-from smqrt.server.listeners import ports
+from smqrt.server.ports import ports
 from smqrt.settings import FILE_NAME, Settings
 from smqrt.settings_sources import DEFAULT, Configuration, Sources, rows
 from smqrt.settings_tree import schema as schema_of

@@ -67,7 +67,7 @@ def ask(base: str, path: str, timeout_s: float, ca: str | None = None, pinned: s
 
 def _own_server() -> tuple[str, str | None]:
     """Its URL, and its certificate when it speaks TLS."""
-    from smqrt.server.listeners import admin_files  # here: who gives --url need not wait for the server's modules
+    from smqrt.server.ports import admin_files  # here: who gives --url need not wait for the server's modules
 
     file = Path(FILE_NAME)
     settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings

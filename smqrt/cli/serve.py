@@ -6,6 +6,7 @@ applications: each of its sub-folders is one, mounted under its name.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -13,23 +14,32 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smqrt import mako_conf
-from smqrt.errors import PipelineError, StartError
+from smqrt.app_spec import AppSpec
+from smqrt.cli import collecting_later
+from smqrt.errors import PipelineError, SmqrtError, StartError
 from smqrt.logs import ServerLog
 from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
+from smqrt.net.worker_place import worker_place
 from smqrt.printable import printable
-from smqrt.restart.taking import TakeOver
-from smqrt.runtime import AppSpec, Server
-from smqrt.server.listeners import lacks_certificate
+from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
+from smqrt.server.cores import cores
+from smqrt.server.ports import lacks_certificate
+from smqrt.server.shares import shared
+from smqrt.server.worker import WorkerEnd
 from smqrt.settings import FILE_NAME, Settings, table
 from smqrt.settings_sources import Sources
 from smqrt.settings_tree import Setting, flag
+
+if TYPE_CHECKING:
+    from smqrt.restart.taking import TakeOver
 
 log = logging.getLogger("smqrt")
 
@@ -130,33 +140,86 @@ def serve(
     One APP is the application at /. A folder that holds applications mounts each under its name.
     """
     words: list[str] = context.obj
+    worker = WorkerEnd.inherited()
+    if worker is None:
+        sys.exit(_serve(words, apps, mounts, take_over, values, None))
+    try:
+        code = _serve(words, apps, mounts, take_over, values, worker)
+    except SmqrtError as error:
+        worker.failed(str(error))
+        code = 1
+    worker.close()
+    sys.exit(code)
+
+
+def _serve(
+    words: list[str],
+    apps: tuple[str, ...],
+    mounts: tuple[str, ...],
+    take_over: bool,
+    values: Mapping[str, object],
+    worker: WorkerEnd | None,
+) -> int:
     found, conf = sources(values, words)
     configuration = found.read()
     if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
         conf = replace(conf, plain_http=True)
-    settings = _with_certificate(configuration.settings)
-    server_log = ServerLog(settings.log)
-    report = server_log.report(_report)
-    for warning in configuration.warnings:
+    settings = shared(_with_certificate(configuration.settings), worker_place())
+    server_log = ServerLog(settings.log, worker_place().label)
+    report = worker.report if worker else server_log.report(_report)
+    for warning in configuration.warnings if worker is None else ():
         log.warning("%s", warning)
     specs = discover(apps, mounts, Path.cwd(), conf)
-    place = _place(settings, take_over)
-    server = Server(settings, words, report, _pipeline_command() if settings.pipelines else None, conf, place)
-    server.live.read_with(lambda: found.read().settings, configuration.settings)
+    count = settings.workers or cores()
+    if count > 1 and worker is None:
+        from smqrt.server.supervisor import Supervisor  # here: one process needs none
+
+        if take_over or TAKE_OVER in os.environ:
+            raise StartError("Several workers can't take the place of a server; its own are replaced by smqrt restart.")
+        reload_log = partial(_reload_log, server_log, found)
+        supervisor = Supervisor(settings, count, conf, report, reload_log)
+        _tell_files(configuration.files, conf, specs, report)
+        _stop_without_reader(supervisor.over.set)
+        return supervisor.run()
+    with collecting_later():
+        from smqrt.runtime import Server  # here: the supervisor of workers needs none of it
+    place = _place(settings, take_over and worker is None)
+    server = Server(settings, words, report, _pipeline_command(settings), conf, place, worker)
+    server.live.read_with(
+        lambda: shared(found.read().settings, worker_place()), shared(configuration.settings, worker_place())
+    )
     server.live.watch(("log",), lambda found: server_log.apply(found.log))
-    for file in (*configuration.files, *([conf.path] if conf else [])):
+    if worker is None:
+        _tell_files(configuration.files, conf, specs, report)
+    _stop_without_reader(server.ask_to_stop)
+    return server.run(specs)
+
+
+def _reload_log(server_log: ServerLog, found: Sources) -> None:
+    with contextlib.suppress(StartError):  # the workers say it
+        server_log.apply(found.read().settings.log)
+
+
+def _tell_files(
+    files: Sequence[Path], conf: MakoConf | None, specs: Sequence[AppSpec], report: Callable[[str], None]
+) -> None:
+    read = [*files, *([conf.path] if conf else [])]
+    for file in read:
         report(f"configuration: {file}")
-    read = [*configuration.files, *([conf.path] if conf else [])]
     for file in _not_read(read, specs):
         log.warning("configuration: %s is not read; --config, or -c for a mako.conf, names another", file)
     if conf and conf.not_honoured:
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
-    raw = _UntilReaderLeaves(server.ask_to_stop)
+
+
+def _stop_without_reader(stop: Callable[[], None]) -> None:
+    raw = _UntilReaderLeaves(stop)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
-    sys.exit(server.run(specs))
 
 
 def _place(settings: Settings, take_over: bool) -> TakeOver | None:
+    from smqrt.restart.taking import TakeOver  # here: the supervisor of workers needs none of it
+
     inherited = TakeOver.inherited()
     if inherited or not take_over:
         return inherited
@@ -192,8 +255,10 @@ def _report(line: str) -> None:
     click.echo(printable(line))
 
 
-def _pipeline_command() -> list[str] | None:
+def _pipeline_command(settings: Settings) -> list[str] | None:
     """What runs the pipelines of an application; None, and a line that says why, when nothing can."""
+    if not settings.pipelines or not worker_place().is_first:
+        return None
     from smqrt.pipeline import doctor, jvm
 
     checks = doctor.package("pyspark", *doctor.PYSPARK), doctor.package("pyarrow", *doctor.PYARROW)

@@ -8,6 +8,7 @@ from smqrt.errors import StreamError
 from smqrt.net.readiness import READ, Ready, Wait
 from smqrt.net.stream import Info
 from smqrt.net.tls import Buffer
+from smqrt.net.worker_place import worker_place
 
 MAX_BYTES = 65535
 
@@ -46,6 +47,8 @@ class Datagram:
     def _attach(self, sock: _socket.socket, local_port: int | None, host: str | None, peer: Info | None) -> None:
         if local_port is not None or host:
             try:
+                if local_port and worker_place().count > 1:  # every worker asks for this port
+                    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
                 sock.bind((host or ("::" if self.family == _socket.AF_INET6 else ""), local_port or 0))
             except (OSError, OverflowError) as error:
                 raise StreamError("bind", str(error)) from None

@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,6 +27,7 @@ from smqrt.net.readiness import READ, Ready, Signal, Wait
 from smqrt.net.scheduling import TURN_S
 from smqrt.net.stream import resolve
 from smqrt.net.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
+from smqrt.net.worker_place import worker_place
 
 log = logging.getLogger("smqrt")
 
@@ -66,12 +67,14 @@ class Listener:
         handshake_s: seconds that a TLS handshake may take.
         backlog: connections the kernel may hold for us; it takes no more than net.core.somaxconn.
         sockets: with so many the kernel holds so much more.
-        sock: a listening socket of somebody else, instead of a new one.
+        given: listening sockets of somebody else, instead of new ones.
 
     Attributes:
         name: what settings call it.
         max_connections: so many of its connections may be open at once; 0 for no limit of its own.
         asked_for: host and port as they were given.
+        leaves_queue: at its end those who wait in the kernel are left to whoever serves the sockets next.
+        takes_turns: other processes accept at the same socket, so it takes one connection at a time.
 
     Raises:
         StartError: the address can't be bound; one sentence.
@@ -83,16 +86,16 @@ class Listener:
         port: int,
         on_accept: OnAccept,
         context: ssl.SSLContext | None = None,
-        backlog: int = 65535,
+        backlog: int = BACKLOG_AT_MOST,
         sockets: int = 1,
         handshake_s: float = HANDSHAKE_S,
-        sock: _socket.socket | None = None,
+        given: Sequence[_socket.socket] = (),
     ) -> None:
         self.asked_for = host, port
-        self._is_shared = sock is not None
-        given = [sock] if sock is not None else inherited.take(host, port)
-        self._sockets = given or _bind_all(host.strip("[]"), port, backlog, sockets)
-        for one in given:
+        self.leaves_queue, self.takes_turns = bool(given), False
+        handed = list(given) or inherited.take(host, port)
+        self._sockets = handed or listening_sockets(host, port, sockets, backlog)
+        for one in handed:
             _set_inherited(one)
         open_listeners.append(self)
         self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
@@ -101,7 +104,10 @@ class Listener:
         self._on_accept: OnAccept = self._handshakes.begin if self._handshakes else on_accept
         self._proxy_headers: ProxyHeaders | None = None
         self._family, self._type = self._sockets[0].family, self._sockets[0].type
-        self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), 1) for one in self._sockets]
+        self._watchers = _watchers(self._sockets)
+        self._others: list[_socket.socket] = []
+        self._watchers_of_others: list[Any] = []
+        self._is_accepting = False
         self._turn_s = self._until_s = 0.0
         self._pause: Any = None
         self._complained = False
@@ -152,12 +158,25 @@ class Listener:
 
     def start(self) -> None:
         """Begin to accept."""
-        for watcher, sock in zip(self._watchers, self._sockets, strict=True):
+        self._is_accepting = True
+        watchers, sockets = [*self._watchers, *self._watchers_of_others], [*self._sockets, *self._others]
+        for watcher, sock in zip(watchers, sockets, strict=True):
             watcher.start(self._accept, sock)
+
+    def accept_for(self, others: Sequence[_socket.socket]) -> None:
+        """Accept at these sockets too, whose own process does not, and no longer at those that were named before."""
+        for watcher in self._watchers_of_others:
+            watcher.stop()
+            watcher.close()
+        self._others, self._watchers_of_others = list(others), _watchers(others)
+        if self._is_accepting:
+            for watcher, sock in zip(self._watchers_of_others, self._others, strict=True):
+                watcher.start(self._accept, sock)
 
     def stop(self) -> None:
         """Accept no more; connections wait in the kernel. Those that were accepted are still passed on."""
-        for watcher in self._watchers:
+        self._is_accepting = False
+        for watcher in (*self._watchers, *self._watchers_of_others):
             watcher.stop()
         if self._pause is not None:
             self._pause.stop()
@@ -171,7 +190,7 @@ class Listener:
         self.stop()
         while self._accepted:
             self._say_busy(self._accepted.popleft()[0])
-        for sock in () if self._is_shared else self._sockets:
+        for sock in () if self.leaves_queue else (*self._sockets, *self._others):
             for _ in range(_WAITING_AT_MOST):
                 try:
                     fd, _ = sock._accept()  # type: ignore[attr-defined]
@@ -186,6 +205,7 @@ class Listener:
     def close(self) -> None:
         """Stop for good. Unfinished handshakes end."""
         self.stop()
+        self.accept_for(())
         for watcher in self._watchers:
             watcher.close()
         self._taking.stop()
@@ -205,7 +225,7 @@ class Listener:
         """Empty the kernel's list first, which is short, and then begin with those who came."""
         if self._turn_s != (turn_s := get_hub().loop.now()):  # the sockets share the time of a turn
             self._turn_s, self._until_s = turn_s, monotonic() + ACCEPT_S
-        while self._accept_some(sock) and monotonic() < self._until_s:
+        while self._accept_some(sock) and not self.takes_turns and monotonic() < self._until_s:
             pass
         if not self._taking.active:
             self._take()
@@ -215,7 +235,7 @@ class Listener:
         accepted = self._accepted
         if accepted and _are_enough():
             return False  # those that are one too many wait in the kernel
-        for _ in range(ACCEPTS_AT_ONCE):
+        for _ in range(1 if self.takes_turns else ACCEPTS_AT_ONCE):
             try:
                 accepted.append(sock._accept())  # type: ignore[attr-defined]
             except BlockingIOError:
@@ -276,6 +296,10 @@ open_listeners: list[Listener] = []
 """Of this process, in the order they were made."""
 
 
+def _watchers(sockets: Sequence[_socket.socket]) -> list[Any]:
+    return [get_hub().loop.io(one.fileno(), 1) for one in sockets]
+
+
 def _are_enough() -> bool:
     """Whether as many connections were accepted, and wait, as may be."""
     waiting = sum(len(each._accepted) for each in open_listeners)
@@ -307,7 +331,19 @@ def sockets_for_storms() -> int:
     return min(SOCKETS_AT_MOST, -(-WAITING_IN_KERNEL // max(held, 1)))
 
 
-def _bind_all(host: str, port: int, backlog: int, count: int) -> list[_socket.socket]:
+def listening_sockets(host: str, port: int, count: int = 1, backlog: int = BACKLOG_AT_MOST) -> list[_socket.socket]:
+    """Open the sockets of a port; the kernel spreads connections evenly over them.
+
+    Args:
+        host: as for `Listener`.
+        port: 0 picks a free one.
+        count: how many sockets.
+        backlog: connections that the kernel may hold for each.
+
+    Raises:
+        StartError: the address can't be bound; one sentence.
+    """
+    host = host.strip("[]")
     alone = _bind(host, port, backlog, is_shared=False)  # only so a port is refused that another server has
     if count == 1:
         return [alone]
@@ -525,6 +561,8 @@ def _bound(port: int, host: str | None, ipv6: bool) -> _socket.socket:
     sock = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if worker_place().count > 1:  # every worker loads the application that asks for this port
+            sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind(address)
         sock.listen(BACKLOG)

@@ -6,28 +6,21 @@ import contextlib
 import logging
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import gevent
-from gevent import socket as gsocket
 from gevent import subprocess
 
-from smqrt.errors import StartError
-from smqrt.limits import LineLimit
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
+from smqrt.restart.door import RestartDoor
 from smqrt.restart.giving import HandOver, OldServer
-from smqrt.restart.protocol import ENVIRONMENT, HELLO_S
+from smqrt.restart.protocol import ENVIRONMENT
 from smqrt.settings import RestartSettings
 
 log = logging.getLogger("smqrt")
 
-STRANGER_BYTES = 4096
-"""What a process may say before it is known what it wants."""
-BACKLOG = 16
 CALL_OFF_S, _LOOK_S = 2.0, 0.01
 """What a hand-over may take to end when it is called off."""
 _FOLDER = os.getcwd()  # where this process was started: applications may change to another one
@@ -57,9 +50,7 @@ class Restarts:
         self._under_way: HandOver | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._finished: HandOver | None = None
-        self._socket: gsocket.socket | None = None
-        self._accepting: gevent.Greenlet[..., None] | None = None
-        self._strangers, self._nonsense = LineLimit(), LineLimit()
+        self._door = RestartDoor(settings.socket, self._answer)
 
     # ---- asked
 
@@ -121,6 +112,15 @@ class Restarts:
         self._done(attempt.pid)
         return None
 
+    def hand_over(self, channel: FdChannel) -> tuple[str | None, int]:
+        """Let the process at the other end take this one's place; blocks.
+
+        Returns:
+            Why it failed, None when it did not; and how many clients the other process has.
+        """
+        fault = self._hand_over(channel)
+        return fault, self._finished.moved if self._finished else 0
+
     @property
     def is_handed_over(self) -> bool:
         """Whether another process has the sockets."""
@@ -139,45 +139,14 @@ class Restarts:
         Raises:
             StartError: it can't be made, or another server has it.
         """
-        path = self._settings.socket
-        if not path:
-            return
-        sock = gsocket.socket(socket.AF_UNIX)
-        beside = f"{path}.{os.getpid()}"
-        before = os.umask(0o177)
-        try:
-            if not self._server.is_successor and _answers(path):
-                raise StartError(
-                    f"restart.socket: another server listens at {path}; start this one with --take-over, or give each "
-                    "server a socket of its own."
-                )
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-            sock.bind(beside)
-            sock.listen(BACKLOG)
-            _check_replaceable(path)
-            os.rename(beside, path)  # nobody finds none there
-        except OSError as error:
-            sock.close()
-            raise StartError(f"restart.socket: {path}: {error.strerror}; give a path in a folder of its own.") from None
-        finally:
-            os.umask(before)
-        self._socket = sock
-        self._accepting = gevent.spawn(self._accept, sock)
+        self._door.open(is_successor=self._server.is_successor)
 
     def close(self) -> None:
         """Listen no more; take the socket's file away unless it is the new process's. A hand-over that is under way is
         called off: the server is to end, and the new process would take its place.
         """
         self._call_off()
-        if self._accepting is not None:
-            self._accepting.kill()
-        if self._socket is not None:
-            self._socket.close()
-            if not self.is_handed_over:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._settings.socket)
-            self._socket = None
+        self._door.close(leaves_file=self.is_handed_over)
 
     def _call_off(self) -> None:
         attempt = self._under_way
@@ -191,31 +160,7 @@ class Restarts:
         while self._under_way is attempt and time.monotonic() < until_s:
             gevent.sleep(_LOOK_S)
 
-    def _accept(self, sock: gsocket.socket) -> None:
-        while True:
-            try:
-                client, _ = sock.accept()
-            except OSError as error:
-                log.error("restart.socket: %s", error)
-                gevent.sleep(1)
-                continue
-            self._serve(FdChannel(client, STRANGER_BYTES))
-
-    def _serve(self, channel: FdChannel) -> None:
-        """One after the other: who says nothing holds the others for `HELLO_S` at most, and is of this user."""
-        pid, uid = channel.peer()
-        if not channel.is_of_this_user():
-            self._strangers.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
-            channel.close()
-            return
-        try:
-            message, fds = channel.receive(HELLO_S)
-        except ChannelError as error:
-            self._nonsense.warn(f"refused: process {pid} at restart.socket: {error}")
-            channel.close()
-            return
-        for fd in fds:
-            os.close(fd)
+    def _answer(self, channel: FdChannel, message: Message) -> None:
         if message["do"] == "restart":
             gevent.spawn(self._answer_command, channel)
         else:
@@ -230,24 +175,6 @@ class Restarts:
         with contextlib.suppress(ChannelError):
             channel.send(answer)
         channel.close()
-
-
-def _answers(path: str) -> bool:
-    """Whether a server listens there."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-        return True
-
-
-def _check_replaceable(path: str) -> None:
-    """Raises FileExistsError when something else than a socket is there."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            raise FileExistsError(17, "there is a file that is no socket")
 
 
 def _run(attempt: HandOver) -> str | None:

@@ -216,7 +216,7 @@ class HandOver:
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
-            pid, _ = self._channel.peer()
+            pid = self.pid or self._channel.peer()[0]  # of a pair of sockets the kernel knows only who made it
             log.error("restart: process %d does not listen, and is killed", pid)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

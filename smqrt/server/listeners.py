@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import gevent
 
@@ -13,143 +15,21 @@ from smqrt.mako_conf import MakoConf
 from smqrt.net.admission import open_connections
 from smqrt.net.listener import Listener, sockets_for_storms
 from smqrt.net.listener_tls import ListenerTls
-from smqrt.net.server_tls import TlsFiles
-from smqrt.server.systemd import passed_sockets
+from smqrt.server.port_sockets import PortSockets, passed_ports
+from smqrt.server.ports import ADMIN, OTHER_PORTS, Port, admin_files, ports
 from smqrt.settings import ListenerSettings, Settings
 
-OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
+log = logging.getLogger("smqrt")
+
 CLOCK_S = 60.0
-_LONGEST_PROTOCOL = 255
-ADMIN = "admin"
-_FLAT_PORTS = {"http": "port", "https": "tls_port"}
 
 
-@dataclass(frozen=True)
-class Port:
-    """A listener as the settings have it, with nothing left out.
-
-    Attributes:
-        name: of its table, or `http` and `https` for the flat settings.
-        tls: None for a plain one.
-        max_connections: 0 for no limit of its own.
-        others: ports to try when `port` is not to be had.
-    """
-
-    name: str
-    host: str
-    port: int
-    tls: TlsFiles | None
-    max_connections: int = 0
-    others: range = range(0)
-
-
-def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
-    """Returns the listeners that the settings ask for, `http` and `https` first.
-
-    Raises:
-        StartError: a table makes no sense; one sentence that names it.
-    """
-    asked = [name for name in dict.fromkeys([*_flat(settings, conf), *settings.listener]) if _enabled(name, settings)]
-    if not asked:
-        raise StartError("no listener is enabled; leave one of them on.")
-    if ADMIN in asked:
-        raise StartError(f"listener.{ADMIN}: the listener of operators has this name, see [{ADMIN}]; choose another.")
-    return [_port(name, settings, conf) for name in asked]
-
-
-def _enabled(name: str, settings: Settings) -> bool:
-    return name not in settings.listener or settings.listener[name].enabled
-
-
-def lacks_certificate(settings: Settings) -> bool:
-    """Whether a listener with TLS is asked for and no certificate is given for it."""
-    if settings.cert:
-        return False
-    https = settings.listener.get("https", ListenerSettings())
-    tables = {**settings.listener, **({"https": https} if settings.tls_port is not None else {})}
-    return any(one.enabled and _is_secure(name, one) and not _own_pairs(one) for name, one in tables.items())
-
-
-def _flat(settings: Settings, conf: MakoConf | None) -> list[str]:
-    """The listeners that need no table."""
-    secure = ["https"] if settings.tls_port is not None else []
-    return secure if secure and conf and not conf.plain_http else ["http", *secure]
-
-
-def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
-    table = settings.listener.get(name, ListenerSettings())
-    flat = {"http": settings.port, "https": settings.tls_port}.get(name)
-    port = flat if table.port is None else table.port
-    if port is None:
-        raise StartError(f"listener.{name} has no port; give it one (0 picks a free one).")
-    mako_host = conf.tls_host if conf and name == "https" else None
-    files = _files(name, table, settings) if _is_secure(name, table) else None
-    if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
-        raise StartError(f"listener.{name} has settings of TLS, but tls is off; set tls = true, or leave them out.")
-    if table.proxy_protocol and not settings.proxy.trusted:
-        raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; give its address.")
-    of_mako = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
-    others = OTHER_PORTS[name] if of_mako else range(0)
-    return Port(name, table.host or mako_host or settings.host, port, files, table.max_connections, others)
-
-
-def _is_secure(name: str, table: ListenerSettings) -> bool:
-    return (name == "https" or bool(_own_pairs(table))) if table.tls is None else table.tls
-
-
-def _own_pairs(table: ListenerSettings) -> tuple[tuple[str, str], ...]:
-    own = ((table.cert or "", table.key or ""),) if table.cert or table.key else ()
-    return own + table.certificates
-
-
-def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
-    what = f"listener.{name}" if name in settings.listener else ""
-    if bool(table.cert) != bool(table.key):
-        given, missing = ("cert", "key") if table.cert else ("key", "cert")
-        raise StartError(f"{what}.{given} needs {missing} too; a certificate and its private key belong together.")
-    flat = ((settings.cert, settings.key),) if settings.cert and settings.key else ()
-    pairs = ((*flat, *table.certificates) if name == "https" and not table.cert else _own_pairs(table)) or flat
-    if not pairs:
-        raise StartError(f"{what or name} has no certificate; give cert and key.")
-    tls = settings.tls
-    alpn = tls.alpn if table.alpn is None else table.alpn
-    for protocol in alpn:
-        if not protocol.isascii() or len(protocol) > _LONGEST_PROTOCOL:
-            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is no name of ALPN: 1 to 255 ASCII characters.")
-    return TlsFiles(
-        pairs,
-        table.client_ca or settings.client_ca,
-        table.client_crl or tls.client_crl,
-        table.client_certificate or tls.client_certificate,
-        table.minimum_version or tls.minimum_version,
-        alpn,
-        what,
-        tls.key_password,
-    )
-
-
-def admin_files(settings: Settings) -> TlsFiles | None:
-    """Returns the files of the admin listener's TLS; None when it speaks none.
-
-    Raises:
-        StartError: the settings make no sense.
-    """
-    admin, tls = settings.admin, settings.tls
-    if bool(admin.cert) != bool(admin.key):
-        given, missing = ("cert", "key") if admin.cert else ("key", "cert")
-        raise StartError(f"admin.{given} needs {missing} too; a certificate and its private key belong together.")
-    if not (bool(admin.cert) if admin.tls is None else admin.tls):
-        if admin.cert or admin.client_ca:
-            raise StartError(
-                "admin has settings of TLS, but admin.tls is off; set admin.tls = true, or leave them out."
-            )
-        return None
-    cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
-    if not cert or not key:
-        raise StartError("admin.tls is on and there is no certificate; give admin.cert and admin.key, or cert and key.")
-    crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
-    version, password = tls.minimum_version, tls.key_password
-    return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
+def _known(asked: Iterable[Port], given: Mapping[str, PortSockets]) -> Iterator[Port]:
+    for port in asked:
+        if port.name in given:
+            yield port
+        else:
+            log.warning("listener %s is opened at the next start of the server", port.name)
 
 
 class Listeners(Mapping[str, Listener]):
@@ -159,12 +39,19 @@ class Listeners(Mapping[str, Listener]):
         settings: what the listeners are to be.
         http: gets the connections.
         conf: what mako.conf says.
+        given: the sockets of each port, of a worker; it opens none itself.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
     """
 
-    def __init__(self, settings: Settings, http: HttpServer, conf: MakoConf | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        http: HttpServer,
+        conf: MakoConf | None = None,
+        given: Mapping[str, PortSockets] | None = None,
+    ) -> None:
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
         self._settings = settings
         self._listeners: dict[str, Listener] = {}
@@ -173,8 +60,8 @@ class Listeners(Mapping[str, Listener]):
         self._clock: gevent.Greenlet[..., None] | None = None
         try:
             asked = ports(settings, conf)
-            self._passed = passed_sockets([port.name for port in asked])
-            for port in asked:
+            self._given = passed_ports(asked) if given is None else given
+            for port in asked if given is None else _known(asked, given):
                 self._open(port)
         except BaseException:
             self.close()
@@ -210,18 +97,25 @@ class Listeners(Mapping[str, Listener]):
             self._tls[port.name] = tls
 
     def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
-        sock = self._passed.pop(port.name, None)
+        sockets = self._given.get(port.name)
+        given = sockets.own if sockets else ()
+        made = partial(Listener, port.host, port.port, given=given, sockets=sockets_for_storms())
         if tls is None:
-            return Listener(port.host, port.port, self._http.accepted, sockets=sockets_for_storms(), sock=sock)
-        return Listener(
-            port.host,
-            port.port,
-            self._http.accepted_secure,
-            tls.context,
-            sockets=sockets_for_storms(),
-            handshake_s=self._handshake_s,
-            sock=sock,
-        )
+            listener = made(self._http.accepted)
+        else:
+            listener = made(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
+        listener.takes_turns = sockets is not None and sockets.is_one_for_all
+        return listener
+
+    def accept_for(self, workers: Sequence[int]) -> None:
+        """Accept the connections that are meant for these workers, too."""
+        for name, listener in self._listeners.items():
+            listener.accept_for(self._given[name].of(workers))
+
+    def leave_nobody(self) -> None:
+        """The server ends: nobody serves these ports next."""
+        for name, listener in self._listeners.items():
+            listener.leaves_queue = self._given[name].is_kept if name in self._given else False
 
     def look_after(self, listener: Listener, tls: ListenerTls) -> None:
         """Renew the certificates of the admin listener as those of the ports."""
@@ -245,6 +139,8 @@ class Listeners(Mapping[str, Listener]):
             self._clock.kill(block=False)
         for listener in self._listeners.values():
             listener.close()
+        for sockets in self._given.values():
+            sockets.close()
 
     def scheme(self, name: str) -> str:
         """Returns "http" or "https"."""

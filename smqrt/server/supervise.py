@@ -9,13 +9,11 @@ start ──▶ running ──exit code 0──▶ ended
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -27,6 +25,7 @@ from gevent.event import Event
 
 from smqrt.journal.compact import arguments
 from smqrt.journal.writer import JournalWriter
+from smqrt.server.children import Patience, end_with_parent, failure
 
 _LINE_BYTES = 16 << 10
 _LAST_WORDS_S = 1.0
@@ -34,24 +33,6 @@ _LEFT_BEHIND_S = 3.0  # what a JVM takes to tidy up behind the process that star
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the end of Spark
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait, in seconds.
-
-    Attributes:
-        first_s, longest_s: before a failed process starts again; doubled each time.
-        steady_s: after running for so long, it begins with `first_s` again.
-        stop_s: from SIGTERM to SIGKILL.
-    """
-
-    first_s: float = 1.0
-    longest_s: float = 60.0
-    steady_s: float = 60.0
-    stop_s: float = 10.0
 
 
 class Supervised:
@@ -129,7 +110,7 @@ class Supervised:
         code: int = waiter.get()
         reader.join(_LAST_WORDS_S)
         reader.kill()
-        return _failure(code)
+        return failure(code)
 
     def _open(self) -> Any:
         return subprocess.Popen(
@@ -139,7 +120,7 @@ class Supervised:
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
     def _pass_on(self, output: Any) -> None:
@@ -147,17 +128,6 @@ class Supervised:
             while line := output.readline(_LINE_BYTES):
                 if text := line.decode("utf-8", "replace").rstrip():
                     self._report(f"{self._name} | {text}")
-
-
-def _failure(code: int) -> str | None:
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}" if code else None
-
-
-def _end_with_parent() -> None:
-    """In the new process: a server that is killed leaves nobody behind."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_group(leader: int, patience_s: float) -> None:

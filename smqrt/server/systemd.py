@@ -31,21 +31,24 @@ class Notifier:
 
     Args:
         environ: where `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` are.
+
+    Attributes:
+        watchdog_s: how long the service may be silent; 0 for no watchdog.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
         # "@" is how an abstract socket is written; other kinds (vsock) are for virtual machines.
         self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
-        self._watchdog_s = _watchdog_s(environ) if self._address else 0.0
+        self.watchdog_s = _watchdog_s(environ) if self._address else 0.0
         self._timer: Any = None
         self._has_failed = False
 
     def ready(self, status: str) -> None:
         """It serves. From now on the loop feeds the watchdog, if there is one: a loop that is held does not."""
         self.tell("READY=1", _status(status))
-        if self._watchdog_s and self._timer is None:
-            every_s = self._watchdog_s / _FEEDS_PER_TIMEOUT
+        if self.watchdog_s and self._timer is None:
+            every_s = self.watchdog_s / _FEEDS_PER_TIMEOUT
             self._timer = get_hub().loop.timer(every_s, every_s, ref=False)
             self._timer.start(self.tell, "WATCHDOG=1")
 

@@ -19,7 +19,7 @@ from gevent import get_hub
 from smqrt.admin.server import AdminServer
 from smqrt.errors import StartError
 from smqrt.net.listener_tls import ListenerTls
-from smqrt.server.listeners import admin_files, ports
+from smqrt.server.ports import admin_files, ports
 from smqrt.settings import AdminSettings, ListenerSettings, Settings
 from tests.conftest import Served
 from tests.factory import Factory

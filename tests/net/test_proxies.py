@@ -13,7 +13,7 @@ from smqrt.http.forwarded import Proxies
 from smqrt.net import proxies
 from smqrt.net.admission import open_connections
 from smqrt.net.proxies import TrustedNetworks
-from smqrt.server.listeners import ports
+from smqrt.server.ports import ports
 from smqrt.settings import ListenerSettings, ProxySettings, Settings
 from tests.device import RAW, TLS, Device, Site, bounded
 from tests.waiting import wait_until

@@ -1,0 +1,145 @@
+"""The ports that the settings ask for, with nothing left out; nothing is opened here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smqrt.errors import StartError
+from smqrt.mako_conf import MakoConf
+from smqrt.net.server_tls import TlsFiles
+from smqrt.settings import ListenerSettings, Settings
+
+OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
+_LONGEST_PROTOCOL = 255
+ADMIN = "admin"
+ADMIN_PORT = 9356
+"""The default; another server of this machine may have it, and then any free one is taken."""
+_FLAT_PORTS = {"http": "port", "https": "tls_port"}
+
+
+@dataclass(frozen=True)
+class Port:
+    """A listener as the settings have it, with nothing left out.
+
+    Attributes:
+        name: of its table, or `http` and `https` for the flat settings.
+        tls: None for a plain one.
+        max_connections: 0 for no limit of its own.
+        others: ports to try when `port` is not to be had.
+    """
+
+    name: str
+    host: str
+    port: int
+    tls: TlsFiles | None
+    max_connections: int = 0
+    others: range = range(0)
+
+
+def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
+    """Returns the listeners that the settings ask for, `http` and `https` first.
+
+    Raises:
+        StartError: a table makes no sense; one sentence that names it.
+    """
+    asked = [name for name in dict.fromkeys([*_flat(settings, conf), *settings.listener]) if _enabled(name, settings)]
+    if not asked:
+        raise StartError("no listener is enabled; leave one of them on.")
+    if ADMIN in asked:
+        raise StartError(f"listener.{ADMIN}: the listener of operators has this name, see [{ADMIN}]; choose another.")
+    return [_port(name, settings, conf) for name in asked]
+
+
+def _enabled(name: str, settings: Settings) -> bool:
+    return name not in settings.listener or settings.listener[name].enabled
+
+
+def lacks_certificate(settings: Settings) -> bool:
+    """Whether a listener with TLS is asked for and no certificate is given for it."""
+    if settings.cert:
+        return False
+    https = settings.listener.get("https", ListenerSettings())
+    tables = {**settings.listener, **({"https": https} if settings.tls_port is not None else {})}
+    return any(one.enabled and _is_secure(name, one) and not _own_pairs(one) for name, one in tables.items())
+
+
+def _flat(settings: Settings, conf: MakoConf | None) -> list[str]:
+    """The listeners that need no table."""
+    secure = ["https"] if settings.tls_port is not None else []
+    return secure if secure and conf and not conf.plain_http else ["http", *secure]
+
+
+def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
+    table = settings.listener.get(name, ListenerSettings())
+    flat = {"http": settings.port, "https": settings.tls_port}.get(name)
+    port = flat if table.port is None else table.port
+    if port is None:
+        raise StartError(f"listener.{name} has no port; give it one (0 picks a free one).")
+    mako_host = conf.tls_host if conf and name == "https" else None
+    files = _files(name, table, settings) if _is_secure(name, table) else None
+    if files is None and (_own_pairs(table) or table.client_ca or table.client_crl or table.client_certificate):
+        raise StartError(f"listener.{name} has settings of TLS, but tls is off; set tls = true, or leave them out.")
+    if table.proxy_protocol and not settings.proxy.trusted:
+        raise StartError(f"listener.{name} has proxy_protocol, and proxy.trusted names no proxy; give its address.")
+    of_mako = conf is not None and conf.settings.get(_FLAT_PORTS.get(name, "")) == port
+    others = OTHER_PORTS[name] if of_mako else range(0)
+    return Port(name, table.host or mako_host or settings.host, port, files, table.max_connections, others)
+
+
+def _is_secure(name: str, table: ListenerSettings) -> bool:
+    return (name == "https" or bool(_own_pairs(table))) if table.tls is None else table.tls
+
+
+def _own_pairs(table: ListenerSettings) -> tuple[tuple[str, str], ...]:
+    own = ((table.cert or "", table.key or ""),) if table.cert or table.key else ()
+    return own + table.certificates
+
+
+def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
+    what = f"listener.{name}" if name in settings.listener else ""
+    if bool(table.cert) != bool(table.key):
+        given, missing = ("cert", "key") if table.cert else ("key", "cert")
+        raise StartError(f"{what}.{given} needs {missing} too; a certificate and its private key belong together.")
+    flat = ((settings.cert, settings.key),) if settings.cert and settings.key else ()
+    pairs = ((*flat, *table.certificates) if name == "https" and not table.cert else _own_pairs(table)) or flat
+    if not pairs:
+        raise StartError(f"{what or name} has no certificate; give cert and key.")
+    tls = settings.tls
+    alpn = tls.alpn if table.alpn is None else table.alpn
+    for protocol in alpn:
+        if not protocol.isascii() or len(protocol) > _LONGEST_PROTOCOL:
+            raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is no name of ALPN: 1 to 255 ASCII characters.")
+    return TlsFiles(
+        pairs,
+        table.client_ca or settings.client_ca,
+        table.client_crl or tls.client_crl,
+        table.client_certificate or tls.client_certificate,
+        table.minimum_version or tls.minimum_version,
+        alpn,
+        what,
+        tls.key_password,
+    )
+
+
+def admin_files(settings: Settings) -> TlsFiles | None:
+    """Returns the files of the admin listener's TLS; None when it speaks none.
+
+    Raises:
+        StartError: the settings make no sense.
+    """
+    admin, tls = settings.admin, settings.tls
+    if bool(admin.cert) != bool(admin.key):
+        given, missing = ("cert", "key") if admin.cert else ("key", "cert")
+        raise StartError(f"admin.{given} needs {missing} too; a certificate and its private key belong together.")
+    if not (bool(admin.cert) if admin.tls is None else admin.tls):
+        if admin.cert or admin.client_ca:
+            raise StartError(
+                "admin has settings of TLS, but admin.tls is off; set admin.tls = true, or leave them out."
+            )
+        return None
+    cert, key = (admin.cert, admin.key) if admin.cert else (settings.cert, settings.key)
+    if not cert or not key:
+        raise StartError("admin.tls is on and there is no certificate; give admin.cert and admin.key, or cert and key.")
+    crl, mode = (tls.client_crl, "required") if admin.client_ca else (None, "none")
+    version, password = tls.minimum_version, tls.key_password
+    return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)

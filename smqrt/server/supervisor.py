@@ -1,0 +1,306 @@
+"""The supervisor of workers: opens the ports, starts the workers, starts those that die again, and ends them.
+
+It loads no application. Worker 0 is started first and alone, so that what applications make when they are loaded for
+the first time is made once; then all others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import gevent
+from gevent.event import Event
+
+from smqrt.errors import StartError
+from smqrt.mako_conf import MakoConf
+from smqrt.net.fd_channel import Message
+from smqrt.net.worker_place import WorkerPlace, anew
+from smqrt.server.children import Patience
+from smqrt.server.port_sockets import PortSockets, open_for_workers
+from smqrt.server.ports import ADMIN
+from smqrt.server.rolling import Rolling
+from smqrt.server.systemd import Notifier
+from smqrt.server.worker_process import WorkerProcess
+from smqrt.settings import Settings
+
+log = logging.getLogger("smqrt")
+
+Report = Callable[[str], None]
+
+PATIENCE = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
+MOST_FAILED_STARTS = 5
+"""A worker that fails so often before it serves, while none of the others serves, ends the server."""
+SILENT_S = 3.0
+"""A worker that says nothing for so long is held by something: others accept its connections meanwhile."""
+LOOK_S = 1.0
+RELOAD_S = 30.0
+KILL_AFTER_S = 5.0
+"""Beyond `drain.most_s`, which the workers watch themselves."""
+MOST_DIRECTORY_CHARS = 80
+"""The path of a Unix socket has 107 at most."""
+SECRET_BYTES = 32
+LINES_OF_A_START = 1000
+
+
+class Supervisor:
+    """The workers of a server. Its ports are open from the beginning.
+
+    Args:
+        settings: of the server.
+        count: how many workers.
+        conf: what mako.conf says.
+        report: takes each line meant for the person at the terminal.
+        reload: reads the settings of this process again, at SIGHUP.
+
+    Raises:
+        StartError: an address can't be bound; one sentence.
+    """
+
+    def __init__(
+        self, settings: Settings, count: int, conf: MakoConf | None, report: Report, reload: Callable[[], object]
+    ) -> None:
+        self.settings, self.count, self.report = settings, count, report
+        self._reload = reload
+        self._ports = open_for_workers(settings, conf, count)
+        self._directory = _private_directory()
+        secret = os.urandom(SECRET_BYTES)
+        self._places = [WorkerPlace(number, count, secret, self._directory) for number in range(count)]
+        self.workers: dict[int, WorkerProcess] = {}
+        self._leaving: set[WorkerProcess] = set()
+        self._is_up = False
+        self.over = Event()
+        self._exit_code = 0
+        self._failure: StartError | None = None
+        self._systemd = Notifier()
+        self._lines_of_the_start: set[str] = set()
+        self._rolling = Rolling(self)
+
+    # ---- the whole
+
+    def run(self) -> int:
+        """Serve until SIGTERM, SIGINT or the `exit` of an application; returns the exit code.
+
+        Raises:
+            StartError: the workers can't start; one sentence.
+        """
+        reactions = {
+            signal.SIGTERM: self._on_stop,
+            signal.SIGINT: self._on_stop,
+            signal.SIGHUP: lambda: gevent.spawn(self._renew),
+            signal.SIGUSR1: lambda: self._signal(signal.SIGUSR1),
+            signal.SIGUSR2: self._rolling.ask,
+        }
+        for number, react in reactions.items():
+            gevent.signal_handler(number, react)
+        try:
+            self._rolling.open()
+            greenlets = [gevent.spawn(self._begin), gevent.spawn(self._watch)]
+            self.over.wait()
+            self._end()
+            gevent.killall(greenlets)
+        finally:
+            self._rolling.close()
+            self._systemd.close()
+            for sockets in self._ports.values():
+                sockets.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._failure:
+            raise self._failure
+        return self._exit_code
+
+    def _on_stop(self) -> None:
+        if self.over.is_set():  # asked twice: somebody is in a hurry
+            self._signal(signal.SIGKILL)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            os._exit(1)
+        self.over.set()
+
+    def _begin(self) -> None:
+        gevent.spawn(self._keep, 0)
+        gevent.sleep(0)
+        self._wait_ready([0])
+        for number in range(1, self.count):
+            gevent.spawn(self._keep, number)
+        gevent.sleep(0)
+        self._wait_ready(range(self.count))
+        self._is_up = True
+        processes = ", ".join(str(self.workers[number].pid) for number in range(self.count))
+        self.report(f"{self.count} workers: processes {processes}")
+        lines = self.workers[0].lines
+        for line in lines:
+            self.report(line)
+        self._systemd.ready(f"{self.count} workers, {', '.join(lines)}")
+
+    def _wait_ready(self, numbers: range | list[int]) -> None:
+        for number in numbers:
+            while number not in self.workers or not self.workers[number].is_ready:
+                gevent.sleep(0.02)
+
+    # ---- one worker
+
+    def start(self, number: int, take_over: int | None = None) -> WorkerProcess:
+        """Start the process of a worker. Raises OSError."""
+        worker = WorkerProcess(self._places[number], self._ports_of(number), self._heard, take_over)
+        self._places[number] = anew(self._places[number])
+        return worker
+
+    def replace(self, number: int, worker: WorkerProcess) -> None:
+        """Let another process be the worker from now on; the one before is about to end by itself."""
+        self._leaving.add(self.workers[number])
+        self.workers[number] = worker
+        self.spread()
+
+    def _ports_of(self, number: int) -> dict[str, PortSockets]:
+        return {name: sockets for name, sockets in self._ports.items() if name != ADMIN or number == 0}
+
+    def _keep(self, number: int) -> None:
+        wait_s, failed = PATIENCE.first_s, 0
+        while not self.over.is_set():
+            try:
+                self.workers[number] = self.start(number)
+            except OSError as error:
+                self._fail(f"A worker can't be started: {error.strerror}.")
+                return
+            worker = self._ended(number)
+            self.spread()
+            if self.over.is_set():
+                return
+            if monotonic() - worker.began_s >= PATIENCE.steady_s:
+                wait_s = PATIENCE.first_s
+            failed = 0 if worker.is_ready else failed + 1
+            if self._is_hopeless(worker, failed):
+                return
+            log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
+            self.over.wait(wait_s)
+            wait_s = min(wait_s * 2, PATIENCE.longest_s)
+
+    def _ended(self, number: int) -> WorkerProcess:
+        """The worker's last process, once it has ended."""
+        while True:
+            worker = self.workers[number]
+            worker.ended.wait()
+            self._leaving.discard(worker)
+            if self.workers[number] is worker:
+                return worker
+
+    def _is_hopeless(self, worker: WorkerProcess, failed: int) -> bool:
+        if worker.fault is not None and not self._is_up:
+            self._fail(worker.fault)
+        elif failed >= MOST_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
+            self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
+        return self.over.is_set()
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or StartError(why)
+        self.over.set()
+
+    def _heard(self, worker: WorkerProcess, message: Message) -> None:
+        match message["do"]:
+            case "report":
+                self._report(worker, str(message["line"]))
+            case "exit":
+                self._exit_code = int(message["code"])
+                self.over.set()
+            case "ready":
+                if self._is_up:
+                    self.report(f"{worker.name}: process {worker.pid} serves")
+                self.spread()
+            case "left" | "handed_over":
+                self.spread()
+
+    def _report(self, worker: WorkerProcess, line: str) -> None:
+        """What all workers say alike while they start is said once."""
+        if worker.is_ready:
+            self.report(f"{worker.name}: {line}")
+        elif worker.place.is_first and not self._is_up and len(self._lines_of_the_start) < LINES_OF_A_START:
+            self._lines_of_the_start.add(line)
+            self.report(line)
+        elif line not in self._lines_of_the_start:
+            self.report(f"{worker.name}: {line}")
+
+    # ---- all workers
+
+    def spread(self) -> None:
+        """Have the connections of workers that don't accept any accepted by others."""
+        accepting = [number for number in range(self.count) if number in self.workers and self.workers[number].accepts]
+        covers: dict[int, list[int]] = {number: [] for number in accepting}
+        for number in range(self.count):
+            if number not in covers and accepting:
+                covers[next((one for one in accepting if one > number), accepting[0])].append(number)
+        for number, others in covers.items():
+            self.workers[number].cover(others)
+
+    def _watch(self) -> None:
+        """Look after workers that are held: by an application, or by SIGSTOP."""
+        looked_s = monotonic()
+        while True:
+            gevent.sleep(LOOK_S)
+            now_s = monotonic()
+            was_held = now_s - looked_s > 2 * LOOK_S  # this process was, and has not heard the others
+            looked_s = now_s
+            for worker in list(self.workers.values()):
+                if was_held:
+                    worker.heard_s = now_s
+                self._look_after(worker, now_s - worker.heard_s)
+
+    def _look_after(self, worker: WorkerProcess, silent_s: float) -> None:
+        is_held = silent_s > SILENT_S
+        if not worker.is_ready or worker.ended.is_set() or is_held == worker.is_held:
+            self._bite(worker, silent_s)
+            return
+        worker.is_held = is_held
+        if is_held:
+            log.warning("%s (process %d) is held; others accept its connections", worker.name, worker.pid)
+        self.spread()
+
+    def _bite(self, worker: WorkerProcess, silent_s: float) -> None:
+        most_s = self._systemd.watchdog_s
+        if worker.is_held and most_s and silent_s > most_s:
+            log.error("%s (process %d) was held for %.0f s, and is killed", worker.name, worker.pid, silent_s)
+            worker.signal(signal.SIGABRT)
+
+    def _renew(self) -> None:
+        self._systemd.reloading()
+        self._reload()
+        asked = [one for one in self.workers.values() if one.is_ready]
+        for worker in asked:
+            worker.reloaded.clear()
+            worker.say({"do": "reload"})
+        gevent.wait([one.reloaded for one in asked], timeout=RELOAD_S)
+        self._systemd.reloaded()
+
+    def _signal(self, number: int) -> None:
+        for worker in (*self.workers.values(), *self._leaving):
+            worker.signal(number)
+
+    def _end(self) -> None:
+        most_s = self.settings.drain.most_s
+        self._systemd.stopping(most_s)
+        everybody = [*self.workers.values(), *self._leaving, *self._rolling.starting]
+        for worker in everybody:
+            worker.stop()
+        ended = gevent.wait([one.ended for one in everybody], timeout=most_s + KILL_AFTER_S if most_s else None)
+        if len(ended) < len(everybody):
+            self._signal(signal.SIGKILL)
+            self._exit_code = self._exit_code or 1
+        elif not self._exit_code and any(one.exit_code for one in everybody if one.is_ready):
+            self._exit_code = 1
+
+
+def _private_directory() -> Path:
+    """A folder for Unix sockets, of this user only."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="smqrt-workers-"))
+        if len(str(folder)) > MOST_DIRECTORY_CHARS:
+            folder.rmdir()
+            folder = Path(tempfile.mkdtemp(prefix="smqrt-workers-", dir="/tmp"))
+    except OSError as error:
+        raise StartError(f"No folder for the sockets of workers can be made: {error}; set TMPDIR.") from None
+    return folder

@@ -1,0 +1,167 @@
+"""A server with several workers: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.wire import smq as wire
+from tests.conftest import Served
+from tests.device import RAW, WS, Device
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+
+Serve = Callable[..., Served]
+
+PRELOAD = """
+smq = require "smq.hub".create {
+   name = "main",
+   onconnect = function(etid, info) smq:publish(tostring(info.restored), "met", etid) end,
+}
+if io:stat "wrong" and mako.worker == 1 then error "no luck" end
+"""
+PAGES = {
+    "who": "<?lsp response:write(tostring(mako.worker)) ?>",
+    "smq": "<?lsp app.smq:connect(request) ?>",
+    "exit": "<?lsp mako.exit(7) ?>",
+}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An application with a hub at `/smq.lsp`, and `/who.lsp` that says which worker answers."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / ".preload").write_text(PRELOAD)
+    for name, text in PAGES.items():
+        (folder / f"{name}.lsp").write_text(text)
+    return folder
+
+
+def who(served: Served, page: str = "/who.lsp") -> str:
+    """Which worker takes the next connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection.request("GET", page)
+    answer = connection.getresponse().read().decode()
+    connection.close()
+    return answer
+
+
+def workers_of(served: Served) -> dict[int, int]:
+    """The process of each worker that is known at the moment, by number."""
+    first = served.wait_for(r"workers: processes (.*)$")[1].split(", ")
+    found = {number: int(pid) for number, pid in enumerate(first)}
+    return found | {int(n): int(pid) for n, pid in re.findall(r"^w(\d): process (\d+) serves$", served.output, re.M)}
+
+
+def directories() -> set[Path]:
+    return set(Path("/tmp").glob("smqrt-workers-*"))
+
+
+def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2")
+    found = Counter(who(served) for _ in range(600))
+    assert set(found) == {"0", "1"}
+    assert min(found.values()) >= 240, f"spread within 20 %: {found}"
+    assert served.output.count("app app at /: ok") == 1, "said once"
+    pids = workers_of(served)
+
+    # A worker that is killed: nobody waits long, nobody is refused, and another one comes.
+    os.kill(pids[1], signal.SIGKILL)
+    longest_s = 0.0
+    until_s = time.monotonic() + 3
+    while time.monotonic() < until_s and not ("0" in found and workers_of(served)[1] != pids[1]):
+        began_s = time.monotonic()
+        found[who(served)] += 1
+        longest_s = max(longest_s, time.monotonic() - began_s)
+    assert longest_s < 0.5
+    served.wait_for(rf"w1 \(process {pids[1]}\) ended by SIGKILL; a new one starts in 0.25 s$")
+    served.wait_for(r"^w1: process \d+ serves$")
+    wait_until(lambda: who(served) == "1", served.lines)
+    assert workers_of(served)[0] == pids[0]
+
+    # A worker that is held: the others accept its connections.
+    held = workers_of(served)[0]
+    os.kill(held, signal.SIGSTOP)
+    served.wait_for(rf"w0 \(process {held}\) is held; others accept its connections")
+    assert {who(served) for _ in range(20)} == {"1"}
+    os.kill(held, signal.SIGCONT)
+    wait_until(lambda: who(served) == "0", served.lines)
+
+    served.process.send_signal(signal.SIGHUP)
+    for number in (0, 1):
+        served.wait_for(rf"^w{number}: settings read again$")
+    assert served.stop(signal.SIGINT) == 0
+    assert not served.lines[-1].startswith("Traceback"), served.output
+
+
+def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
+    door = tmp_path / "restart.sock"
+    served = serve(app, "--workers", "2", "--hosts", "*", "--restart-socket", door)
+    pids = workers_of(served)
+    devices = [
+        Device(("127.0.0.1", served.port), kind).start(target="/smq.lsp").connect(b"device%d" % number)
+        for number, kind in enumerate([RAW, WS] * 6)
+    ]
+    topics = [one.subscribe(b"news") for one in devices]
+    served.process.send_signal(signal.SIGUSR2)
+    moved = served.wait_for(r"^restart: 2 new workers serve, with (\d+) clients$", 30)[1]
+    assert int(moved) == len(devices)
+    assert set(workers_of(served).values()).isdisjoint(pids.values())
+    for device, topic in zip(devices, topics, strict=True):
+        device.publish(topic, b"to myself at least")
+        assert wire.unpack_publish(wire.frame(device.receive()))[3] == b"to myself at least"
+        break
+    assert {who(served) for _ in range(20)} == {"0", "1"}
+
+    # An application that fails in a new worker: the old one goes on, and the command says why.
+    (app / "wrong").touch()
+    served.process.send_signal(signal.SIGUSR2)
+    served.wait_for(r"^restart: stopped, the others go on: w1: .*no luck", 30)
+    assert {who(served) for _ in range(20)} == {"0", "1"}
+    assert served.stop() == 0
+
+
+def test_an_application_ends_all_workers(serve: Serve, app: Path) -> None:
+    before = directories()
+    served = serve(app, "--workers", "2")
+    pids = workers_of(served)
+    (made,) = directories() - before
+    assert made.stat().st_mode & 0o777 == 0o700
+    for pid in pids.values():
+        secret = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert str(made).encode() not in secret
+    who(served, "/exit.lsp")
+    assert served.wait() == 7
+    assert not made.exists()
+
+
+def test_what_is_wrong_is_said_once(serve: Serve, app: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        served = serve(app, "--workers", "2", "--port", str(taken.getsockname()[1]))
+        assert served.wait() == 1
+    assert served.output.count("the port is in use") == 1
+    served = serve(app, "--workers", "2", "--auth-users", "/nowhere/users")
+    assert served.wait() == 1
+    assert served.output.count("Error:") == 1, served.output
+    served = serve(app, "--workers", "auto", "--take-over", "--restart-socket", "/tmp/none")
+    assert served.wait() == 1
+
+
+def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path) -> None:
+    before = directories()
+    served = serve(app, "--workers", "2")
+    pids = workers_of(served)
+    served.process.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "the workers end")
+    assert directories() <= before
