@@ -137,7 +137,7 @@ class Server:
         self.renewal = self._make_renewal()
         apply_settings(self.live, self.http, self._listeners)
         self._announcer = Announcer(writer.opened, self._reachable_url())
-        self._pipelines = Pipelines(pipelines, report) if pipelines and self.place.is_first else None
+        self._pipelines = Pipelines(pipelines, report) if pipelines else None
         self._compactions = Compactions(writer.opened, report)
         self._rtl = self._mount_rtl()
         self.services = self._make_services(words)

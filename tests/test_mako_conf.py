@@ -17,7 +17,7 @@ from smqrt.errors import StartError
 from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
 from smqrt.runtime import Server
-from smqrt.server import listeners
+from smqrt.server import ports as ports_of_settings
 from smqrt.server.ports import ports
 from smqrt.settings import Settings
 from smqrt.settings_sources import Sources
@@ -155,7 +155,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def bind(settings: Settings, conf: MakoConf, *others: int) -> Server:
-        monkeypatch.setattr(listeners, "OTHER_PORTS", {"http": others, "https": ()})
+        monkeypatch.setattr(ports_of_settings, "OTHER_PORTS", {"http": others, "https": ()})
         servers.append(Server(settings, report=lambda line: None, conf=conf))
         return servers[-1]
 

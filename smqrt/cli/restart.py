@@ -13,6 +13,7 @@ import click
 
 from smqrt.errors import StartError
 from smqrt.net.fd_channel import ChannelError, FdChannel
+from smqrt.net.worker_place import ENVIRONMENT as WORKER
 from smqrt.settings import FILE_NAME
 from smqrt.settings_sources import Sources
 
@@ -61,17 +62,35 @@ def _by_socket(path: str, wait_s: float) -> None:
         channel.close()
     if answer["do"] != "done":
         raise StartError(f"Not restarted, the server goes on as before: {answer.get('why')}.")
-    click.echo(f"process {answer['pid']} serves, with {answer['clients']} clients of the one before")
+    if "workers" in answer:
+        click.echo(f"{answer['workers']} new workers serve, with {answer['clients']} clients of those before")
+    else:
+        click.echo(f"process {answer['pid']} serves, with {answer['clients']} clients of the one before")
 
 
 def _by_signal(pid: int, wait_s: float) -> None:
+    old = workers_of(pid) or [pid]
     try:
         os.kill(pid, signal.SIGUSR2)
     except OSError as error:
         raise StartError(f"Process {pid} can't be asked: {error.strerror}.") from None
     until_s = time.monotonic() + wait_s
-    while Path(f"/proc/{pid}").exists():
+    while still := [one for one in old if Path(f"/proc/{one}").exists()]:
         if time.monotonic() > until_s:
-            sys.exit(f"Error: process {pid} is there after {wait_s:g} s; its log says why it goes on.")
+            sys.exit(f"Error: process {still[0]} is there after {wait_s:g} s; its log says why it goes on.")
         time.sleep(_LOOK_S)
-    click.echo(f"process {pid} has ended; a new one serves")
+    click.echo(f"{_listed(old)} has ended; a new one serves" if old == [pid] else f"{_listed(old)} have been replaced")
+
+
+def workers_of(pid: int) -> list[int]:
+    """Returns the processes of the workers that a process supervises; none when it is no supervisor."""
+    try:
+        files = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [int(one) for file in files for one in file.read_text().split()]
+        return [one for one in children if f"{WORKER}=".encode() in Path(f"/proc/{one}/environ").read_bytes()]
+    except OSError:  # of another user, or gone
+        return []
+
+
+def _listed(processes: list[int]) -> str:
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"

@@ -184,7 +184,8 @@ def _serve(
     with collecting_later():
         from smqrt.runtime import Server  # here: the supervisor of workers needs none of it
     place = _place(settings, take_over and worker is None)
-    server = Server(settings, words, report, _pipeline_command(settings), conf, place, worker)
+    pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
+    server = Server(settings, words, report, pipelines, conf, place, worker)
     server.live.read_with(
         lambda: shared(found.read().settings, worker_place()), shared(configuration.settings, worker_place())
     )
@@ -255,10 +256,8 @@ def _report(line: str) -> None:
     click.echo(printable(line))
 
 
-def _pipeline_command(settings: Settings) -> list[str] | None:
+def _pipeline_command() -> list[str] | None:
     """What runs the pipelines of an application; None, and a line that says why, when nothing can."""
-    if not settings.pipelines or not worker_place().is_first:
-        return None
     from smqrt.pipeline import doctor, jvm
 
     checks = doctor.package("pyspark", *doctor.PYSPARK), doctor.package("pyarrow", *doctor.PYARROW)

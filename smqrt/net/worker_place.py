@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+ENVIRONMENT = "_SMQRT_WORKER"
+"""The number of the descriptor that a worker inherits, at which it is told its place."""
+
 
 @dataclass(frozen=True)
 class WorkerPlace:

@@ -54,13 +54,15 @@ class Listeners(Mapping[str, Listener]):
     ) -> None:
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
         self._settings = settings
+        self._given: Mapping[str, PortSockets] = given or {}
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
         self._beside: dict[str, Listener] = {}  # not a port of the server, but its certificates are looked after here
         self._clock: gevent.Greenlet[..., None] | None = None
         try:
             asked = ports(settings, conf)
-            self._given = passed_ports(asked) if given is None else given
+            if given is None:
+                self._given = passed_ports(asked)
             for port in asked if given is None else _known(asked, given):
                 self._open(port)
         except BaseException:

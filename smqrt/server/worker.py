@@ -37,14 +37,12 @@ from gevent.queue import Full, Queue
 
 from smqrt.errors import StartError
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
-from smqrt.net.worker_place import WorkerPlace, take_place
+from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace, take_place
 from smqrt.server.port_sockets import PortSockets
 
 log = logging.getLogger("smqrt")
 
 VERSION = 1
-ENVIRONMENT = "_SMQRT_WORKER"
-"""The number of the descriptor that a worker inherits."""
 PLACE_S = 10.0
 """What the supervisor may take to tell a worker its place."""
 ALIVE_S = 1.0

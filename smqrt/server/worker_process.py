@@ -15,11 +15,11 @@ from gevent import subprocess
 from gevent.event import AsyncResult, Event
 
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
-from smqrt.net.worker_place import WorkerPlace
+from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace
 from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
 from smqrt.server.children import end_with_parent, failure
 from smqrt.server.port_sockets import PortSockets
-from smqrt.server.worker import ENVIRONMENT, VERSION
+from smqrt.server.worker import VERSION
 
 SEND_S = 2.0
 LAST_WORDS_S = 1.0

@@ -7,9 +7,12 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,8 +67,15 @@ def workers_of(served: Served) -> dict[int, int]:
     return found | {int(n): int(pid) for n, pid in re.findall(r"^w(\d): process (\d+) serves$", served.output, re.M)}
 
 
-def directories() -> set[Path]:
-    return set(Path("/tmp").glob("smqrt-workers-*"))
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files with a short name: paths of Unix sockets are bounded."""
+    with tempfile.TemporaryDirectory(prefix="w-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "smqrt", *map(str, words)], capture_output=True, text=True, timeout=30)
 
 
 def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Path) -> None:
@@ -114,29 +124,30 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
         for number, kind in enumerate([RAW, WS] * 6)
     ]
     topics = [one.subscribe(b"news") for one in devices]
-    served.process.send_signal(signal.SIGUSR2)
+    done = command("restart", "--pid", served.process.pid)
+    replaced = ", ".join(str(pids[number]) for number in range(2))
+    assert done.stdout == f"processes {replaced} have been replaced\n", done.stderr
     moved = served.wait_for(r"^restart: 2 new workers serve, with (\d+) clients$", 30)[1]
     assert int(moved) == len(devices)
     assert set(workers_of(served).values()).isdisjoint(pids.values())
-    for device, topic in zip(devices, topics, strict=True):
-        device.publish(topic, b"to myself at least")
-        assert wire.unpack_publish(wire.frame(device.receive()))[3] == b"to myself at least"
-        break
+    devices[0].publish(topics[0], b"to myself at least")
+    assert wire.unpack_publish(wire.frame(devices[0].receive()))[3] == b"to myself at least"
     assert {who(served) for _ in range(20)} == {"0", "1"}
 
     # An application that fails in a new worker: the old one goes on, and the command says why.
     (app / "wrong").touch()
-    served.process.send_signal(signal.SIGUSR2)
+    failed = command("restart", "--socket", door)
+    assert (failed.returncode, failed.stderr.count("Not restarted")) == (1, 1)
+    assert "no luck" in failed.stderr
     served.wait_for(r"^restart: stopped, the others go on: w1: .*no luck", 30)
     assert {who(served) for _ in range(20)} == {"0", "1"}
     assert served.stop() == 0
 
 
-def test_an_application_ends_all_workers(serve: Serve, app: Path) -> None:
-    before = directories()
-    served = serve(app, "--workers", "2")
+def test_an_application_ends_all_workers(serve: Serve, app: Path, temporary: Path) -> None:
+    served = serve(app, "--workers", "2", env={"TMPDIR": str(temporary)})
     pids = workers_of(served)
-    (made,) = directories() - before
+    (made,) = temporary.glob("smqrt-workers-*")
     assert made.stat().st_mode & 0o777 == 0o700
     for pid in pids.values():
         secret = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -158,10 +169,9 @@ def test_what_is_wrong_is_said_once(serve: Serve, app: Path) -> None:
     assert served.wait() == 1
 
 
-def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path) -> None:
-    before = directories()
-    served = serve(app, "--workers", "2")
+def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path, temporary: Path) -> None:
+    served = serve(app, "--workers", "2", env={"TMPDIR": str(temporary)})
     pids = workers_of(served)
     served.process.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "the workers end")
-    assert directories() <= before
+    assert not list(temporary.glob("smqrt-workers-*"))
