@@ -32,6 +32,7 @@ from smqrt.net.stream import Stream
 from smqrt.net.tls import Transport
 from smqrt.net.workers import in_thread
 from smqrt.wire import link as wire
+from smqrt.wire.link import Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -67,7 +68,6 @@ class Mesh:
 
     Attributes:
         node: what is known of the others.
-        on_link: called with an address, whether it is up, and why not.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class Mesh:
     ) -> None:
         datapath.install()
         self.node = Node(key, random=os.urandom, clock_s=time.monotonic, clock_ns=time.time_ns, number=number)
-        self.on_link: Callable[[str, bool, str], object] = lambda address, up, why: None
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
         self._timer = loop.timer(LOOK_S, LOOK_S)
@@ -178,10 +177,15 @@ class Dialer:
     Attributes:
         up: whether there is a link to the node at this address.
         why: what ended the last one, or failed.
+        is_self: whether it is this node that is found there.
+        on_status: called with whether there is a link, and why not.
     """
 
     def __init__(self, mesh: Mesh, address: str, connect: Callable[[], tuple[Transport, bytes]]) -> None:
         self.address, self.up, self.why = address, False, "not connected yet"
+        self.is_self = False
+        self.on_status: Callable[[bool, str], object] = lambda up, why: None
+        self._link: Link | None = None
         self._mesh, self._connect = mesh, connect
         self._ended = Event()
         self._greenlet: Any = gevent.spawn(self._run)
@@ -193,7 +197,7 @@ class Dialer:
             if link is None:
                 pass
             elif link.peer is not None and link.peer.id == self._mesh.node.id:
-                self._report(False, "this is the node itself")
+                self.is_self = True
                 return
             elif self._has_link(link):
                 self._report(True, "")
@@ -210,7 +214,7 @@ class Dialer:
             self._report(False, str(error))
             return None
         self._ended.clear()
-        link = self._mesh.commence(sock, data, connects=True)
+        link = self._link = self._mesh.commence(sock, data, connects=True)
         link.on_end = lambda link, why: self._ended.set()
         end_s = time.monotonic() + self._mesh._silence_s + 1
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
@@ -239,12 +243,18 @@ class Dialer:
         is_news = up != self.up
         self.up, self.why = up, why
         if is_news or not up:
-            self._mesh.on_link(self.address, up, why)
+            self.on_status(up, why)
 
     def close(self) -> None:
         """Connect no more."""
         self._greenlet.kill(block=False)
         self.up = False
+
+    def disconnect(self) -> None:
+        """Connect no more, and end the link."""
+        self.close()
+        if self._link is not None:
+            self._link.refuse(Refusal.CLOSING, "that node was taken out of the list of nodes")
 
 
 class SharedDirectory:

@@ -61,11 +61,13 @@ class ProcessCluster:
 
     def __init__(self) -> None:
         self.plan = ClusterPlan()
+        self._key = b""
         self.mesh: Mesh | None = None
 
     def follow(self, plan: ClusterPlan) -> None:
         """Join others as `plan` says, and the other workers of this server, from the next hub on."""
         self.plan = _with_workers(plan, worker_place())
+        self._key = _key(self.plan) if self.plan.joins else b""
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
         """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
@@ -76,16 +78,20 @@ class ProcessCluster:
         name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
         if name is None:
             return
-        if self.mesh is None:
-            self.mesh = self._open()
-        mesh = self.mesh
+        mesh = self.opened()
         member = mesh.join(broker, name)
         member.counts_all = options.observe == "cluster"
         member.leave = lambda: mesh.node.leave(member)
 
+    def opened(self) -> Mesh:
+        """The mesh of the process; raises ArgumentError when the plan can't be followed."""
+        if self.mesh is None:
+            self.mesh = self._open()
+        return self.mesh
+
     def _open(self) -> Mesh:
         plan = self.plan if self.plan.joins else _of_gunicorn()
-        key = _key(plan)
+        key = self._key or _key(plan)  # that of a password takes a while, and Lua may be waiting here
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
         try:
             if plan.directory:

@@ -110,12 +110,16 @@ _ALL = (
     Method("observe", (_TOPIC, Argument("function", Kind.FUNCTION)), Kind.FLAG),
     Method("unobserve", (_TOPIC,)),
     Method("queuesize", (), Kind.ROOM),
-    Method("peers", (), Kind.PEERS),
+    Method("peers", (Argument("phantoms", Kind.FLAG, None, optional=True),), Kind.PEERS),
     Method("etid2peer", (Argument("etid", Kind.NUMBER),), Kind.PEER),
     Method("setkeepalive", (Argument("idle", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
     Method(
         "shutdown",
-        (Argument("msg", Kind.NAME, None, optional=True), Argument("etid", Kind.NUMBER, None, optional=True)),
+        (
+            Argument("msg", Kind.NAME, None, optional=True),
+            Argument("etid", Kind.NUMBER, None, optional=True),
+            Argument("everywhere", Kind.FLAG, None, optional=True),
+        ),
     ),
     Method("drops", (), Kind.COUNTS),
     Method("refused", (), Kind.COUNTS),
@@ -181,13 +185,16 @@ class Broker(BrokerState):
 
     # ---- clients
 
-    def peers(self) -> Iterator[BrokerPeer]:
-        """Every connected client and the server's own."""
-        return iter([self.server, *self.sessions.values()])
+    def peers(self, phantoms: object = False) -> Iterator[BrokerPeer]:
+        """Every connected client and the server's own; then, when asked for, the clients of other nodes."""
+        others = self.cluster.phantoms.values() if phantoms and self.cluster is not None else ()
+        return iter([self.server, *self.sessions.values(), *others])
 
     def etid2peer(self, etid: int) -> BrokerPeer | None:
-        """The client with that ETID."""
-        return self.server if etid == self.server.etid else self.sessions.get(etid)
+        """The client with that ETID, of this node or another."""
+        if etid == self.server.etid:
+            return self.server
+        return self.sessions.get(etid) or (None if self.cluster is None else self.cluster.phantom(etid))
 
     def drops(self) -> dict[str, int]:
         """How many copies of messages were not delivered so far, by reason: the names of `Drop` in lower case."""
@@ -197,15 +204,18 @@ class Broker(BrokerState):
         """How often each limit was reached so far: by their names in `smqrt.limits`."""
         return {limit.name: count for limit, count in self.stats.refused.items()}
 
-    def shutdown(self, text: bytes | None = None, etid: int | None = None) -> None:
-        """End one client (`etid`) or all; `text` goes out in a Disconnect packet, without it the sockets just close.
+    def shutdown(self, text: bytes | None = None, etid: int | None = None, everywhere: object = False) -> None:
+        """End one client (`etid`), all of this hub, or all of the cluster (`everywhere`); `text` goes out in a
+        Disconnect packet, without it the sockets just close.
 
         Raises:
             ArgumentError: `text` is longer than a packet can be.
         """
         if text is not None:
             _fitting("msg", text)
-        if etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
+        if everywhere and etid is None and self.cluster is not None:
+            self.cluster.end_all(text)
+        elif etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
             self.end_clients(text, etid)
 
     def end_clients(self, text: bytes | None, etid: int | None) -> None:
@@ -369,10 +379,13 @@ class Broker(BrokerState):
         self._check_open()
         check_size(data)
         _checked_id("subtid", stid)
-        if to_etid not in self.sessions or from_etid not in self.sessions:
+        if not self._is_client(to_etid) or not self._is_client(from_etid):
             return False
         self.publish(data, to_etid, stid, from_etid)
         return True
+
+    def _is_client(self, etid: int) -> bool:
+        return etid in self.sessions or (self.cluster is not None and etid in self.cluster.phantoms)
 
     def subscribe(self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None) -> int:
         """Receive a topic; gives its id.

@@ -106,6 +106,8 @@ class Hooks:
     """`(session, reason)` for every ended connection that had been accepted."""
     onmoved: Callable[[BrokerClient], object] | None = None
     """`(session)`: the client goes on at another hub, see `smqrt.net.moving`."""
+    onvanish: Callable[[BrokerPeer], object] | None = None
+    """`(phantom)`: a client of another node, which a hook has seen, is gone."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
     """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
     ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
@@ -226,6 +228,15 @@ class ClusterMember(Protocol):
 
     leave: Callable[[], object]
     """Take the hub out of the cluster."""
+
+    @property
+    def phantoms(self) -> Mapping[int, BrokerPeer]:
+        """The clients of other nodes, by ETID."""
+        ...
+
+    def end_all(self, text: bytes | None) -> None:
+        """End the clients of all nodes."""
+        ...
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """End a client of another node; whether there is one with this ETID."""

@@ -110,6 +110,7 @@ class Link:
         number: the other node's number.
         remote: where received messages go at the moment.
         round_trip_s: of the newest ping; None before.
+        on_up, on_end: called when the handshake is over, and with the reason when it ends.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes, received_bytes: of the link.
     """
@@ -123,6 +124,7 @@ class Link:
         self.round_trip_s: float | None = None
         self.since_s = self.heard_s = self.pinged_s = now_s
         self.why, self.code = "", 0
+        self.on_up: Callable[[Link], object] = lambda link: None
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
         oldest, newest = node.versions
         self._own = Hello(oldest, newest, node.id, node.epoch, node.random(wire.NONCE_BYTES))
@@ -268,6 +270,7 @@ class Link:
         self.state = LinkState.UP
         for member in self.node.members.values():
             self.open(member)
+        self.on_up(self)
 
     # ---- channels
 

@@ -7,7 +7,7 @@ what arrives from there to the `RemoteNode` that it gets, and calls `left` when 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -43,7 +43,6 @@ class Member:
 
     Attributes:
         remotes: the other nodes.
-        phantoms: their clients, by ETID.
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
         counts_all: whether observers are told the subscribers of all nodes.
@@ -54,7 +53,7 @@ class Member:
     def __init__(self, broker: Broker, name: str, key: bytes, number: int, clock_ms: Callable[[], int]) -> None:
         self.broker, self.name = broker, name
         self.remotes: list[RemoteNode] = []
-        self.phantoms: dict[int, Phantom] = {}
+        self._phantoms: dict[int, Phantom] = {}
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
@@ -85,6 +84,11 @@ class Member:
         for topic in topics.by_name.values():
             if topic.id != self._numbers.topic_number(topic.name or b""):
                 self._named_otherwise(topic)
+
+    @property
+    def phantoms(self) -> Mapping[int, Phantom]:
+        """The clients of the other nodes, by ETID."""
+        return self._phantoms
 
     @property
     def number(self) -> int:
@@ -127,7 +131,7 @@ class Member:
 
     def phantom(self, etid: int) -> Phantom | None:
         """The client, or the server, of another node that has this ETID."""
-        phantom = self.phantoms.get(etid)
+        phantom = self._phantoms.get(etid)
         if phantom is None:
             number = node_of(etid)
             if number and etid == server_of(number):
@@ -359,7 +363,7 @@ class Member:
 
     def appeared(self, phantom: Phantom) -> None:
         """Another node has a client."""
-        self.phantoms[phantom.etid] = phantom
+        self._phantoms[phantom.etid] = phantom
         other = self._holders.get(phantom.uid)
         if other is None or other.node.gone or other.stamp <= phantom.stamp:
             self._holders[phantom.uid] = phantom
@@ -369,8 +373,10 @@ class Member:
 
     def vanished(self, phantom: Phantom) -> None:
         """A client of another node is gone."""
-        if self.phantoms.get(phantom.etid) is phantom:
-            del self.phantoms[phantom.etid]
+        if self._phantoms.get(phantom.etid) is phantom:
+            del self._phantoms[phantom.etid]
+        if phantom.extra is not None and self.broker.hooks.onvanish:
+            self.broker.hooks.onvanish(phantom)
         if self._holders.get(phantom.uid) is phantom:
             del self._holders[phantom.uid]
         topic, node = self.foreign.get(phantom.etid, (None, None))
@@ -380,7 +386,7 @@ class Member:
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
         """See `ClusterMember`."""
-        phantom = self.phantoms.get(etid)
+        phantom = self._phantoms.get(etid)
         if phantom is None or phantom.node.gone:
             return False
         phantom.node.way.say([wire.end(etid, text or b"")])

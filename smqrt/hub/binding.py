@@ -82,6 +82,7 @@ _CONVERSIONS = {
     Kind.NAME: "text({name!r}, {name})",
     Kind.NUMBER: "{name} if {name}.__class__ is int else number({name!r}, {name})",
     Kind.DESTINATION: "{name} if {name}.__class__ is int else destination({name!r}, {name})",
+    Kind.FLAG: "bool({name})",
     Kind.PAYLOAD: "{name} if {name}.__class__ is bytes else payload({name})",
 }
 """What passes as it is costs no call: publishing is on the path of every message."""

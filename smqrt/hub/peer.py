@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from smqrt.broker.session import Session
 from smqrt.broker.state import BrokerClient, BrokerPeer
+from smqrt.cluster.remote import Phantom
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
@@ -169,7 +170,8 @@ class Peer:
         uid: as the client sent it.
         info: the client's own description.
         sock: its socket; `sock.peername()` tells the address.
-        phantom: whether it is connected to another node of a cluster.
+        phantom: whether it is connected to another node of a cluster; it has no socket here then.
+        node: the number of that node; 0 for a client of this one.
     """
 
     tid: int
@@ -179,6 +181,7 @@ class Peer:
     _session: BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
     phantom: bool = False
+    node: int = 0
 
     @property
     def user(self) -> str | None:
@@ -207,7 +210,9 @@ def peer_of(session: BrokerPeer) -> Peer:
     """The peer of a session or of the server's own client: the same one every time."""
     peer = session.extra
     if not isinstance(peer, Peer):
-        peer = session.extra = Peer(session.etid, session.uid, text_of(session.info), PeerSocket(session), session)
+        node = session.node.number if isinstance(session, Phantom) else 0
+        info, sock = text_of(session.info), PeerSocket(session)
+        peer = session.extra = Peer(session.etid, session.uid, info, sock, session, phantom=bool(node), node=node)
     peer.tid = session.etid
     return peer
 

@@ -153,6 +153,11 @@ class Smq:
         """What writes the journal; None without one, and while another process has it."""
         return self._journal.writer
 
+    @property
+    def broker(self) -> GeventBroker:
+        """The broker behind it."""
+        return self._broker
+
     # ---- hooks
 
     def _hooks(self) -> Hooks:
@@ -224,9 +229,11 @@ class Smq:
         """
         return self._broker.connect(request, arg)
 
-    def peers(self) -> Iterator[tuple[PeerSocket, Peer]]:
-        """`(sock, peer)` of every client and of the server's own client."""
-        for session in self._broker.peers():
+    def peers(self, phantoms: bool = False) -> Iterator[tuple[PeerSocket, Peer]]:
+        """`(sock, peer)` of every client and of the server's own client; then, when asked for, of the clients of other
+        nodes of the cluster, whose sockets answer None everywhere.
+        """
+        for session in self._broker.peers(phantoms):
             peer = peer_of(session)
             yield peer.sock, peer
 
@@ -253,8 +260,10 @@ class Smq:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
 
     @bound
-    def shutdown(self, msg: Text | None = None, etid: int | None = None) -> None:
-        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close."""
+    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool | None = None) -> None:
+        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close. With
+        `everywhere` to all of the cluster.
+        """
 
     def close(self) -> None:
         """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and

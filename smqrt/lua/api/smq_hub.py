@@ -21,6 +21,7 @@ from smqrt.backplane.process import cluster
 from smqrt.broker.broker import METHODS, REQUIRED, Kind, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
+from smqrt.cluster.remote import Phantom
 from smqrt.errors import CloseReason
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.lua import bridge
@@ -99,7 +100,7 @@ class LuaBroker:
         # onclose is always ours: it is where Lua forgets the client.
         adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
         made_at = label.removeprefix(" of the hub made at ")
-        self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget), options, made_at)
+        self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget, onvanish=binding.forget), options, made_at)
         try:
             cluster.join(self.broker, options)
             self._journal = HubJournal(self.broker, journal)
@@ -202,9 +203,12 @@ class HubBinding:
         return self._sessions.get(number)
 
     def peer(self, number: int) -> LuaValues | None:
-        """`(etid, uid, info)` of a client; None when it is gone."""
+        """`(etid, uid, info)` of a client, and the number of its node when it is another one; None when it is gone."""
         session = self._session(number)
-        return (session.etid, session.uid, session.info) if session else None
+        if session is None:
+            return None
+        node = (session.node.number,) if isinstance(session, Phantom) else ()
+        return session.etid, session.uid, session.info, *node
 
     def peer_topics(self, number: int) -> bytes:
         """The ids of the topics a client subscribes to, four bytes each: values of their own, a client could bring

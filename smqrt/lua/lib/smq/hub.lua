@@ -29,6 +29,7 @@ local peer_meta = {
     local sock = rawget(self, "sock")
     if key == "dropped" then return py.peer_dropped(number_of[sock]) end
     if key == "phantom" then return false end
+    if key == "node" then return nil end
     if key == "user" then return (py.peer_user(number_of[sock])) end
     if key == "groups" then
       local user, groups = py.peer_user(number_of[sock])
@@ -44,11 +45,30 @@ local peer_meta = {
   end,
 }
 
+local phantoms = setmetatable({}, {__mode = "k"}) -- peer table of a client of another node -> its integer
+
+local phantom_meta = {
+  __index = function(self, key)
+    if key == "phantom" then return true end
+    if key == "user" then return (py.peer_user(phantoms[self])) end
+    return nil
+  end,
+}
+
+-- A client of another node has no socket: whoever iterates over peers gets false in its place.
+local function phantom_of(number, tid, uid, info, node)
+  local peer = setmetatable({tid = tid, uid = uid, info = info, node = node}, phantom_meta)
+  peers[number], phantoms[peer] = peer, number
+  return peer
+end
+
 -- The peer table of a client; the same one every time while it is connected. nil for one that has gone meanwhile.
 local function peer_of(number)
   local peer = peers[number]
   if not peer then
-    if not py.peer(number) then return nil end
+    local tid, uid, info, node = py.peer(number)
+    if not tid then return nil end
+    if node then return phantom_of(number, tid, uid, info, node) end
     local socket = core.socket.new(py.socket(number))
     number_of[socket] = number
     peer = setmetatable({sock = socket}, peer_meta)
@@ -59,7 +79,8 @@ local function peer_of(number)
 end
 
 py.on_forget(ref(function(number)
-  if peers[number] then core.socket.forget(peers[number].sock) end
+  local sock = peers[number] and rawget(peers[number], "sock")
+  if sock then core.socket.forget(sock) end
   peers[number] = nil
 end))
 
@@ -206,6 +227,7 @@ end
 
 -- kind of an argument -> the check of a value
 local checks = {
+  flag = function(value) return value and true or false end,
   name = arg.string, number = arg.integer, destination = destination, payload = core.payload,
   ["function"] = function(value, index, fname) return ref(arg["function"](value, index, fname)) end,
 }
@@ -240,7 +262,7 @@ function results.peers(numbers)
     while at < #numbers do
       number, at = unpack(">I8", numbers, at)
       local peer = peer_of(number)
-      if peer then return peer.sock, peer end
+      if peer then return peer.sock or false, peer end
     end
   end
 end
@@ -251,6 +273,9 @@ local bind = {
   function(call, fname, check) return function(self, a) return call(handle(self), check(a, 1, fname)) end end,
   function(call, fname, check1, check2)
     return function(self, a, b) return call(handle(self), check1(a, 1, fname), check2(b, 2, fname)) end
+  end,
+  [3] = function(call, fname, check1, check2, check3)
+    return function(self, a, b, c) return call(handle(self), check1(a, 1, fname), check2(b, 2, fname), check3(c, 3, fname)) end
   end,
   [4] = function(call, fname, check1, check2, check3, check4)
     return function(self, a, b, c, d)
@@ -377,6 +402,8 @@ local function create(op)
   if op.onmsg then self:onmsg(op.onmsg) end
   return self
 end
+
+core.hub_handle = handle
 
 local function isSMQ(request)
   return request:header "SimpleMQ" ~= nil or request:header "Sec-WebSocket-Key" ~= nil

@@ -1,0 +1,79 @@
+"""Hubs that work as one: `cluster.create(smq, links, name="chat")` (specification: smq.md §6)."""
+
+from __future__ import annotations
+
+from smqrt import app_folder
+from smqrt.backplane import mtl
+from smqrt.hub import binding
+from smqrt.hub.mtl import Mtl
+from smqrt.hub.mtl import create as create_mtl
+from smqrt.hub.smq import Smq
+from smqrt.message import Payload, payload
+
+
+class Cluster:
+    """A hub in a cluster; see `create`."""
+
+    def __init__(self, made: mtl.Cluster) -> None:
+        self._cluster = made
+        app_folder.close_with_app(self)
+
+    @property
+    def name(self) -> str:
+        """Of the cluster, the same at all nodes."""
+        return self._cluster.name
+
+    @property
+    def number(self) -> int:
+        """This node's number, 1 to 1023."""
+        return self._cluster.number
+
+    def nodes(self) -> dict[int, int]:
+        """The numbers of the other nodes, and how many clients each has."""
+        return self._cluster.nodes()
+
+    def publish(self, data: Payload, subtopic: str | bytes | int | None = None, ptid: int | None = None) -> int:
+        """Send a message to the servers of all other nodes; gives how many there are.
+
+        Raises:
+            ArgumentError: data over 0xFFF0 bytes.
+        """
+        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
+        return self._cluster.publish(payload(data), sub, ptid)
+
+    def pubon(
+        self, data: Payload, ptid: int, topic: str | bytes | int, subtopic: str | bytes | int | None = None
+    ) -> bool:
+        """Publish on behalf of a client of any node; false when there is no such client. Raises as `publish`."""
+        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
+        return self._cluster.pubon(payload(data), ptid, binding.destination("topic", topic), sub)
+
+    def shutdown(self, msg: str | bytes | None = None) -> None:
+        """End the clients of all nodes; `msg` goes out in a Disconnect packet."""
+        self._cluster.shutdown(None if msg is None else binding.text("msg", msg))
+
+    def close(self, msg: str | bytes = b"") -> None:
+        """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing."""
+        self._cluster.close(binding.text("msg", msg))
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create(smq: Smq, links: Mtl | str | bytes | None = None, *, name: str = "") -> Cluster:
+    """Let a hub work as one with those of the same name at other nodes.
+
+    Args:
+        smq: the hub.
+        links: to other nodes, or the password for links of its own; None for those of the server's settings.
+        name: the same at all nodes; by default SMQ-1, SMQ-2, … in the order of the calls.
+
+    Raises:
+        ArgumentError: another hub of this process is in that cluster, or the password is empty.
+    """
+    if isinstance(links, str | bytes):
+        links = create_mtl(links)
+    return Cluster(mtl.Cluster(smq.broker, links.links if links is not None else None, name))

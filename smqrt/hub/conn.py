@@ -1,0 +1,77 @@
+"""Where links come from: `from smqrt.hub import conn; conn.create(links, 1900)` (specification: smq.md §6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from ssl import SSLContext
+
+from smqrt import app_folder
+from smqrt.backplane import mtl
+from smqrt.backplane.mesh import PORT
+from smqrt.hub.mtl import Mtl
+
+
+class Conn:
+    """Takes links at a port and makes them to a list of nodes; see `create`.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, made: mtl.Conn) -> None:
+        self._conn, self.port = made, made.port
+        app_folder.close_with_app(self)
+
+    def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
+        """Connect to these nodes, and no others: names or addresses, or their ports by name. One may be this node
+        itself.
+        """
+        self._conn.setlist(mtl.address_list(nodes))
+        return True
+
+    def add(self, name: str, port: int = 0) -> bool:
+        """Connect to one node more; at this one's own port when none is given."""
+        self._conn.add(name, port)
+        return True
+
+    def status(self) -> dict[str, bool]:
+        """By address, whether there is a link."""
+        return self._conn.status()
+
+    def shutdown(self) -> None:
+        """Take and make no more links; those that are up stay. A second call does nothing."""
+        self._conn.shutdown()
+
+    def close(self) -> None:
+        """As `shutdown`."""
+        self.shutdown()
+
+    def __enter__(self) -> Conn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def create(
+    links: Mtl,
+    port: int = PORT,
+    *,
+    intf: str = "0.0.0.0",
+    shark: SSLContext | None = None,
+    sshark: SSLContext | None = None,
+    onstatus: Callable[[str, bool, str], object] | None = None,
+) -> Conn:
+    """Take links at a port.
+
+    Args:
+        port: 0 picks a free one.
+        intf: the address to listen at; `::` for IPv6.
+        shark, sshark: TLS of links that this side makes, and of those that come; both or none.
+        onstatus: told of every node of the list.
+
+    Raises:
+        ArgumentError: only one of the TLS contexts is given.
+        StartError: the address can't be bound.
+    """
+    return Conn(mtl.Conn(links.links, port, intf, shark, sshark, onstatus or mtl.nobody))
