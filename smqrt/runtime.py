@@ -42,7 +42,7 @@ from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
 from smqrt.limit_settings import bring_into_force
 from smqrt.lua import api
-from smqrt.lua.api import smq_client, smq_hub
+from smqrt.lua.api import smq_client, smq_cluster, smq_hub
 from smqrt.lua.apps import Application, Applications
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -151,7 +151,8 @@ class Server:
         self._show_operators()
         self._access_log = self._open_access_log()
         self._tracing = self._open_tracing()
-        smq_hub.install(self.vm, self.services, self._loader.exchanges)
+        hubs = smq_hub.install(self.vm, self.services, self._loader.exchanges)
+        smq_cluster.install(self.vm, self.services, hubs)
         smq_client.install(self.vm, self.services)
 
     def _make_renewal(self) -> Renewal:

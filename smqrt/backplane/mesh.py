@@ -27,6 +27,7 @@ from smqrt.cluster.member import Member
 from smqrt.cluster.node import PING_S, SILENCE_S, Node
 from smqrt.errors import StreamError
 from smqrt.net import datapath
+from smqrt.net.contexts import ClientTls, Trust
 from smqrt.net.listener import Listener
 from smqrt.net.stream import Stream
 from smqrt.net.tls import Transport
@@ -45,6 +46,9 @@ CONNECT_S = 5.0
 MAX_HANDSHAKES = 100
 """Connections of strangers, at most, that have not proved to know the password."""
 SCAN_S = 1.0
+TAKEN_PLACE_S = 0.2
+"""So long after the end of a link another one to the same node may be there: two that connect to each other at once
+keep one, and nobody needs to hear of that."""
 
 
 @lru_cache(maxsize=32)
@@ -125,9 +129,9 @@ class Mesh:
         connection.serve(link, data)
         return link
 
-    def dial(self, host: str, port: int = PORT, context: Callable[[], SSLContext] | None = None) -> Dialer:
+    def dial(self, host: str, port: int = PORT, tls: ClientTls | None = None) -> Dialer:
         """Connect to another node, and again whenever that is lost."""
-        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, context))
+        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls))
         self._closers.append(dialer.close)
         return dialer
 
@@ -159,10 +163,15 @@ class Mesh:
         self._timer.close()
 
 
-def _connect(host: str, port: int, context: Callable[[], SSLContext] | None) -> tuple[Transport, bytes]:
+def _connect(host: str, port: int, tls: ClientTls | None) -> tuple[Transport, bytes]:
     stream = Stream.connect(host, port, CONNECT_S)
-    if context is not None:
-        stream.starttls(context(), host, timeout_s=CONNECT_S)
+    if tls is not None:
+        stream.starttls(tls.context(), host, timeout_s=CONNECT_S)
+        assert stream.tls is not None
+        trust = tls.store.judge(stream.tls.peer_chain(), host)
+        if trust is not Trust.TRUSTED:
+            stream.close()
+            raise StreamError("sslnottrusted", f"the certificate of {host} is not trusted: {trust.value}")
     return stream.release()
 
 
@@ -196,8 +205,7 @@ class Dialer:
             link = self._try()
             if link is None:
                 pass
-            elif link.peer is not None and link.peer.id == self._mesh.node.id:
-                self.is_self = True
+            elif self.is_self:
                 return
             elif self._has_link(link):
                 self._report(True, "")
@@ -219,7 +227,8 @@ class Dialer:
         end_s = time.monotonic() + self._mesh._silence_s + 1
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
-        if self._ended.is_set() and not self._has_link(link):
+        self.is_self = link.peer is not None and link.peer.id == self._mesh.node.id
+        if self._ended.is_set() and not self._has_link(link) and not self.is_self:
             self._report(False, link.why)
         return link
 
@@ -233,8 +242,7 @@ class Dialer:
             if current is link:
                 self._ended.wait()
                 self.why = link.why
-            else:
-                gevent.sleep(0.2)
+            gevent.sleep(TAKEN_PLACE_S)
         self._report(False, self.why)
 
     def _report(self, up: bool, why: str) -> None:

@@ -16,6 +16,7 @@ from smqrt.broker.broker import Broker, Name, check_size
 from smqrt.cluster.link import Link
 from smqrt.cluster.member import Member
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.net.contexts import ClientTls
 from smqrt.net.listener import Listener
 from smqrt.net.tls import Transport
 from smqrt.wire import link as wire
@@ -96,6 +97,14 @@ class Mtl:
         """Whether a hub of this process is in the cluster `name`."""
         return name in self.mesh.node.members
 
+    def leave(self, name: str, text: bytes = b"") -> bool:
+        """Take the hub of a cluster out of it: it goes on alone; false when there is none."""
+        member = self.mesh.node.members.get(name)
+        if member is None:
+            return False
+        self.mesh.node.leave(member, text)
+        return True
+
     def hascon(self, host: str) -> bool:
         """Whether there is a link to a node at that address."""
         return any(conn.status().get(host) for conn in self._conns) or any(
@@ -128,7 +137,7 @@ class Conn:
         mtl: whose links.
         port: to listen at; 0 picks a free one.
         host: the address to listen at.
-        client_tls, server_tls: contexts for links in both directions; both or none.
+        client_tls, server_tls: TLS of links that are made, whose names have to be trusted, and that come; both or none.
         onstatus: told of every address of the list.
 
     Raises:
@@ -141,7 +150,7 @@ class Conn:
         mtl: Mtl,
         port: int = PORT,
         host: str = "0.0.0.0",
-        client_tls: SSLContext | None = None,
+        client_tls: ClientTls | None = None,
         server_tls: SSLContext | None = None,
         onstatus: OnStatus = nobody,
     ) -> None:
@@ -175,8 +184,7 @@ class Conn:
         address = host, port or self.port
         if address in self._dialers:
             return
-        context = self._tls
-        dialer = self._mtl.mesh.dial(*address, (lambda: context) if context is not None else None)
+        dialer = self._mtl.mesh.dial(*address, self._tls)
         dialer.on_status = lambda up, why: self._told(host, up, why)
         self._dialers[address] = dialer
 
@@ -218,14 +226,7 @@ class Cluster:
         self.name = name or f"SMQ-{next(_names)}"
         self._broker = broker
         self._member: Member = mesh.join(broker, self.name)
-        self._member.leave = lambda: mesh.node.leave(self._member)
-
-    @classmethod
-    def of(cls, broker: Broker, member: Member) -> Cluster:
-        """The one that a hub is in already."""
-        made = cls.__new__(cls)
-        made.name, made._broker, made._member = member.name, broker, member
-        return made
+        self._node = mesh.node
 
     def publish(self, data: bytes, subtopic: Name | None = None, ptid: int | None = None) -> int:
         """Send a message to the servers of all other nodes; gives how many there are.
@@ -261,7 +262,7 @@ class Cluster:
     def close(self, text: bytes = b"") -> None:
         """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing."""
         if self._broker.cluster is self._member:
-            self._member.leave()
+            self._node.leave(self._member, text)
 
 
 def address_list(given: Iterable[str] | Mapping[str, int]) -> list[tuple[str, int]]:

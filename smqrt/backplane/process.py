@@ -78,10 +78,8 @@ class ProcessCluster:
         name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
         if name is None:
             return
-        mesh = self.opened()
-        member = mesh.join(broker, name)
+        member = self.opened().join(broker, name)
         member.counts_all = options.observe == "cluster"
-        member.leave = lambda: mesh.node.leave(member)
 
     def opened(self) -> Mesh:
         """The mesh of the process; raises ArgumentError when the plan can't be followed."""

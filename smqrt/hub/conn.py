@@ -9,6 +9,7 @@ from smqrt import app_folder
 from smqrt.backplane import mtl
 from smqrt.backplane.mesh import PORT
 from smqrt.hub.mtl import Mtl
+from smqrt.net.contexts import ClientTls
 
 
 class Conn:
@@ -58,7 +59,7 @@ def create(
     port: int = PORT,
     *,
     intf: str = "0.0.0.0",
-    shark: SSLContext | None = None,
+    shark: ClientTls | None = None,
     sshark: SSLContext | None = None,
     onstatus: Callable[[str, bool, str], object] | None = None,
 ) -> Conn:

@@ -206,7 +206,6 @@ class MemoryEngine(Engine):
         if prepare:
             prepare(broker)
         member = node.join(broker, hub)
-        member.leave = lambda: node.leave(member)
         place = Place(self, name, broker, member)
         for other in self._places.values():
             self.network.connect(node, other)
@@ -280,7 +279,6 @@ class MeshEngine(Engine):
         if prepare:
             prepare(broker)
         member = mesh.join(broker, hub)
-        member.leave = lambda: mesh.node.leave(member)
         place = Place(self, name, broker, member)
         self._connect(place, mesh)
         self._meshes[place] = mesh
