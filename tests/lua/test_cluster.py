@@ -43,6 +43,7 @@ def test_an_old_application_on_two_addresses(nodes: list[Served]) -> None:
         assert client.wait_connected(5)
         got: list[bytes] = []
         client.subscribe("news", onmsg=lambda data, ptid, tid, subtid: got.append(data))
+        wait_until(lambda: client.topic2tid("news"), "Suback")
         wait_until(lambda: ask(one, "phantoms") == "1", "the phantom")
         assert ask(one, "phantom") == "the client true true"
         assert ask(one, "nodes") == "1"
