@@ -184,9 +184,7 @@ class NatsConnection:
         now_s, outbox, options = monotonic(), self._outbox, self._options
         if outbox.life is BLOCKED and now_s - outbox.progress_s >= options.pong_s:
             self.lose(f"the server took nothing for {options.pong_s:g} s")
-        elif self._is_paused:
-            self._heard_s = now_s  # what it sends waits for us
-        elif now_s - self._heard_s >= options.ping_s:
+        elif now_s - self._heard_s >= options.ping_s and not self._is_paused:  # else what it said waits for us
             self._ask(now_s)
 
     def _ask(self, now_s: float) -> None:

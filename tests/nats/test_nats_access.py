@@ -173,7 +173,7 @@ def tls(authority: Authority, name: str, host: str = "127.0.0.1", more: str = ""
 
 def test_tls(start_nats: Start, client: Make, certificates: Authority) -> None:
     server = start_nats(tls(certificates, "server"))
-    one = client(server.url, tls_ca=certificates.path)  # the server wants TLS in any case
+    one = client(server.url, tls_ca=certificates.path, ping_s=3600)  # the server wants TLS in any case
     found: list[int] = []
     one.subscribe("bulk", lambda _, payload, *__: found.append(len(payload)))
     sizes = [10, 100_000, 1_000_000, 0]
@@ -182,6 +182,14 @@ def test_tls(start_nats: Start, client: Make, certificates: Authority) -> None:
     wait_until(lambda: len(found) == len(sizes))
     assert found == sizes
     assert works(client(f"tls://127.0.0.1:{server.port}", tls_ca=certificates.path))
+    # Many records come in one read: those behind the first are not forgotten.
+    other = client(server.url, tls_ca=certificates.path)
+    one._connection._watcher.stop()  # type: ignore[union-attr]
+    for _ in range(50):
+        other.publish("bulk", b"")
+        other.flush(10)
+    one._connection._watcher.start(one._connection._readable)  # type: ignore[union-attr]
+    wait_until(lambda: len(found) == len(sizes) + 50)
     assert refused(client(server.url, wait=False), "is not to be trusted", "give tls_ca")
     plain = start_nats()
     assert refused(client(f"tls://127.0.0.1:{plain.port}", wait=False), "speaks no TLS")

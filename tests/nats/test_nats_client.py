@@ -119,7 +119,7 @@ def test_a_callback_that_raises_is_logged_and_counted(
 
 
 def test_who_reads_much_gives_way(nats_server: NatsServer, client: Make) -> None:
-    one, two = client(nats_server.url), client(nats_server.url)
+    one, two = client(nats_server.url), client(nats_server.url, ping_s=0.05, pong_s=0.3)  # it looks while much waits
     found: list[int] = []
 
     def slowly(*_: bytes) -> None:
@@ -199,6 +199,13 @@ def test_a_server_that_does_not_answer_is_left(start_nats: Callable[..., NatsSer
     assert time.monotonic() - began_s < 5
     assert "did not answer" in one.reason
     assert not one.flush(0.01)
+    server.send(signal.SIGCONT)
+    assert one.wait_connected(20)
+    server.pause()
+    flushing = gevent.spawn(one.flush, 60)
+    let_others_run()
+    server.kill()
+    assert flushing.get(timeout=10) is False
 
 
 def test_the_end_delivers_what_is_on_its_way(nats_server: NatsServer, client: Make) -> None:
@@ -219,6 +226,44 @@ def test_the_end_delivers_what_is_on_its_way(nats_server: NatsServer, client: Ma
     assert not one.close()
     assert not one.wait_connected(0)
     assert states == [NatsState.CONNECTED, NatsState.CLOSED]
+
+
+def test_a_member_of_a_group_ends_and_nothing_is_lost(nats_server: NatsServer, client: Make) -> None:
+    one, two, three = (client(nats_server.url) for _ in range(3))
+    left, right = collect(two, "group", queue="g"), collect(three, "group", queue="g")
+    count = 4000
+
+    def publish() -> None:
+        for number in range(count):
+            one.publish("group", b"%d" % number)
+            if number % 20 == 0:
+                let_others_run(1)
+
+    publishing = gevent.spawn(publish)
+    wait_until(lambda: len(left) > 100)
+    assert two.close()
+    publishing.get()
+    wait_until(lambda: len(left) + len(right) == count)
+    assert sorted(int(payload) for _, payload, *_ in left + right) == list(range(count))
+
+
+def test_a_process_that_stood_still_reads_before_it_judges(nats_server: NatsServer, client: Make) -> None:
+    one = client(nats_server.url)
+    connection = one._connection
+    assert connection is not None
+    connection._heard_s -= 1000
+    connection._tick()  # asks
+    gevent.sleep(0)
+    let_others_run(1)
+    connection._heard_s = connection._pinged_s = time.monotonic() - 1000
+    connection.ping(lambda _: None)
+    connection._outbox.flush()
+    time.sleep(0.2)  # the answer comes meanwhile
+    connection._tick()
+    assert connection.is_open
+    connection._heard_s = connection._pinged_s = time.monotonic() - 1000
+    connection._tick()
+    assert not connection.is_open
 
 
 def test_the_end_in_a_callback(nats_server: NatsServer, client: Make) -> None:

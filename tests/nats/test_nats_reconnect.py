@@ -106,6 +106,8 @@ def test_a_cluster(start_cluster: Callable[..., list[NatsServer]], client: Make)
     assert other.server is not None
     assert other.server.port == servers[1].port
     assert other.counters.lost == 0
+    left = next(one for one in other._pool._known.values() if one.address.port == servers[2].port)
+    assert left.not_before_s - time.monotonic() > 30
     assert servers[2].process.poll() is None
     found.clear()
     wait_until(lambda: one.publish("c", b"") and found)
@@ -194,6 +196,16 @@ def test_a_connection_that_goes_wrong(said: bytes, words: str, lying: Callable[.
     assert one.counters.slow_consumer == ("Slow" in words)
     if "password" in words:
         assert one._pool.next()[1] - time.monotonic() > 10
+
+
+@pytest.mark.parametrize(("steady_s", "most", "least"), [(60, 12, 0), (0, 1000, 15)])
+def test_a_server_that_only_seems_to_work_is_tried_less(
+    steady_s: float, most: int, least: int, lying: Callable[..., str], client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smqrt.nats.client.STEADY_S", steady_s)
+    one = client(lying(INFO, lambda sock: sock.close()), wait=False, reconnect_s=0.01)
+    gevent.sleep(1)
+    assert least <= one.counters.reconnects <= most
 
 
 def test_a_flood_never_holds_the_loop(lying: Callable[..., str], client: Make) -> None:
