@@ -16,10 +16,12 @@ import gevent
 from gevent.event import Event
 
 from smqrt.admin.access_log import AccessLog
+from smqrt.admin.fleet import Desk, Fleet
 from smqrt.admin.health import Health
 from smqrt.admin.otel import Tracing
 from smqrt.admin.parts import Parts
 from smqrt.admin.server import AdminServer
+from smqrt.admin.together import Together, answering
 from smqrt.app_spec import AppSpec
 from smqrt.backplane.process import cluster
 from smqrt.console.mount import mount as mount_console
@@ -148,7 +150,8 @@ class Server:
         self._loader = Applications(self.vm, self.services)
         self.applications = self._loader.all
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
-        self._show_operators()
+        self._parts = self._show_operators()
+        self._desk: Desk | None = None
         self._access_log = self._open_access_log()
         self._tracing = self._open_tracing()
         hubs = smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -177,10 +180,8 @@ class Server:
             self._listeners.look_after(admin.listener, tls)
         return admin
 
-    def _show_operators(self) -> None:
-        """What the admin listener serves."""
-        if self.admin is None:
-            return
+    def _show_operators(self) -> Parts:
+        """What the admin listener serves, here or in worker 0."""
         parts = Parts(
             health=self.health,
             listeners=self._listeners,
@@ -190,9 +191,21 @@ class Server:
             pipelines=lambda: self._pipelines.states() if self._pipelines else [],
             restart=self._restart,
         )
-        self.admin.mount(parts)
-        if self.settings.admin.console:
-            self.admin.application = mount_console(parts, self.admin.root)
+        if self.admin is not None:
+            together = Together(parts, Fleet(self.place) if self._worker else None)
+            self.admin.mount(parts, together)
+            if self.settings.admin.console:
+                self.admin.application = mount_console(parts, self.admin.root)
+        return parts
+
+    def _open_desk(self) -> Desk | None:
+        """Where another worker, which has the admin listener, asks."""
+        if self.place.is_first or not self.settings.admin.enabled:
+            return None
+        self._parts.lag.start()
+        desk = Desk(self.place, answering(self._parts))
+        desk.start()
+        return desk
 
     def _open_tracing(self) -> Tracing | None:
         settings = self.settings.otel
@@ -320,6 +333,7 @@ class Server:
         ]
         for line in listening if self._worker is None else ():
             self._report(line)
+        self._desk = self._open_desk()
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -559,6 +573,8 @@ class Server:
         self._systemd.close()
         if self.admin is not None:
             self.admin.close()
+        if self._desk is not None:
+            self._desk.close()
         for one in (self._access_log, self._tracing):
             if one is not None:
                 one.close()

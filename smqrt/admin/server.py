@@ -10,8 +10,8 @@ from pathlib import Path
 from smqrt.admin.announced import announce
 from smqrt.admin.api import Api, Probes, Scraped, answer_json
 from smqrt.admin.looplag import LoopLag
-from smqrt.admin.metrics import Metrics
 from smqrt.admin.parts import Parts
+from smqrt.admin.together import Together
 from smqrt.errors import StartError
 from smqrt.http.access import Access
 from smqrt.http.logins import Authenticator, FunctionAuthorizer, LoginGuard, Logins, ServerUsers
@@ -133,10 +133,10 @@ class AdminServer:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
-    def mount(self, parts: Parts) -> None:
-        """Serve what is told of a server."""
+    def mount(self, parts: Parts, together: Together) -> None:
+        """Serve what is told of a server: of this process, and of all its workers."""
         self._lag = parts.lag
-        for directory in (Probes(parts), Scraped(Metrics(parts)), Api(parts)):
+        for directory in (Probes(parts), Scraped(together), Api(together)):
             self.root.insert(directory)
 
     def start(self) -> None:

@@ -253,7 +253,8 @@ class GeventBroker(SucceedingBroker):
         made_at: the line of the application that made it.
 
     Attributes:
-        number: counts the brokers of this process; 0 for internal ones, which operators are not shown.
+        number: counts the brokers of this process, and those of another worker have others; 0 for internal ones, which
+            operators are not shown.
         app: the folder of the application that made it; empty outside of applications.
 
     Raises:
@@ -264,7 +265,7 @@ class GeventBroker(SucceedingBroker):
         datapath.install()
         folder = app_folder.application_folder()
         scope = app_folder.current_app.get()
-        self.number = 0 if scope is not None and scope.is_internal else next(_numbers)
+        self.number = 0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_numbers))
         self.made_at, self.app = made_at, folder.name if folder else ""
         self.identities = of_server() if options.auth else None
         if self.identities is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ENVIRONMENT = "_SMQRT_WORKER"
 """The number of the descriptor that a worker inherits, at which it is told its place."""
+HUBS_OF_A_WORKER = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class WorkerPlace:
         assert self.directory is not None, "a process alone has no sockets for workers"
         return self.directory / f"{kind}-{number}.sock"
 
+    def hub_number(self, count: int) -> int:
+        """The number that operators see of the hub that this worker made as its `count`th: no two workers have one."""
+        return self.number * HUBS_OF_A_WORKER + count
+
     def share(self, whole: int) -> int:
         """The part that a worker has of a number that is meant for all together, rounded up; 0 stays 0."""
         return -(-whole // self.count)
@@ -64,6 +69,11 @@ class WorkerPlace:
 
 
 _own = WorkerPlace()
+
+
+def worker_of_hub(number: int) -> int:
+    """The number of the worker that a hub with this number belongs to."""
+    return number // HUBS_OF_A_WORKER
 
 
 def worker_place() -> WorkerPlace:

@@ -36,3 +36,8 @@ def failure(code: int) -> str | None:
 def end_with_parent() -> None:
     """In the new process, before its program: a server that is killed leaves nobody behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def outlive_parent() -> None:
+    """In that process, once it hears of its parent's end in another way: a signal would be the second one to end it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0)

@@ -38,6 +38,7 @@ from gevent.queue import Full, Queue
 from smqrt.errors import StartError
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace, take_place
+from smqrt.server.children import outlive_parent
 from smqrt.server.port_sockets import PortSockets
 
 log = logging.getLogger("smqrt")
@@ -161,6 +162,7 @@ class WorkerEnd:
             gevent.spawn(self._talk),
             gevent.spawn(self._live),
         ]
+        outlive_parent()
 
     def _listen(self, server: WorkingServer) -> None:
         orders: dict[str, Callable[[Message, list[int]], object]] = {

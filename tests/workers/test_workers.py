@@ -174,4 +174,5 @@ def test_a_supervisor_that_is_killed_leaves_nobody(serve: Serve, app: Path, temp
     pids = workers_of(served)
     served.process.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "the workers end")
+    assert not list(temporary.glob("smqrt-workers-*/*"))
     assert not list(temporary.glob("smqrt-workers-*"))
