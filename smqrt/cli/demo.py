@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ import click
 
 import smqrt
 from smqrt.errors import StartError
+from smqrt.net.worker_place import ENVIRONMENT as WORKER
 
+_COPY = "_SMQRT_DEMO"
+"""Where the workers of a server find its copy."""
 _NOT_COPIED = shutil.ignore_patterns(".journal", ".pipelines", "__pycache__")
 
 
@@ -45,6 +49,16 @@ def demonstrations() -> Path:
 
 @contextmanager
 def _copied(keep: Path | None) -> Iterator[Path]:
+    if WORKER in os.environ:  # of the supervisor that has made the copy
+        yield Path(os.environ[_COPY])
+        return
+    with _copy(keep) as folder:
+        os.environ[_COPY] = str(folder.absolute())
+        yield folder
+
+
+@contextmanager
+def _copy(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         if keep.exists():
             raise StartError(f"{keep} exists; serve it with: smqrt serve {keep}")

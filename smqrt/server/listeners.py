@@ -55,6 +55,7 @@ class Listeners(Mapping[str, Listener]):
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
         self._settings = settings
         self._given: Mapping[str, PortSockets] = given or {}
+        self._is_closed = False
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
         self._beside: dict[str, Listener] = {}  # not a port of the server, but its certificates are looked after here
@@ -110,7 +111,9 @@ class Listeners(Mapping[str, Listener]):
         return listener
 
     def accept_for(self, workers: Sequence[int]) -> None:
-        """Accept the connections that are meant for these workers, too."""
+        """Accept the connections that are meant for these workers, too, unless none are accepted any more."""
+        if self._is_closed:
+            return
         for name, listener in self._listeners.items():
             listener.accept_for(self._given[name].of(workers))
 
@@ -137,6 +140,7 @@ class Listeners(Mapping[str, Listener]):
 
     def close(self) -> None:
         """Accept no more."""
+        self._is_closed = True
         if self._clock is not None:
             self._clock.kill(block=False)
         for listener in self._listeners.values():
