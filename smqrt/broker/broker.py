@@ -33,7 +33,7 @@ class Kind(Enum):
     FUNCTION = "function"
     """A function of the application."""
     FLAG = "flag"
-    """True, false or None."""
+    """Anything: it is true or false."""
     ROOM = "room"
     """`(free, used)` places."""
     COUNTS = "counts"
@@ -110,7 +110,7 @@ _ALL = (
     Method("observe", (_TOPIC, Argument("function", Kind.FUNCTION)), Kind.FLAG),
     Method("unobserve", (_TOPIC,)),
     Method("queuesize", (), Kind.ROOM),
-    Method("peers", (Argument("phantoms", Kind.FLAG, None, optional=True),), Kind.PEERS),
+    Method("peers", (Argument("phantoms", Kind.FLAG, False),), Kind.PEERS),
     Method("etid2peer", (Argument("etid", Kind.NUMBER),), Kind.PEER),
     Method("setkeepalive", (Argument("idle", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
     Method(
@@ -118,7 +118,7 @@ _ALL = (
         (
             Argument("msg", Kind.NAME, None, optional=True),
             Argument("etid", Kind.NUMBER, None, optional=True),
-            Argument("everywhere", Kind.FLAG, None, optional=True),
+            Argument("everywhere", Kind.FLAG, False),
         ),
     ),
     Method("drops", (), Kind.COUNTS),

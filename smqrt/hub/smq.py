@@ -260,7 +260,7 @@ class Smq:
         """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
 
     @bound
-    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool | None = None) -> None:
+    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = False) -> None:
         """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close. With
         `everywhere` to all of the cluster.
         """

@@ -65,6 +65,7 @@ REBUILT = {
         "bytes": "the same",
         "messages": "the same",
         "cached": "routes are looked up again",
+        "elsewhere": "told by the other nodes, when the new process joined them",
         "encode": "of the hub",
         "key": "made of the number",
         "observers": "each client observes again",
