@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smqrt.admin import snapshots
+from smqrt.admin import clusters, snapshots
 from smqrt.admin.api_arguments import Arguments, known, limit_of, none, whole
 from smqrt.admin.snapshots import NotThereError
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
@@ -174,6 +174,7 @@ PLAIN: dict[str, Callable[[Parts], Answer]] = {
     "journals": snapshots.journals,
     "pipelines": snapshots.pipelines,
     "limits": snapshots.limits,
+    "clusters": lambda parts: clusters.clusters(),
 }
 
 

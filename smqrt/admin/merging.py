@@ -111,6 +111,7 @@ MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
     "journals": side_by_side,
     "pipelines": first,
     "limits": limits,
+    "clusters": side_by_side,
     "peers": peers,
     "closed": closed,
 }

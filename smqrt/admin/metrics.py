@@ -16,10 +16,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 import smqrt
 from smqrt.admin import process, snapshots
+from smqrt.admin.clusters import links, members
 from smqrt.admin.health import PHASES
 from smqrt.admin.looplag import BUCKETS_S
 from smqrt.admin.parts import Parts
+from smqrt.backplane.mesh import open_meshes
 from smqrt.broker.outbox import Held
+from smqrt.cluster.link import Link
+from smqrt.cluster.member import Member
 from smqrt.identity import service as identity
 from smqrt.identity.identity import Method
 from smqrt.identity.service import IdentityService, Why
@@ -135,6 +139,19 @@ def _family(row: Family, scrape: Scrape) -> MetricFamily:
 
 def _hub_labels(broker: GeventBroker) -> tuple[str, str]:
     return str(broker.number), broker.app
+
+
+_LINK = ("node", "peer")
+
+
+def _links(value: Callable[[Link], float]) -> Callable[[Scrape], Samples]:
+    return lambda _: [
+        ((str(mesh.node.number), str(link.number)), value(link)) for mesh in open_meshes for link in links(mesh)
+    ]
+
+
+def _members(value: Callable[[Member], float]) -> Callable[[Scrape], Samples]:
+    return lambda _: [((*_hub_labels(broker), member.name), value(member)) for broker, member in members()]
 
 
 def _one(value: Callable[[Scrape], float]) -> Callable[[Scrape], Samples]:
@@ -507,6 +524,63 @@ FAMILIES = (
         ("limit",),
         "How often a limit of the server was reached.",
         lambda _: [((one.name,), one.count) for one in limit_states()],
+    ),
+    # Clusters.
+    Family(
+        "gauge",
+        "smqrt_cluster_nodes",
+        ("hub", "app", "cluster"),
+        "Other nodes that a hub works together with.",
+        _members(lambda one: sum(remote.synced for remote in one.remotes)),
+    ),
+    Family(
+        "gauge",
+        "smqrt_cluster_phantoms",
+        ("hub", "app", "cluster"),
+        "Clients of other nodes.",
+        _members(lambda one: len(one.phantoms)),
+    ),
+    Family(
+        "gauge",
+        "smqrt_cluster_interest",
+        ("hub", "app", "cluster"),
+        "Topics that other nodes want.",
+        _members(lambda one: len(one.interest)),
+    ),
+    Family(
+        "gauge",
+        "smqrt_cluster_link_round_trip_seconds",
+        _LINK,
+        "How long the newest ping to another node and its answer took.",
+        _links(lambda link: link.round_trip_s or 0.0),
+    ),
+    Family(
+        "gauge",
+        "smqrt_cluster_link_queued_bytes",
+        _LINK,
+        "What waits for another node.",
+        _links(lambda link: link.transport.outbox.queued_bytes),
+    ),
+    Family(
+        "counter",
+        "smqrt_cluster_link_sent_bytes_total",
+        _LINK,
+        "Bytes that were sent over a link to another node.",
+        _links(lambda link: link.sent_bytes),
+    ),
+    Family(
+        "counter",
+        "smqrt_cluster_link_received_bytes_total",
+        _LINK,
+        "Bytes that came over a link.",
+        _links(lambda link: link.transport.worked_off_bytes),
+    ),
+    Family(
+        "counter",
+        "smqrt_cluster_links_lost_total",
+        ("node",),
+        "How many links to other nodes have ended.",
+        lambda _: [((str(one.node.number),), one.node.links_lost) for one in open_meshes],
     ),
     # Journals.
     Family(

@@ -96,6 +96,18 @@ class LinkConnection(RawConnection):
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry)
 
+    @property
+    def via(self) -> str:
+        """See `Transport` of links."""
+        try:
+            address: Any = self.transport.getpeername()
+        except OSError:
+            return "closed"
+        if isinstance(address, str | bytes):
+            return "unix"
+        host, port = address[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def serve(self, link: Link, data: bytes = b"") -> None:
         """Begin to read; `data` has come already."""
         self.link = link

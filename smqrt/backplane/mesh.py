@@ -51,6 +51,10 @@ TAKEN_PLACE_S = 0.2
 keep one, and nobody needs to hear of that."""
 
 
+open_meshes: list[Mesh] = []
+"""Of this process, for those who operate it."""
+
+
 @lru_cache(maxsize=32)
 def _key_of(password: bytes) -> bytes:
     return wire.key_of(password)
@@ -72,6 +76,7 @@ class Mesh:
 
     Attributes:
         node: what is known of the others.
+        dialers: look for nodes at addresses.
     """
 
     def __init__(
@@ -93,6 +98,8 @@ class Mesh:
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
         self._handshakes = 0
+        self.dialers: list[Dialer] = []
+        open_meshes.append(self)
 
     def _look(self) -> None:
         self.node.look(self._ping_s, self._silence_s)
@@ -132,7 +139,7 @@ class Mesh:
     def dial(self, host: str, port: int = PORT, tls: ClientTls | None = None) -> Dialer:
         """Connect to another node, and again whenever that is lost."""
         dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls))
-        self._closers.append(dialer.close)
+        self.dialers.append(dialer)
         return dialer
 
     def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
@@ -154,7 +161,8 @@ class Mesh:
         """Leave all clusters, and end. A second call does nothing."""
         if self.node.closed:
             return
-        for closer in self._closers:
+        open_meshes.remove(self)
+        for closer in (*self._closers, *[one.close for one in self.dialers]):
             closer()
         self.node.close()
         for closer in self._last_closers:  # they carry what the links say last
@@ -261,6 +269,8 @@ class Dialer:
     def disconnect(self) -> None:
         """Connect no more, and end the link."""
         self.close()
+        with contextlib.suppress(ValueError):
+            self._mesh.dialers.remove(self)
         if self._link is not None:
             self._link.refuse(Refusal.CLOSING, "that node was taken out of the list of nodes")
 

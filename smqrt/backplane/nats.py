@@ -72,6 +72,11 @@ class NatsConnection(LinkConnection):
         self.link, self.session = link, session
 
     @property
+    def via(self) -> str:
+        """See `Transport` of links."""
+        return "nats"
+
+    @property
     def worked_off_bytes(self) -> int:
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes

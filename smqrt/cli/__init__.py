@@ -28,6 +28,7 @@ _COMMANDS = {
     "top": ("smqrt.cli.admin", "top", "Show how a running server does, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
+    "cluster": ("smqrt.cli.cluster", "cluster", "Show the nodes that a running server works together with."),
     "trace": ("smqrt.cli.admin", "trace", "Show what a client does, or what goes through a topic, live."),
     "dashboard": ("smqrt.cli.admin", "dashboard", "Print a dashboard for Grafana."),
     "new": ("smqrt.cli", "new", "Make a new application to start from."),

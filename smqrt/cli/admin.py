@@ -37,9 +37,9 @@ _PEER_COLUMNS = (
 _TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
 _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
 _RIGHT = {"connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
-          "in/s", "out/s", "refused"}  # fmt: skip
+          "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost"}  # fmt: skip
 
-_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, an object in each line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, an object in each line.")
 _limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
 
 
@@ -72,7 +72,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return shown
 
 
-def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     if sys.stdout.isatty():
         Console().print(table(columns, rows))
         return
@@ -88,7 +88,7 @@ def _print(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     "--sort", type=click.Choice(["dropped", "queued_bytes", "subscriptions", "newest"]), help="The largest first."
 )
 @_limit
-@_json
+@json_option
 def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the clients of a running server."""
     found = client.get("peers", hub=hub, search=search, sort=sort, limit=limit)
@@ -96,7 +96,7 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
         for one in found["items"]:
             click.echo(json_line(one))
         return
-    _print(_PEER_COLUMNS, [_peer_row(one) for one in found["items"]])
+    print_table(_PEER_COLUMNS, [_peer_row(one) for one in found["items"]])
     _tell_rest(found)
 
 
@@ -114,7 +114,7 @@ def _peer_row(one: dict[str, Any]) -> tuple[object, ...]:
 @click.option("--search", default="", help="Only those whose name holds this.")
 @click.option("--sort", type=click.Choice(["subscribers"]), help="The largest first.")
 @_limit
-@_json
+@json_option
 def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the topics of a hub."""
     found = client.get("topics", hub=hub or _only_hub(client), search=search, sort=sort, limit=limit)
@@ -122,7 +122,7 @@ def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, 
         for one in found["items"]:
             click.echo(json_line(one))
         return
-    _print(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
+    print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
     _tell_rest(found)
 
 
@@ -145,7 +145,7 @@ def _tell_rest(found: dict[str, Any]) -> None:
 @click.option("--topic", default="", help="What goes through this topic.")
 @click.option("--hub", type=int, help="Of this hub; needed when there are several.")
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
-@_json
+@json_option
 def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool) -> None:
     """Show what a client does, or what goes through a topic, while it happens."""
     if bool(peer) == bool(topic):
@@ -188,7 +188,7 @@ def dashboard() -> None:
 @connection_options
 @click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between.")
 @click.option("--count", type=click.IntRange(1), help="So often, and then end.")
-@_json
+@json_option
 def top(client: AdminClient, interval: float, count: int | None, as_json: bool) -> None:
     """Show how a running server does, live."""
     view = _Top(client)

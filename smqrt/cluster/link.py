@@ -49,10 +49,13 @@ class Transport(Protocol):
     Attributes:
         outbox: takes frames.
         worked_off_bytes: how many of the received bytes have been worked off.
+        via: where the connection goes, for people: an address, `unix` or `nats`.
     """
 
     @property
     def outbox(self) -> Outbox: ...
+    @property
+    def via(self) -> str: ...
     @property
     def worked_off_bytes(self) -> int: ...
 
@@ -112,7 +115,7 @@ class Link:
         round_trip_s: of the newest ping; None before.
         on_up, on_end: called when the handshake is over, and with the reason when it ends.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
-        sent_bytes, received_bytes: of the link.
+        sent_bytes: of the link.
     """
 
     def __init__(self, node: Node, transport: Transport, connects: bool, now_s: float) -> None:

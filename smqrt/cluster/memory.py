@@ -74,6 +74,8 @@ class Pipe(Outbox):
 class MemoryTransport:
     """One side of a connection."""
 
+    via = "memory"
+
     def __init__(self, network: MemoryNetwork, sends: Pipe, receives: Pipe) -> None:
         self._network, self.outbox, self._receives = network, sends, receives
 

@@ -37,6 +37,7 @@ class Node:
         members: its hubs, by the name of their cluster.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
+        links_lost: how many that were up have ended.
         refused: how many ended by each kind of refusal, of this side or the other.
     """
 
@@ -62,6 +63,7 @@ class Node:
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
         self.refused: Counter[int] = Counter()
+        self.links_lost = 0
         self.closed = False
 
     # ---- hubs
@@ -104,6 +106,7 @@ class Node:
         self.refused[code] += bool(code)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
+            self.links_lost += 1
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
             log.warning("a link to another node: %s", link.why)
 

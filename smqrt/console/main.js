@@ -9,12 +9,13 @@ import {peers} from "./views/peers.js";
 import {topics} from "./views/topics.js";
 import {messages} from "./views/messages.js";
 import {applications} from "./views/applications.js";
+import {clusters} from "./views/clusters.js";
 import {journals} from "./views/journals.js";
 import {limits} from "./views/limits.js";
 import {closes} from "./views/closes.js";
 import {log} from "./views/log.js";
 
-const VIEWS = {overview, peers, topics, messages, applications, journals, limits, closes, log};
+const VIEWS = {overview, peers, topics, messages, applications, journals, clusters, limits, closes, log};
 const TITLE = "smqrt console";
 
 const live = new Live(), history = new History(), main = find("main"), nav = find("nav"), menu = find("menu");

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol
 
-from smqrt.admin import snapshots
+from smqrt.admin import clusters, snapshots
 from smqrt.admin.snapshots import Snapshot
 from smqrt.closes import Ending, ending_of
 from smqrt.console import source
@@ -251,6 +251,24 @@ class Journals:
         """See `View.close`."""
 
 
+class Clusters:
+    """The nodes that hubs of this process work together with."""
+
+    def __init__(self, console: Console, options: Options) -> None:
+        pass
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        nodes: list[dict[str, Any]] = clusters.clusters()
+        return {
+            name: [{**row, "own": one["node"]} for one in nodes for row in one[name]]
+            for name in ("hubs", "links", "addresses")
+        }
+
+    def close(self) -> None:
+        """See `View.close`."""
+
+
 def _sync_ms(row: Mapping[str, Any]) -> float | None:
     """How long the disk takes to keep what was written, on average."""
     journal = writer.opened.get(str(row["name"]))
@@ -329,6 +347,7 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "messages": Messages,
     "applications": Applications,
     "journals": Journals,
+    "clusters": Clusters,
     "limits": lambda console, options: Plain(lambda: _limits(console)),
     "closes": lambda console, options: Plain(lambda: _closes(console)),
     "log": lambda console, options: Plain(lambda: _log(console)),

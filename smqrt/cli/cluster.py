@@ -1,0 +1,63 @@
+"""`smqrt cluster status`: the nodes that a running server works together with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from smqrt.cli.admin import json_option, lasted, print_table, size
+from smqrt.cli.admin_client import AdminClient, connection_options
+from smqrt.cli.terminal import InterruptibleCommand
+from smqrt.printable import json_line
+
+_LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
+_HUBS = ("cluster", "hub", "node", "nodes", "clients", "phantoms", "interest", "lost")
+
+
+@click.group()
+def cluster() -> None:
+    """Hubs of several processes that work as one: `smqrt help cluster` is the page of the manual."""
+
+
+@cluster.command(cls=InterruptibleCommand)
+@connection_options
+@json_option
+def status(client: AdminClient, as_json: bool) -> None:
+    """Show nodes, links, round trips, queues, interest and losses. Exit code 1 when an address has no link."""
+    rows: list[dict[str, Any]] = client.get("clusters")
+    if as_json:
+        for row in rows:
+            click.echo(json_line(row))
+    elif rows:
+        _show(rows)
+    else:
+        click.echo("This server is in no cluster.", err=True)
+    if any(_missing(row) for row in rows):
+        raise SystemExit(1)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    print_table(_LINKS, [_link(row["node"], one) for row in rows for one in row["links"]])
+    click.echo()
+    print_table(_HUBS, [_hub(row["node"], one) for row in rows for one in row["hubs"]])
+    for row in rows:
+        for one in _missing(row):
+            click.echo(f"node {row['node']} has no link to {one['address']}: {one['why']}", err=True)
+        for why, count in row["refused"].items():
+            click.echo(f"node {row['node']}: {count} links refused: {why}", err=True)
+
+
+def _missing(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in row["addresses"] if one["state"] == "not linked"]
+
+
+def _link(node: int, one: dict[str, Any]) -> tuple[object, ...]:
+    round_trip = "" if one["round_trip_ms"] is None else f"{one['round_trip_ms']:.1f} ms"
+    sizes = (size(one[name]) for name in ("queued_bytes", "sent_bytes", "received_bytes"))
+    return (node, one["node"], one["via"], lasted(one["since_s"]), round_trip, *sizes)
+
+
+def _hub(node: int, one: dict[str, Any]) -> tuple[object, ...]:
+    counts = (one["peers"], one["phantoms"], one["interest"], sum(one["lost"].values()))
+    return (one["cluster"], one["hub"], node, len(one["nodes"]), *counts)
