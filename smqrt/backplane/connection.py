@@ -136,13 +136,14 @@ class LinkConnection(RawConnection):
         if not got:
             self.lost(CloseReason.PEER_CLOSED)
             return
-        self.received_bytes += got
         if got == size:
             self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
             self.receive_bytes = size >> 1
         self.carry = b""
+        self.received_bytes -= held  # what is in work is not worked off
         self.feed(held + got)
+        self.received_bytes += held + got
         self.link.heard(self.link.node.clock_s())
 
     def route(self, size: int) -> int:

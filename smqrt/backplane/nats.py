@@ -100,9 +100,9 @@ class NatsConnection(LinkConnection):
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
             data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
             view[: len(data)] = data
             self.feed(len(data))
+            self._waiting_bytes -= len(data)
         if not self.life.over:
             self.link.heard(self.link.node.clock_s())
 

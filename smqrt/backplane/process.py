@@ -79,7 +79,8 @@ class ProcessCluster:
         if name is None:
             return
         member = self.opened().join(broker, name)
-        member.counts_all = options.observe == "cluster"
+        if options.observe == "cluster":
+            member.count_all()
 
     def opened(self) -> Mesh:
         """The mesh of the process; raises ArgumentError when the plan can't be followed."""

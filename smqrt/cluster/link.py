@@ -69,7 +69,7 @@ class ChannelWay(Way):
 
     __slots__ = ("_channel", "_link")
 
-    def __init__(self, link: Link, channel: int) -> None:
+    def __init__(self, link: Link, channel: Channel) -> None:
         super().__init__()
         self._link, self._channel = link, channel
 
@@ -138,7 +138,7 @@ class Link:
         self._sending = self._next_channel = 0
         self.sent_bytes = 0
         self._acked_bytes = self._said_bytes = 0
-        self._unacked: deque[tuple[int, int, list[bytes]]] = deque()
+        self._unacked: deque[tuple[int, Channel, list[bytes]]] = deque()
         if connects:
             self._say(wire.hello(self._own))
 
@@ -149,13 +149,13 @@ class Link:
         self.sent_bytes += len(frame)
         self.transport.outbox.put(frame)
 
-    def transmit(self, channel: int, runs: list[bytes]) -> None:
+    def transmit(self, channel: Channel, runs: list[bytes]) -> None:
         """Send runs of a channel, and keep them until they have arrived."""
         if self.state is not LinkState.UP:
             return
-        if channel != self._sending:
-            self._sending = channel
-            self._say(wire.channel(Packet.CHANNEL, channel))
+        if channel.number != self._sending:
+            self._sending = channel.number
+            self._say(wire.channel(Packet.CHANNEL, channel.number))
         self.sent_bytes += sum(map(len, runs))
         self._unacked.append((self.sent_bytes, channel, runs))
         outbox = self.transport.outbox
@@ -288,7 +288,8 @@ class Link:
             self._join(channel, theirs)
 
     def close_channel(self, member: Member, text: bytes) -> None:
-        """Carry a hub no more."""
+        """Carry a hub no more. The other side counts what comes too late, so that it is told what has not."""
+        self.acknowledge()
         for channel in [one for one in self._channels.values() if one.member is member]:
             self._say(wire.channel(Packet.CLOSE, channel.number, text))
             self._forget_channel(channel)
@@ -304,14 +305,18 @@ class Link:
     def _join(self, channel: Channel, theirs: int) -> None:
         channel.theirs = theirs
         self._theirs[theirs] = channel
-        channel.remote = channel.member.joined(self.number, ChannelWay(self, channel.number))
+        self._sending = 0  # what was said of this channel before it was open there is forgotten there
+        channel.remote = channel.member.joined(self.number, ChannelWay(self, channel))
 
     def _closed(self, packet: bytes) -> None:
         number, text = wire.parse_channel(packet)
         channel = self._theirs.get(number)
         if channel is not None:
+            self._count_lost(Drop.LINK_LOST, channel)
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
             channel.theirs = None
+        else:
+            self._unopened = {name: one for name, one in self._unopened.items() if one != number}
 
     def _leave(self, channel: Channel, why: str, reason: Drop = Drop.LINK_LOST) -> None:
         remote, channel.remote = channel.remote, None
@@ -390,23 +395,26 @@ class Link:
             return
         self.state, self.why, self.code = LinkState.CLOSED, why, code
         self._count_lost(reason)
+        self._unacked.clear()
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)
         self.transport.close(in_order)
         self.node.ended(self, code)
         self.on_end(self, why)
 
-    def _count_lost(self, reason: Drop) -> None:
-        """What has not arrived for sure. A batch of which a part has is counted from where that ends."""
-        for end, number, runs in self._unacked:
-            channel = self._channels.get(number)
-            if channel is not None and end > self._acked_bytes:
+    def _count_lost(self, reason: Drop, of: Channel | None = None) -> None:
+        """What has not arrived for sure, of all channels or of one. A batch of which a part has is counted from where
+        that ends.
+        """
+        for end, channel, runs in self._unacked:
+            if of in (None, channel):
                 at = end - sum(map(len, runs))
                 for run in runs:
                     at += len(run)
                     if at > self._acked_bytes and (messages := count_messages(run)):
                         channel.member.broker.stats.drop(reason, messages)
-        self._unacked.clear()
+                if of is not None:
+                    runs.clear()
 
 
 _UP = (LinkState.UP,)

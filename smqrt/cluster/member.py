@@ -45,7 +45,7 @@ class Member:
         remotes: the other nodes.
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
-        counts_all: whether observers are told the subscribers of all nodes.
+        counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
         leave: takes the hub out of the cluster; the engine's.
     """
@@ -402,6 +402,13 @@ class Member:
         self.broker.end_clients(text, None)
 
     # ---- the number of subscribers, over all nodes
+
+    def count_all(self) -> None:
+        """Tell observers the subscribers of all nodes, also those who observe already."""
+        self.counts_all = True
+        for topic in self.broker.topic_table.by_name.values():
+            if topic.observers:
+                self.observed(topic)
 
     def observed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
