@@ -311,8 +311,8 @@ class Link:
     def _closed(self, packet: bytes) -> None:
         number, text = wire.parse_channel(packet)
         channel = self._theirs.get(number)
+        self._count_lost(Drop.LINK_LOST, number)
         if channel is not None:
-            self._count_lost(Drop.LINK_LOST, channel)
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
             channel.theirs = None
         else:
@@ -402,18 +402,18 @@ class Link:
         self.node.ended(self, code)
         self.on_end(self, why)
 
-    def _count_lost(self, reason: Drop, of: Channel | None = None) -> None:
-        """What has not arrived for sure, of all channels or of one. A batch of which a part has is counted from where
-        that ends.
+    def _count_lost(self, reason: Drop, theirs: int | None = None) -> None:
+        """What has not arrived for sure, of all channels or of that with this number there. A batch of which a part has
+        is counted from where that ends.
         """
         for end, channel, runs in self._unacked:
-            if of in (None, channel):
+            if theirs in (None, channel.theirs):
                 at = end - sum(map(len, runs))
                 for run in runs:
                     at += len(run)
                     if at > self._acked_bytes and (messages := count_messages(run)):
                         channel.member.broker.stats.drop(reason, messages)
-                if of is not None:
+                if theirs is not None:
                     runs.clear()
 
 

@@ -73,11 +73,11 @@ class Machine:
 
     def __init__(self, world: World, number: int, counts_all: bool) -> None:
         network = world.network
-        skew_s = world.chance.uniform(-5, 5)  # clocks of machines differ
+        skew_s = world.chance.choice((0, world.chance.uniform(-5, 5)))  # clocks of machines differ
         network.now_s += 0.001
         self.node = Node(
             KEY,
-            random=world.chance.randbytes,
+            random=partial(few_numbers, world.chance),
             clock_s=lambda: network.now_s,
             clock_ns=lambda: int((network.now_s + skew_s) * 1e9),
             number=number,
@@ -90,6 +90,8 @@ class Machine:
         self.clients: list[Subscriber] = []
         self.forwarded = self.arrived = 0
         self.harmed = False
+        for topic in world.chance.sample(range(4), world.chance.choice((0, 0, 1, 2))):
+            self.hub.create(TOPICS[topic], 100 + 10 * topic + world.chance.randrange(3))
         self.join()
 
     def join(self) -> None:
@@ -129,9 +131,10 @@ class World:
 
     def do(self, action: Action) -> None:
         name, *numbers = action
-        self.network.now_s += 0.0007
+        self.network.now_s += 0.0002
         self._do[name](*numbers)
-        self.network.flush()
+        if self.chance.random() < 0.7:
+            self.network.flush()
 
     # ---- clients
 
@@ -216,13 +219,15 @@ class World:
 
     def arrives(self, link: Link, deliver: Callable[[bytes], bool | None], run: bytes) -> bool | None:
         """Note a message that a link brings."""
-        number = int(unpack_publish(run)[3])
+        tid, _, _, data = unpack_publish(run)
+        number = int(data)
         publisher, to = self.messages[number]
         machine = next((one for one in self.machines if one.node is link.node), None)
         if machine is not None and link.remote is not None:
             publisher.machine.arrived += 1
+            etid = machine.member._local.get(tid, tid)
             for one in machine.clients:
-                if not one.gone and (to in one.wants if isinstance(to, bytes) else one.etid == to.etid):
+                if not one.gone and (to in one.wants if isinstance(to, bytes) else one.etid == etid):
                     one.due.append(number)
         return deliver(run)
 
@@ -362,6 +367,7 @@ class World:
         for one in self.machines:
             others = [other for other in self.machines if other is not one]
             must(len(one.member.remotes) == len(others), f"node {one.node.number} knows {len(one.member.remotes)} others")
+            must(one.member._bits.bit_count() == len(others), f"node {one.node.number} has bits {one.member._bits:b}")
             known = sorted(phantom.uid for phantom in one.member.phantoms.values())
             there = sorted(client.uid for other in others for client in other.clients if not client.gone)
             must(known == there, f"clients of others: {known}, in truth {there}")
@@ -434,6 +440,11 @@ class World:
                 "recounted": one.member._recounted,
             }
             must(not any(map(len, left.values())), f"left at node {one.node.number}: {left}")
+
+
+def few_numbers(chance: Random, count: int) -> bytes:
+    """Random bytes; of numbers of nodes so few that two draw the same."""
+    return bytes((0, chance.randrange(1, 9))) if count == 2 else chance.randbytes(count)
 
 
 def pick(of: Sequence[Any], number: int) -> Any:
