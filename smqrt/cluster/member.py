@@ -61,6 +61,7 @@ class Member:
         self._numbers = NameNumbers(key)
         self._clock_ms = clock_ms
         self._holders: dict[bytes, Phantom] = {}
+        """The newest of a uid; `Phantom.older` are others, until they are told to go."""
         self._stamps: dict[int, int] = {}
         """Of clients that took over one of another node."""
         self._otherwise: dict[Key, Topic] = {}
@@ -252,7 +253,9 @@ class Member:
     def holder(self, uid: bytes) -> Phantom | None:
         """See `ClusterMember`."""
         phantom = self._holders.get(uid)
-        return None if phantom is None or phantom.node.gone else phantom
+        while phantom is not None and phantom.node.gone:
+            phantom = phantom.older
+        return phantom
 
     # ---- nodes come and go
 
@@ -364,12 +367,34 @@ class Member:
     def appeared(self, phantom: Phantom) -> None:
         """Another node has a client."""
         self._phantoms[phantom.etid] = phantom
-        other = self._holders.get(phantom.uid)
-        if other is None or other.node.gone or other.stamp <= phantom.stamp:
-            self._holders[phantom.uid] = phantom
+        self._hold(phantom)
         here = self.broker.uids.get(phantom.uid)
-        if here is not None and (phantom.stamp, phantom.node.number) > (self._stamp(here.etid), self.number):
+        if here is not None and phantom.age > (self._stamp(here.etid), self.number):
             here.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
+
+    def _hold(self, phantom: Phantom) -> None:
+        newer, older = None, self._holders.get(phantom.uid)
+        while older is not None and older.age > phantom.age:
+            newer, older = older, older.older
+        phantom.older = older
+        if newer is None:
+            self._holders[phantom.uid] = phantom
+        else:
+            newer.older = phantom
+
+    def release(self, phantom: Phantom) -> None:
+        """A client of another node does not have its uid any more."""
+        newer, one = None, self._holders.get(phantom.uid)
+        while one is not None and one is not phantom:
+            newer, one = one, one.older
+        if one is None:
+            return
+        if newer is not None:
+            newer.older = phantom.older
+        elif phantom.older is not None:
+            self._holders[phantom.uid] = phantom.older
+        else:
+            del self._holders[phantom.uid]
 
     def vanished(self, phantom: Phantom) -> None:
         """A client of another node is gone."""
@@ -377,8 +402,7 @@ class Member:
             del self._phantoms[phantom.etid]
         if phantom.extra is not None and self.broker.hooks.onvanish:
             self.broker.hooks.onvanish(phantom)
-        if self._holders.get(phantom.uid) is phantom:
-            del self._holders[phantom.uid]
+        self.release(phantom)
         topic, node = self.foreign.get(phantom.etid, (None, None))
         if topic is not None and node is phantom.node:
             del self.foreign[phantom.etid]

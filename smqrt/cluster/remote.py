@@ -31,9 +31,10 @@ class Phantom:
     Attributes:
         node: where it is.
         stamp: when it connected, in ms; see `Announced`.
+        older: another client of its uid that it has taken over from, while that is not gone.
     """
 
-    __slots__ = ("etid", "extra", "identity", "info", "node", "pending", "stamp", "uid")
+    __slots__ = ("etid", "extra", "identity", "info", "node", "older", "pending", "stamp", "uid")
     topics: Mapping[int, object] | None = None
 
     def __init__(self, node: RemoteNode, announced: Announced) -> None:
@@ -43,6 +44,12 @@ class Phantom:
         self.identity = Identity("" if user == ANONYMOUS else user, method=Method.NONE) if user else None
         self.extra: Any = None
         self.pending: bytes | None = None
+        self.older: Phantom | None = None
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What all nodes compare to agree which client of a uid is the newest."""
+        return self.stamp, self.node.number
 
     @property
     def outbox(self) -> Outbox:
@@ -181,6 +188,8 @@ class RemoteNode:
         for announced in wire.parse_peers(packet):
             before = self.phantoms.get(announced.etid)
             if before is None or before.stamp != announced.stamp:
+                if before is not None:
+                    self.member.release(before)
                 phantom = self.phantoms[announced.etid] = Phantom(self, announced)
                 self.member.appeared(phantom)
 

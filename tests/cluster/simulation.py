@@ -198,7 +198,8 @@ class World:
             if topic in one.wants and not one.gone:
                 one.due.append(number)
         if machine.joined:
-            machine.forwarded += machine.member.interest.nodes(machine.member._numbers.topic(topic)).bit_count()
+            nodes = machine.member.interest.nodes(machine.member._numbers.topic(topic))
+            machine.forwarded += sum(bool(nodes & node.bit) for node in machine.member.remotes)
         publisher.publish(topic, b"%d" % number)
 
     def on_direct(self, client: int, other: int) -> None:
