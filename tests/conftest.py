@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -137,10 +139,15 @@ def fresh_limits() -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 where nobody listens. Linux gives odd ones here, and even ones to those who connect."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port of 127.0.0.1 where nobody listens.
+
+    Below those that the system gives (Linux: from 32768): a connection that another test makes before this one's
+    server has begun would take it. By chance, so that tests that run side by side do not get the same.
+    """
+    while True:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
+            return int(sock.getsockname()[1])
 
 
 def made_once(name: str, make: Callable[[Path], object], tmp_path_factory: pytest.TempPathFactory) -> Path:

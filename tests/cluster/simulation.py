@@ -183,7 +183,8 @@ class World:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
         stamp = other.machine.member._stamps.get(other.etid)
-        return next((one.etid for one in found if one.uid == other.uid and one.stamp == stamp and not one.node.gone), None)
+        same = (one.etid for one in found if one.uid == other.uid and one.stamp == stamp and not one.node.gone)
+        return next(same, None)
 
     def on_publish(self, client: int, topic: int, times: int) -> None:
         if self.clients:
@@ -367,7 +368,8 @@ class World:
         must(len(set(uids)) == len(uids), f"a uid at two nodes: {sorted(uids)}")
         for one in self.machines:
             others = [other for other in self.machines if other is not one]
-            must(len(one.member.remotes) == len(others), f"node {one.node.number} knows {len(one.member.remotes)} others")
+            count = len(one.member.remotes)
+            must(count == len(others), f"node {one.node.number} knows {count} others")
             must(one.member._bits.bit_count() == len(others), f"node {one.node.number} has bits {one.member._bits:b}")
             known = sorted(phantom.uid for phantom in one.member.phantoms.values())
             there = sorted(client.uid for other in others for client in other.clients if not client.gone)
@@ -386,7 +388,8 @@ class World:
             for topic in TOPICS:
                 number = client.number(topic)
                 if number in client.observes and number in changes:
-                    truth = sum(topic in one.wants for one in self.clients if one.machine.counts_all or one.machine is client.machine)
+                    counted = (one for one in self.clients if one.machine.counts_all or one.machine is client.machine)
+                    truth = sum(topic in one.wants for one in counted)
                     must(changes[number] == truth, f"{client.uid!r} was told {changes[number]} of {topic!r}: {truth}")
             told_gone = [number for number, count in client.changes if not count]
             for other in client.observed_clients:
@@ -473,9 +476,8 @@ def schedule(seed: int) -> list[Action]:
     begin: list[Action] = [("dial", one, other) for one in range(4) for other in range(one)]
     begin = [*begin, ("deliver", 200)] if chance.random() < 0.7 else []
     count = chance.randint(10, MAX_ACTIONS)
-    return begin + [
-        (name, *(chance.randrange(64) for _ in range(WEIGHTS[name][1]))) for name in chance.choices(names, weights, k=count)
-    ]
+    chosen = chance.choices(names, weights, k=count)
+    return begin + [(name, *(chance.randrange(64) for _ in range(WEIGHTS[name][1]))) for name in chosen]
 
 
 def run(seed: int, actions: Iterable[Action] | None = None) -> None:
@@ -495,6 +497,6 @@ def smallest(seed: int) -> list[Action]:
         try:
             run(seed, fewer)
             at += 1
-        except Exception:  # noqa: BLE001 -- whatever it is
+        except Exception:
             actions = fewer
     return actions
