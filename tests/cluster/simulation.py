@@ -480,12 +480,22 @@ def schedule(seed: int) -> list[Action]:
     return begin + [(name, *(chance.randrange(64) for _ in range(WEIGHTS[name][1]))) for name in chosen]
 
 
-def run(seed: int, actions: Iterable[Action] | None = None) -> None:
+def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     """Work off a schedule; raises Fault, or whatever the code under test raises."""
     world = World(seed)
     for action in schedule(seed) if actions is None else actions:
         world.do(action)
     world.judge()
+    return world
+
+
+def fails(seed: int, actions: Iterable[Action]) -> str:
+    """How a schedule fails; empty when it does not."""
+    try:
+        run(seed, actions)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def smallest(seed: int) -> list[Action]:
@@ -494,9 +504,8 @@ def smallest(seed: int) -> list[Action]:
     at = 0
     while at < len(actions):
         fewer = actions[:at] + actions[at + 1 :]
-        try:
-            run(seed, fewer)
-            at += 1
-        except Exception:
+        if fails(seed, fewer):
             actions = fewer
+        else:
+            at += 1
     return actions
