@@ -34,6 +34,10 @@ class Broker:
     folder: tempfile.TemporaryDirectory[str]
     tls_port: int = 0
 
+    @property
+    def pids(self) -> list[int]:
+        return [self.process.pid]
+
     def memory_bytes(self) -> int:
         """Its resident memory."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]

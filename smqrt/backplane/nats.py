@@ -83,15 +83,19 @@ class NatsConnection(LinkConnection):
 
     # ---- reading
 
-    def arrived(self, place: int, data: bytes) -> None:
-        """Frames have come."""
+    def arrived(self, place: int, message: bytes) -> None:
+        """A message of this link has come."""
         if place != self.came:
             self.link.lose(f"NATS lost {place - self.came} messages on the way; the link begins anew")
             return
+        size = len(message) - _HEAD.size
+        if size > len(view):
+            self.link.lose(f"{size} bytes came through NATS at once, of which no node sends more than {len(view)}")
+            return
         self.came += 1
-        self.received_bytes += len(data)
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
+        self.received_bytes += size
+        self._waiting.append(message)
+        self._waiting_bytes += size
         if self._waiting_bytes > WAITING_BYTES:
             self.link.lose("what came through NATS waits for handlers that are behind; the link begins anew")
         elif not self.paused:
@@ -99,10 +103,11 @@ class NatsConnection(LinkConnection):
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
-            data = self._waiting.popleft()
-            view[: len(data)] = data
-            self.feed(len(data))
-            self._waiting_bytes -= len(data)
+            message = self._waiting.popleft()
+            size = len(message) - _HEAD.size
+            view[:size] = memoryview(message)[_HEAD.size :]
+            self.feed(size)
+            self._waiting_bytes -= size
         if not self.life.over:
             self.link.heard(self.link.node.clock_s())
 
@@ -144,7 +149,7 @@ class NatsConnection(LinkConnection):
     def _publish(self, runs: list[bytes]) -> None:
         head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
         self.sent += 1
-        if not self._backplane.client.publish(self._subject, head + b"".join(runs)):
+        if not self._backplane.client.publish_pieces(self._subject, [head, *runs]):
             get_hub().loop.run_callback(self._refused)
 
     def _refused(self) -> None:
@@ -249,7 +254,7 @@ class NatsBackplane:
             if place or len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
                 return  # of a link that has ended here
             connection = self._begin(node_id, link_id, connects=False)
-        connection.arrived(place, payload[_HEAD.size :])
+        connection.arrived(place, payload)
 
     def closed(self, connection: NatsConnection) -> None:
         """A link has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
@@ -190,15 +190,17 @@ class NatsClient:
         Raises:
             ArgumentError: a subject or a header is none.
         """
-        outbox, counters = self._outbox, self._counters
-        size_bytes = len(payload)
         if headers:
             block = nats.headers_bytes(headers)
-            size_bytes += len(block)
-            entry = nats.hpub(subject, payload, block, reply)
-        else:
-            entry = nats.pub(subject, payload, reply)
-        connection = self._connection
+            return self._send(nats.hpub(subject, payload, block, reply), len(payload) + len(block))
+        return self._send(nats.pub(subject, payload, reply), len(payload))
+
+    def publish_pieces(self, subject: str, pieces: Sequence[bytes]) -> bool:
+        """Send a message whose payload is in pieces; see `publish`."""
+        return self._send(nats.pub_pieces(subject, pieces), sum(map(len, pieces)))
+
+    def _send(self, entry: bytes, size_bytes: int) -> bool:
+        outbox, counters, connection = self._outbox, self._counters, self._connection
         if connection is not None and size_bytes > connection.info.max_payload_bytes:
             counters.refused_large += 1
         elif self._is_closing:

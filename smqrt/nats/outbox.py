@@ -15,6 +15,8 @@ from smqrt.wire.life import Life, moved
 from smqrt.wire.nats import PONG
 
 WRITE_BYTES = 256 << 10
+"""What is given to the socket in one turn."""
+LARGE_BYTES = 32 << 10
 """What is joined for one write."""
 _MESSAGE = b"PUB ", b"HPUB "
 
@@ -116,12 +118,20 @@ class NatsOutbox(Outbox):
     # ---- writing
 
     def flush(self) -> None:
-        """Give the socket what it takes."""
-        entries = self._portion()
+        """Give the socket what it takes, in this turn no more than a share."""
+        until_bytes = self.sent_bytes + WRITE_BYTES
+        while self.queue and self.sent_bytes < until_bytes:
+            if not self._write(self._portion()):
+                return
+        if self.queue:
+            dirty.append(self)
+
+    def _write(self, entries: list[bytes]) -> bool:
+        """Whether the socket took them all."""
         data = entries[0] if len(entries) == 1 else b"".join(entries)
         sent = self._send(data)
         if sent is None:
-            return
+            return False
         if sent:
             del self.queue[: len(entries)]
         if 0 < sent < len(data):
@@ -129,16 +139,17 @@ class NatsOutbox(Outbox):
             self._torn_messages = sum(entry.startswith(_MESSAGE) for entry in entries)
         if sent < len(data) or self._has_ciphertext():
             self._block()
-        elif self.queue:
-            dirty.append(self)
+            return False
+        return True
 
     def _portion(self) -> list[bytes]:
-        if self.queued_bytes <= WRITE_BYTES:
+        """What goes out in one write: small entries together, a large one alone, which saves the copy."""
+        if self.queued_bytes <= LARGE_BYTES:
             return self.queue[:]
         size_bytes = count = 0
         for entry in self.queue:
             size_bytes += len(entry)
-            if count and size_bytes > WRITE_BYTES:
+            if count and size_bytes > LARGE_BYTES:
                 break
             count += 1
         return self.queue[:count]

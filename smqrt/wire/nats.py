@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -98,6 +98,12 @@ def pub(subject: str, payload: bytes, reply: str | None = None) -> bytes:
     if reply is None:
         return b"PUB %b %d\r\n%b\r\n" % (subject_bytes(subject), len(payload), payload)
     return b"PUB %b %b %d\r\n%b\r\n" % (subject_bytes(subject), subject_bytes(reply), len(payload), payload)
+
+
+def pub_pieces(subject: str, pieces: Sequence[bytes]) -> bytes:
+    """PUB: a message whose payload is in pieces, which are copied this once only. Raises as `pub`."""
+    line = b"PUB %b %d\r\n" % (subject_bytes(subject), sum(map(len, pieces)))
+    return b"".join((line, *pieces, b"\r\n"))
 
 
 def hpub(subject: str, payload: bytes, headers: bytes, reply: str | None = None) -> bytes:
@@ -263,6 +269,7 @@ class NatsDecoder:
         "_is_line",
         "_max_payload_bytes",
         "_needed_bytes",
+        "_next",
         "events",
         "messages",
         "payload_bytes",
@@ -271,6 +278,7 @@ class NatsDecoder:
     def __init__(self, events: NatsEvents, max_payload_bytes: int = LARGEST_PAYLOAD_BYTES) -> None:
         self.events, self._max_payload_bytes = events, max_payload_bytes
         self._data, self._at = b"", 0
+        self._next = b"", 0  # what is to be decoded behind that
         self._held = bytearray()  # what is not whole yet
         self._needed_bytes = 0
         self._is_line = True
@@ -286,15 +294,17 @@ class NatsDecoder:
         if not held:
             self._data, self._at = data, 0
             return
-        held += data
+        missing = len(data) if self._is_line else self._needed_bytes - len(held)
+        held += data if len(data) <= missing else memoryview(data)[:missing]
         if self._is_line:
             if b"\n" not in data:
                 if len(held) >= MAX_LINE_BYTES:
                     raise _too_long(bytes(held[:40]))
                 return
-        elif len(held) < self._needed_bytes:
+        elif len(data) < missing:
             return
         self._data, self._at = bytes(held), 0
+        self._next = data, missing
         held.clear()
 
     def decode(self) -> bool:
@@ -352,8 +362,9 @@ class NatsDecoder:
             self.payload_bytes += payload_bytes
         if at < len(data):
             return True
-        self._data, self._at = b"", 0
-        return False
+        self._data, self._at = self._next
+        self._next = b"", 0
+        return self._at < len(self._data)
 
     def _hold_line(self, at: int) -> None:
         if len(self._data) - at >= MAX_LINE_BYTES:
@@ -362,7 +373,7 @@ class NatsDecoder:
         self._is_line = True
 
     def _hold(self, at: int, needed_bytes: int) -> None:
-        self._held += self._data[at:]
+        self._held += memoryview(self._data)[at:]
         self._is_line, self._needed_bytes = False, needed_bytes
 
     def _control(self, word: bytes, line: bytes) -> None:

@@ -1,0 +1,1 @@
+<?lsp app.smq:connect(request) ?>
