@@ -423,6 +423,15 @@ class ClusterSettings:
     password: str | None = option(
         None, optional(text()), "The same at all nodes: without it nobody is joined.", secret=True
     )
+    ca: str | None = option(
+        None,
+        optional(path()),
+        "Authority that signs for nodes only, a PEM file. With it links speak TLS, and both sides show a certificate "
+        "of it. For NATS: the authority of its servers.",
+    )
+    cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
+    key: str | None = option(None, optional(path()), "Its key. When not given: in the same file.")
+    credentials: str | None = option(None, optional(path()), "File with a user's credentials for NATS (`.creds`).")
     node: int = option(0, whole(0, 1023), "A fixed number for this node; 0 draws one that is free.")
     hubs: bool = option(
         False,

@@ -8,10 +8,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from random import uniform
-from ssl import SSLContext
+from ssl import CERT_REQUIRED, SSLContext
 from typing import Any
 
 import gevent
@@ -27,7 +28,7 @@ from smqrt.cluster.member import Member
 from smqrt.cluster.node import PING_S, SILENCE_S, Node
 from smqrt.errors import StreamError
 from smqrt.net import datapath
-from smqrt.net.contexts import ClientTls, Trust
+from smqrt.net.contexts import ClientTls, ServerTls, Trust
 from smqrt.net.listener import Listener
 from smqrt.net.stream import Stream
 from smqrt.net.tls import Transport
@@ -63,6 +64,31 @@ def _key_of(password: bytes) -> bytes:
 def key_of(password: bytes) -> bytes:
     """See `smqrt.wire.link.key_of`; the work is done in a thread where a greenlet can wait for it."""
     return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
+
+
+@dataclass(frozen=True)
+class LinkTls:
+    """Mutual TLS of links: both sides show a certificate of an authority that signs for nodes only, whatever name is in
+    it.
+
+    Attributes:
+        client: for links that are made; server: for those that come.
+    """
+
+    client: ClientTls
+    server: SSLContext
+
+    @classmethod
+    def from_files(cls, ca: str, cert: str, key: str | None) -> LinkTls:
+        """Read PEM files: the authority, this node's certificate, and its key when it is in a file of its own.
+
+        Raises:
+            ArgumentError: one can't be read or is wrong.
+        """
+        client = ClientTls.from_files(ca, cert, key)
+        server = ServerTls(client.store, client.identities).context()
+        server.verify_mode = CERT_REQUIRED
+        return cls(client, server)
 
 
 class Mesh:
@@ -136,9 +162,11 @@ class Mesh:
         connection.serve(link, data)
         return link
 
-    def dial(self, host: str, port: int = PORT, tls: ClientTls | None = None) -> Dialer:
-        """Connect to another node, and again whenever that is lost."""
-        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls))
+    def dial(self, host: str, port: int = PORT, tls: ClientTls | None = None, any_name: bool = False) -> Dialer:
+        """Connect to another node, and again whenever that is lost. With `any_name` its certificate may be for
+        another name than `host`.
+        """
+        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls, any_name))
         self.dialers.append(dialer)
         return dialer
 
@@ -171,13 +199,13 @@ class Mesh:
         self._timer.close()
 
 
-def _connect(host: str, port: int, tls: ClientTls | None) -> tuple[Transport, bytes]:
+def _connect(host: str, port: int, tls: ClientTls | None, any_name: bool) -> tuple[Transport, bytes]:
     stream = Stream.connect(host, port, CONNECT_S)
     if tls is not None:
         stream.starttls(tls.context(), host, timeout_s=CONNECT_S)
         assert stream.tls is not None
         trust = tls.store.judge(stream.tls.peer_chain(), host)
-        if trust is not Trust.TRUSTED:
+        if trust is not Trust.TRUSTED and not (any_name and trust is Trust.CERT):
             stream.close()
             raise StreamError("sslnottrusted", f"the certificate of {host} is not trusted: {trust.value}")
     return stream.release()

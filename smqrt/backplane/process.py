@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smqrt.backplane.connection import QUEUE_BYTES
-from smqrt.backplane.mesh import PORT, Mesh, key_of
+from smqrt.backplane.mesh import PORT, LinkTls, Mesh, key_of
 from smqrt.cluster.node import PING_S, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
@@ -34,6 +34,8 @@ class ClusterPlan:
         directory: all processes that share it are joined; None for none.
         secret: of those, when they have one already; a file in the directory otherwise.
         password: of the links over the network.
+        ca, cert, key: PEM files for mutual TLS of these links, and for NATS; empty for none.
+        credentials: file with a user's credentials for NATS; empty for none.
         number: of this node; 0 to draw one.
         hubs: whether every hub is in the cluster, also those that did not ask.
         ping_s, silence_s, queue_bytes: see `Mesh`.
@@ -44,6 +46,10 @@ class ClusterPlan:
     directory: Path | None = None
     secret: bytes = b""
     password: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    credentials: str = ""
     number: int = 0
     hubs: bool = False
     ping_s: float = PING_S
@@ -68,6 +74,7 @@ class ProcessCluster:
         """Join others as `plan` says, and the other workers of this server, from the next hub on."""
         self.plan = _with_workers(plan, worker_place())
         self._key = _key(self.plan) if self.plan.joins else b""
+        _link_tls(self.plan)  # says what is wrong with it before anything is served
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
         """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
@@ -91,20 +98,21 @@ class ProcessCluster:
     def _open(self) -> Mesh:
         plan = self.plan if self.plan.joins else _of_gunicorn()
         key = self._key or _key(plan)  # that of a password takes a while, and Lua may be waiting here
+        tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
         try:
             if plan.directory:
                 mesh.share_directory(plan.directory)
             if plan.listen:
-                mesh.listen(*address(plan.listen))
+                mesh.listen(*address(plan.listen), tls and tls.server)
         except BaseException:
             mesh.close()
             raise
         if servers := [one for one in plan.nodes if "://" in one]:
-            mesh.meet_through_nats(",".join(servers))
+            mesh.meet_through_nats(",".join(servers), **_nats_options(plan))
         for node in plan.nodes:
             if "://" not in node:
-                mesh.dial(*address(node))
+                mesh.dial(*address(node), tls and tls.client, any_name=True)
         return mesh
 
     def close(self) -> None:
@@ -139,6 +147,19 @@ def address(text: str) -> tuple[str, int]:
     if not port.isdigit() or not int(port) <= 0xFFFF:
         raise ArgumentError(f"{text!r} is no address of a node; write host:port, such as 10.0.0.2:{PORT}")
     return host.strip("[]"), int(port)
+
+
+def _link_tls(plan: ClusterPlan) -> LinkTls | None:
+    if not (plan.cert or plan.ca) or not (plan.listen or any("://" not in one for one in plan.nodes)):
+        return None
+    if not (plan.cert and plan.ca):
+        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides show who they are")
+    return LinkTls.from_files(plan.ca, plan.cert, plan.key or None)
+
+
+def _nats_options(plan: ClusterPlan) -> dict[str, str]:
+    files = {"tls_ca": plan.ca, "tls_cert": plan.cert, "tls_key": plan.key, "credentials_file": plan.credentials}
+    return {name: file for name, file in files.items() if file}
 
 
 def _key(plan: ClusterPlan) -> bytes:

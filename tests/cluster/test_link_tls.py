@@ -1,0 +1,101 @@
+"""Mutual TLS of links, as the settings give it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smqrt.backplane.process import ClusterPlan, ProcessCluster
+from smqrt.errors import ArgumentError
+from smqrt.net.contexts import ClientTls
+from tests.conftest import free_port
+from tests.nats.server import cluster as nats_cluster
+from tests.pki import Authority
+from tests.waiting import wait_until
+
+Start = Callable[..., ProcessCluster]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a process's part in a cluster with a plan."""
+    started: list[ProcessCluster] = []
+
+    def start_one(**plan: Any) -> ProcessCluster:
+        one = ProcessCluster()
+        started.append(one)
+        one.follow(ClusterPlan(password="of the test", **plan))
+        one.opened()
+        return one
+
+    yield start_one
+    for one in started:
+        one.close()
+
+
+def files(authority: Authority, name: str, **arguments: Any) -> dict[str, str]:
+    cert, key = authority.pair(name, **arguments)
+    return {"ca": str(authority.path), "cert": str(cert), "key": str(key)}
+
+
+def links(one: ProcessCluster) -> int:
+    return len(one.opened().node.links)
+
+
+def why(one: ProcessCluster) -> str:
+    (dialer,) = one.opened().dialers
+    return dialer.why
+
+
+def test_both_sides_show_a_certificate_of_the_authority(start: Start, tmp_path: Path) -> None:
+    authority, address = Authority(tmp_path), f"127.0.0.1:{free_port()}"
+    first = start(listen=address, **files(authority, "first", host="first.example"))
+    second = start(nodes=(address,), **files(authority, "second", host="second.example"))
+    wait_until(lambda: links(first) == links(second) == 1)
+    plain, nameless = start(nodes=(address,)), start(nodes=("127.0.0.1:1",))
+    host, port = address.split(":")
+    dialer = nameless.opened().dial(host, int(port), ClientTls.from_files(str(authority.path)), any_name=True)
+    for one in (plain.opened().dialers[0], dialer):
+        wait_until(lambda one=one: one.why not in ("", "not connected yet"))
+    assert links(first) == 1
+
+
+def test_who_has_a_certificate_of_somebody_else_is_no_node(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    authority, other, address = Authority(tmp_path), Authority(tmp_path / "other"), f"127.0.0.1:{free_port()}"
+    first = start(listen=address, **files(authority, "first"))
+    stranger = start(nodes=(address,), **files(other, "stranger"))
+    wait_until(lambda: "not trusted" in why(stranger))
+    # It trusts that authority, and shows its own certificate all the same.
+    intruder = start(nodes=(address,), **{**files(other, "intruder"), "ca": str(authority.path)})
+    wait_until(lambda: why(intruder) not in ("", "not connected yet"))
+    assert links(first) == links(stranger) == links(intruder) == 0
+
+
+def test_nodes_meet_through_three_servers_of_nats_that_want_tls_and_a_password(start: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.pair("nats")
+    tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{authority.path}", verify: true }}'
+    servers = nats_cluster(tmp_path, 3, f'{tls}\nauthorization {{ user: "node", password: "secret" }}')
+    try:
+        urls = [f"nats://node:secret@127.0.0.1:{server.port}" for server in servers]
+        first = start(nodes=(urls[0],), **files(authority, "first"))
+        second = start(nodes=(urls[1],), **files(authority, "second"))
+        wait_until(lambda: links(first) == links(second) == 1)
+        servers[0].kill()
+        wait_until(lambda: first.opened().node.links_lost == 1)
+        wait_until(lambda: links(first) == links(second) == 1)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_a_certificate_without_an_authority_is_a_mistake(start: Start, tmp_path: Path) -> None:
+    given = files(Authority(tmp_path), "first")
+    with pytest.raises(ArgumentError, match=r"need cluster\.ca and cluster\.cert"):
+        start(listen="127.0.0.1:0", cert=given["cert"], key=given["key"])
+    with pytest.raises(ArgumentError, match="certfile: can't read"):
+        start(listen="127.0.0.1:0", ca=given["ca"], cert=str(tmp_path / "missing.pem"))
