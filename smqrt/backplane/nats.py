@@ -41,6 +41,9 @@ MAX_NODES = 1023
 WAITING_BYTES = 16 << 20
 """What may wait here for handlers that are behind, of one node."""
 
+GONE = (1 << 64) - 1
+"""In the place of a place in the order: the sender has no such link."""
+
 _HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
 _HELLO = struct.Struct(f">{ID_BYTES}sQ")
 
@@ -184,6 +187,7 @@ class NatsBackplane:
         self.node, self._site, self._hello_s = node, site, hello_s
         self._connections: dict[tuple[bytes, bytes], NatsConnection] = {}
         self._left_alone: dict[bytes, float] = {}
+        self._told_gone: set[bytes] = set()
         self._answered_s = 0.0
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
         self.client.subscribe(f"smqrt.{site}.hello", self._on_hello)
@@ -200,6 +204,7 @@ class NatsBackplane:
     # ---- who is there
 
     def _say_hello(self) -> None:
+        self._told_gone.clear()
         if self.client.connected:
             self._answered_s = time.monotonic()
             self.client.publish(f"smqrt.{self._site}.hello", _HELLO.pack(self.node.id, self.node.epoch))
@@ -251,10 +256,23 @@ class NatsBackplane:
         node_id, link_id, place = _HEAD.unpack_from(payload)
         connection = self._connections.get((node_id, link_id))
         if connection is None:
-            if place or len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
-                return  # of a link that has ended here
+            if place:
+                self._say_gone(node_id, link_id, place)
+                return
+            if len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
+                return
             connection = self._begin(node_id, link_id, connects=False)
-        connection.arrived(place, payload)
+        if place == GONE:
+            connection.link.lose("the other node lost this link; it begins anew")
+        else:
+            connection.arrived(place, payload)
+
+    def _say_gone(self, node_id: bytes, link_id: bytes, place: int) -> None:
+        """A link has ended here of which the other node does not know: its own connection to NATS never broke."""
+        if place == GONE or len(self._told_gone) >= MAX_NODES or link_id in self._told_gone:
+            return
+        self._told_gone.add(link_id)
+        self.client.publish(self.inbox(node_id), _HEAD.pack(self.node.id, link_id, GONE))
 
     def closed(self, connection: NatsConnection) -> None:
         """A link has ended."""

@@ -104,7 +104,7 @@ class ProcessCluster:
             if plan.directory:
                 mesh.share_directory(plan.directory)
             if plan.listen:
-                mesh.listen(*address(plan.listen), tls and tls.server)
+                mesh.listen(*address(plan.listen), tls.server if tls else None)
         except BaseException:
             mesh.close()
             raise
@@ -112,7 +112,7 @@ class ProcessCluster:
             mesh.meet_through_nats(",".join(servers), **_nats_options(plan))
         for node in plan.nodes:
             if "://" not in node:
-                mesh.dial(*address(node), tls and tls.client, any_name=True)
+                mesh.dial(*address(node), tls.client if tls else None, any_name=True)
         return mesh
 
     def close(self) -> None:
