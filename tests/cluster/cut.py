@@ -31,7 +31,11 @@ class Cable:
         if self._is_held:
             gevent.sleep(30)
             return
-        far = socket.create_connection(("127.0.0.1", self._to_port))
+        try:
+            far = socket.create_connection(("127.0.0.1", self._to_port))
+        except OSError:  # nobody listens there at the moment
+            near.close()
+            return
         for sock in (near, far):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.add(sock)

@@ -1,0 +1,11 @@
+"""Each fault once; more of them by hand (`tests.cluster.faults`)."""
+
+from __future__ import annotations
+
+from tests.cluster.faults import FAULTS, run
+
+
+def test_between_nodes_that_are_well_everything_arrives_once_and_in_order() -> None:
+    said: list[str] = []
+    run(list(FAULTS), 1, 150, say=said.append)
+    assert len(said) == len(FAULTS) + 1
