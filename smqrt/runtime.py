@@ -31,10 +31,10 @@ from smqrt.http.client.conversation import fetched
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
 from smqrt.http.private import Private
-from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_SESSIONS
+from smqrt.http.shared_sessions import sessions_of
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.http.virtual_files import server_io
 from smqrt.identity import service as identity
@@ -122,10 +122,10 @@ class Server:
         self._restarts = Restarts(self, restart, report, self._replaced)
         self._conf = conf
         self.root = Root()
-        sessions = RequestSessions(settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
+        sessions = sessions_of(self.place, settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
         bring_into_force(settings.limits, settings.topics)
         cluster.follow(cluster_plan(settings.cluster))
-        self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions))
+        self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions, self.place.secret))
         self._report = report
         self.state = "loading"
         self._systemd = Notifier()
@@ -134,6 +134,7 @@ class Server:
         self._exit_code = 0
         self._watcher: gevent.Greenlet[..., None] | None = None
         self.identities = self._read_identities()
+        sessions.catch_up()
         self._listeners = Listeners(settings, self.http, conf, worker.ports if worker else None)
         self.admin = self._open_admin()
         self.renewal = self._make_renewal()
@@ -570,6 +571,7 @@ class Server:
         if self.identities is not None:
             self.identities.close()
         self.http.close()
+        self.http.logins.sessions.close()
         self._systemd.close()
         if self.admin is not None:
             self.admin.close()

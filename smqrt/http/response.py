@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,7 @@ class Response:
         ended: whether it is complete (or dead, after `detach`); later writes are ignored.
         size: bytes written to the body.
         close: end the connection behind it.
+        before_send: called before anything is sent; must not block.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Response:
         "_left",
         "_parts",
         "_is_head",
+        "before_send",
         "close",
         "committed",
         "ended",
@@ -80,6 +82,7 @@ class Response:
         self.ended = False
         self.close = False
         self.size = 0
+        self.before_send: Callable[[], object] | None = None
 
     @property
     def headers(self) -> Headers:
@@ -115,6 +118,8 @@ class Response:
         """Send the head and what was written so far. Raises as `write`."""
         if self.ended:
             return
+        if self.before_send is not None:
+            self.before_send()
         head = b"" if self.committed else self._begin_stream()
         self._send(head + self._framed(self._take()))
 
@@ -122,6 +127,8 @@ class Response:
         """Complete the response, with a last piece of the body. Raises as `write`."""
         if self.ended:
             return
+        if self.before_send is not None:
+            self.before_send()
         self._parts.append(data)
         self.size += len(data)
         body = self._take()
@@ -138,6 +145,8 @@ class Response:
         Args:
             head: status line and fields with the length, without `Date` and the empty line.
         """
+        if self.before_send is not None:
+            self.before_send()
         self.committed = self.ended = True
         self.size = len(body)
         if self._is_head:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,10 @@ COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
 MAX_SESSIONS = 10_000  # a page that makes one for each visitor must not fill the memory: the least recently used goes
 MAX_PER_ADDRESS = 1000  # nor may one visitor drive out the sessions of all others
+TellOthers = Callable[[bytes, bytes], object]
+"""Tells other workers a note: its name, and what it says."""
+Arrived = Callable[[bytes, bytes], object]
+"""Called with a note of another worker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +91,10 @@ class HttpSessions:
         on_end: called with each session that ended, by `terminate`, by time, or to make room.
         per_address: how many one IP address may have; beyond, the one it used least recently ends.
         most: how many there may be; beyond, the least recently used ends.
+
+    Attributes:
+        on_login: called when another worker has changed who is logged in with a session; with `Login.record`, or None
+            for nobody.
     """
 
     def __init__(
@@ -98,8 +107,9 @@ class HttpSessions:
         self._now = now
         self._on_end = on_end
         self._per_address, self._most = per_address, most
+        self.on_login: Callable[[HttpSession, Any], object] = lambda session, record: None
         self._by_peer: dict[str, dict[str, HttpSession]] = {}
-        self._next_number = itertools.count(1).__next__
+        self._next_number = itertools.count(self._first_number()).__next__
         self._by_id: dict[str, HttpSession] = {}
         self._by_number: dict[int, HttpSession] = {}
 
@@ -115,10 +125,19 @@ class HttpSessions:
             rule = f"there are {self._most} sessions already, and the one used least recently ends"
             self._displace(self._by_id, SESSIONS, rule)
         now_s = self._now()
-        session = HttpSession(_new_id(), self._next_number(), peer, now_s, now_s)
-        self._by_number[session.number] = session
-        self._by_id[session.id] = self._by_peer.setdefault(peer, {})[session.id] = session
+        session = self._made(_new_id(), self._next_number(), peer, now_s)
+        self._add(session)
         return session
+
+    def _first_number(self) -> int:
+        return 1
+
+    def _made(self, session_id: str, number: int, peer: str, now_s: float) -> HttpSession:
+        return HttpSession(session_id, number, peer, now_s, now_s)
+
+    def _add(self, session: HttpSession) -> None:
+        self._by_number[session.number] = session
+        self._by_id[session.id] = self._by_peer.setdefault(session.peer, {})[session.id] = session
 
     def _displace(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
         limit.refused("one more HTTP session", rule)
@@ -143,6 +162,9 @@ class HttpSessions:
     def touch(self, session: HttpSession) -> None:
         """Note that `session` was used."""
         session.accessed_s = self._now()
+        self._move_to_end(session)
+
+    def _move_to_end(self, session: HttpSession) -> None:
         if self._by_id.pop(session.id, None) is not None:
             self._by_id[session.id] = session
             of_peer = self._by_peer[session.peer]
@@ -155,13 +177,23 @@ class HttpSessions:
 
     def renew(self, session: HttpSession) -> None:
         """Give a session that has not ended another id."""
+        self._rename(session, _new_id())
+
+    def _rename(self, session: HttpSession, session_id: str) -> None:
         of_peer = self._by_peer[session.peer]
         del self._by_id[session.id], of_peer[session.id]
-        session.id = _new_id()
+        session.id = session_id
         self._by_id[session.id] = of_peer[session.id] = session
+
+    def hold(self, session: HttpSession, change: int) -> None:
+        """Let one more hold a session (1), or one less (-1)."""
+        session.locks = max(0, session.locks + change)
 
     def terminate(self, session: HttpSession) -> bool:
         """End a session; tell whether it was there."""
+        return self._remove(session)
+
+    def _remove(self, session: HttpSession) -> bool:
         if self._by_id.pop(session.id, None) is None:
             return False
         del self._by_number[session.number]
@@ -179,6 +211,41 @@ class HttpSessions:
             if session.expired(now_s):  # it may have been used meanwhile
                 self.terminate(session)
                 breathe()
+
+    # What the workers of a server have to tell one another; a process alone has nothing to tell.
+
+    def catch_up(self) -> None:
+        """Learn what other workers of this server have done."""
+
+    def save(self, session: HttpSession) -> None:
+        """Let other workers know what an application keeps in a session, and how long it lives."""
+
+    def save_login(self, session: HttpSession) -> None:
+        """Let other workers know who is logged in with a session."""
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """Keep other workers from changing anything meanwhile; nothing inside may switch greenlets.
+
+        Returns:
+            whether that could be done.
+        """
+        return nullcontext(True)
+
+    def share_notes(self, kind: bytes, keep_s: float, arrived: Arrived) -> TellOthers:
+        """Share what belongs to no session.
+
+        Args:
+            kind: one byte, the notes' own.
+            keep_s: how long a note is of use.
+            arrived: called with each note of another worker.
+
+        Returns:
+            what tells the others a note.
+        """
+        return lambda name, data: None
+
+    def close(self) -> None:
+        """Called when the server ends."""
 
     def _alive(self, session: HttpSession | None) -> HttpSession | None:
         if session is not None and session.expired(self._now()):

@@ -3,12 +3,14 @@ and how often one name from all addresses."""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from math import ceil
+from secrets import token_bytes
 from typing import TypeVar
 
 from smqrt.limits import Limit
@@ -55,6 +57,9 @@ class Throttle:
         name: the rule for one name from one address.
         address: the rule for all names from one address.
         anywhere: the rule for one name from all addresses that it has not logged in from before; None for none.
+
+    Attributes:
+        tell: called with what `arrived` takes at the other workers of a server: a name of its own, and what happened.
     """
 
     def __init__(
@@ -64,10 +69,16 @@ class Throttle:
         self._name, self._address, self._anywhere = name, address, anywhere
         self._counts: OrderedDict[tuple[str, str | None], _Count] = OrderedDict()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.tell: Callable[[bytes, bytes], object] = lambda name, event: None
 
     def take(self, address: str, name: str) -> bool:
         """Take a guess; tell whether there was one."""
-        site, name = site_of(address), _short(name)
+        if self._take(site_of(address), _short(name)):
+            return True
+        LOGINS.refused(f"a login from {address}")
+        return False
+
+    def _take(self, site: str, name: str) -> bool:
         is_known = (site, name) in self._known
         if is_known and (site, name) not in self._counts:  # by far the most are so
             _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
@@ -80,7 +91,6 @@ class Throttle:
             if self._anywhere is not None:
                 taken.append(self._count(_ANYWHERE, name))
         if not taken or any(count.left < 1 for count in taken):
-            LOGINS.refused(f"a login from {address}")
             return False
         for count in taken:
             count.left -= 1
@@ -88,19 +98,38 @@ class Throttle:
 
     def failed(self, address: str, name: str) -> None:
         """Note that an attempt failed."""
-        site = site_of(address)
-        self._count(site, _short(name))
+        self._fail(site_of(address), _short(name))
+        self._tell_others(address, name, is_right=False)
+
+    def _fail(self, site: str, name: str) -> None:
+        self._count(site, name)
         self._count(site, None).failures += 1
 
     def succeeded(self, address: str, name: str) -> None:
         """Give back what an attempt took, and forget the failures of that name."""
-        site, name = site_of(address), _short(name)
+        if self.failures(address):
+            self._tell_others(address, name, is_right=True)
+        self._succeed(site_of(address), _short(name))
+
+    def _succeed(self, site: str, name: str) -> None:
         self._counts.pop((site, name), None)
         self._give_back(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
         _remember(self._known, (site, name), None)
+
+    def _tell_others(self, address: str, name: str, is_right: bool) -> None:
+        self.tell(token_bytes(16), json.dumps([site_of(address), _short(name), is_right]).encode())
+
+    def arrived(self, _: bytes, event: bytes) -> None:
+        """Count an attempt at another worker."""
+        site, name, is_right = json.loads(event)
+        self._take(site, name)
+        if is_right:
+            self._succeed(site, name)
+        else:
+            self._fail(site, name)
 
     def returned(self, address: str, name: str) -> None:
         """Give back what an attempt took that nobody has looked at: it tells nothing of who made it."""

@@ -200,12 +200,11 @@ class Authenticator:
 
     def _begin(self, request: Request, credentials: Credentials, account: Account, directory: object) -> Login | None:
         password = credentials.password if credentials.password is not None else account.secret
-        limits = account.maxusers, account.recycle, account.inactive_s
+        limits = account.maxusers, account.recycle, account.inactive_s, account.identity
         login = request.logins.begin(request, credentials.name, password, credentials.kind, *limits)
         if login is None:
             self._ask(request, self._info(credentials, directory, account=account))
             return None
-        login.identity = account.identity
         if credentials.kind != FORM:
             return login
         response = request.response

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import TYPE_CHECKING
+from hmac import digest
+from typing import TYPE_CHECKING, Any
 
-from smqrt.http.logins.tickets import Nonces, Seeds
+from smqrt.http.logins.tickets import NONCE_LIFETIME_S, SEED_LIFETIME_S, Nonces, Seeds
 from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.sessions import HttpSession
-from smqrt.identity.identity import Identity
+from smqrt.identity.identity import Identity, Method
 from smqrt.identity.throttle import GuessLimit, Throttle
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ ADDRESS_LIMIT = GuessLimit(60, 1.0)
 ANYWHERE_LIMIT = GuessLimit(300, 1.0)
 """Of one name from all addresses: many guess together. Who has logged in from an address before is not held up."""
 TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
+_NOTE_S = 60.0  # of guesses at other workers
 _LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
 
@@ -57,25 +59,69 @@ class Login:
         """Whether every request has to prove who it comes from again, so that a stolen cookie opens nothing."""
         return self.kind in (BASIC, DIGEST)
 
+    def record(self) -> dict[str, Any]:
+        """What `of_record` makes the same login of, in another worker of the server; JSON takes it."""
+        fields = ("name", "password", "kind", "peer", "is_nameless")
+        identity = None if self.identity is None else _identity_record(self.identity)
+        return {**{name: getattr(self, name) for name in fields}, "identity": identity}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any], session: HttpSession) -> Login:
+        """The login that a record is of.
+
+        Args:
+            record: of `record`.
+            session: its session.
+        """
+        identity = None if record["identity"] is None else _identity_of(record["identity"])
+        return cls(**{**record, "identity": identity}, session=session)
+
+
+def _identity_record(identity: Identity) -> dict[str, Any]:
+    """What `IdentityService.checked` looks at."""
+    user, groups, method = identity.user, list(identity.groups), identity.method.value
+    return {"user": user, "groups": groups, "method": method, "expires_s": identity.expires_s, "proof": identity.proof}
+
+
+def _identity_of(record: dict[str, Any]) -> Identity:
+    return Identity(**{**record, "groups": tuple(record["groups"]), "method": Method(record["method"])})
+
 
 class Logins:
     """The logins of a server, and what guards them.
 
     Args:
         sessions: the sessions of the server.
+        secret: that the workers of the server have in common; empty for a process alone.
 
     Attributes:
         nonces, seeds: what clients hash their passwords with.
         throttle, tracker: limits to guessing, the usual one and the strict one of authenticators with `tracker`.
     """
 
-    def __init__(self, sessions: RequestSessions | None = None) -> None:
+    def __init__(self, sessions: RequestSessions | None = None, secret: bytes = b"") -> None:
         self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
         self.sessions.ended.append(self._forget)
-        self.nonces, self.seeds = Nonces(time), Seeds(time)
+        alone = self.sessions.alone
+        self.nonces, self.seeds = Nonces(time, _key(secret, b"nonces"), alone), Seeds(time, _key(secret, b"seeds"), alone)
         self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.tracker = Throttle(monotonic, TRACKER_NAME_LIMIT, TRACKER_ADDRESS_LIMIT)
         self._by_name: dict[str, list[Login]] = {}
+        self._share()
+
+    def _share(self) -> None:
+        """Let other workers of the server know what this one does, and learn what they do."""
+        self.sessions.on_login = self._arrived
+        share = self.sessions.share_notes
+        self.nonces.kept.tell = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
+        self.seeds.kept.tell = share(b"d", SEED_LIFETIME_S, self.seeds.kept.arrived)
+        for kind, throttle in ((b"f", self.throttle), (b"t", self.tracker)):
+            throttle.tell = share(kind, _NOTE_S, throttle.arrived)
+
+    def _arrived(self, session: HttpSession, record: dict[str, Any] | None) -> None:
+        self._forget(session)
+        if record is not None:
+            self._add(Login.of_record(record, session))
 
     def of(self, request: Request) -> Login | None:
         """Give the login of a request; None when it has none, also when its cookie comes from another address."""
@@ -88,10 +134,12 @@ class Logins:
 
     def users(self) -> list[str]:
         """Give the names of those who are logged in."""
+        self.sessions.catch_up()
         return sorted(self._by_name)
 
     def sessions_of(self, name: str) -> list[HttpSession]:
         """Give the sessions of a user, the oldest first."""
+        self.sessions.catch_up()
         return [login.session for login in self._by_name.get(name, ())]
 
     def begin(
@@ -103,6 +151,7 @@ class Logins:
         maxusers: int = 1,
         recycle: bool = True,
         inactive_s: int | None = None,
+        identity: Identity | None = None,
     ) -> Login | None:
         """Log the client of a request in, whose response has not begun. The session that it has keeps its attributes
         and gets another id; that of somebody else ends.
@@ -114,21 +163,30 @@ class Logins:
             maxusers: sessions that the name may have.
             recycle: end the oldest of them for this one.
             inactive_s: seconds without a request after which the login ends; None for the usual.
+            identity: of a user of the server's users file.
 
         Returns:
             None when the name has as many sessions as it may.
         """
         peer = str(request.peer[0])
-        same = self._same(request, name, kind, peer) if name else None
-        if same is None:
-            if name and not self._make_room(request, name, maxusers, recycle):
-                return None
-            same = self._new(request, name, kind, peer)
-        same.password = password
+        login = self._same(request, name, kind, peer) if name else None
+        if login is None:
+            with self.sessions.alone():
+                if name and not self._make_room(request, name, maxusers, recycle):
+                    return None
+                login = self._new(request, name, kind, peer)
+                self._complete(login, password, inactive_s, identity)
+        else:
+            self._complete(login, password, inactive_s, identity)
+        request.env[_LOGIN] = login
+        return login
+
+    def _complete(self, login: Login, password: str | None, inactive_s: int | None, identity: Identity | None) -> None:
+        login.password, login.identity = password, identity
+        self.sessions.save_login(login.session)
         if inactive_s is not None:
-            same.session.max_inactive_s = inactive_s
-        request.env[_LOGIN] = same
-        return same
+            login.session.max_inactive_s = inactive_s
+            self.sessions.save(login.session)
 
     def end(self, request: Request, everywhere: bool = False) -> bool:
         """Log the client of a request out and end its session, with or without a login.
@@ -208,9 +266,12 @@ class Logins:
         else:
             self._forget(session)
             self.sessions.change_id(request)
-        login = session.login = Login(name or ANONYMOUS, None, kind, peer, session, not name)
-        if name:
-            self._by_name.setdefault(name, []).append(login)
+        return self._add(Login(name or ANONYMOUS, None, kind, peer, session, not name))
+
+    def _add(self, login: Login) -> Login:
+        login.session.login = login
+        if not login.is_nameless:
+            self._by_name.setdefault(login.name, []).append(login)
         return login
 
     def _forget(self, session: HttpSession) -> None:
@@ -221,3 +282,7 @@ class Logins:
         logins.remove(login)
         if not logins:
             del self._by_name[login.name]
+
+
+def _key(secret: bytes, use: bytes) -> bytes | None:
+    return digest(secret, use, "sha256") if secret else None

@@ -6,11 +6,13 @@ They are signed, so nothing is kept of those that nobody uses.
 from __future__ import annotations
 
 import hmac
+import struct
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +22,14 @@ _MAX_KEPT = 10_000  # of those in use, some 300 bytes each
 _MAX_CHECKED = 1024
 _WINDOW = 256  # requests of one nonce that may overtake each other; browsers have some ten under way
 _TIME_BYTES, _RANDOM_BYTES, _MAC_BYTES = 8, 8, 16
+
+
+Alone = Callable[[], AbstractContextManager[bool]]
+
+
+def nobody_else() -> AbstractContextManager[bool]:
+    """For a process alone: see `HttpSessions.alone`."""
+    return nullcontext(True)
 
 
 class State(Enum):
@@ -33,10 +43,14 @@ class State(Enum):
 
 
 class Signer:
-    """Signs bytes with a key that nobody else knows and that ends with the process."""
+    """Signs bytes with a key that nobody else knows and that ends with the server.
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    Args:
+        key: that the workers of a server have in common; None makes one.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key or secrets.token_bytes(32)
 
     def sign(self, data: bytes) -> bytes:
         """Give the signature of `data`."""
@@ -45,6 +59,9 @@ class Signer:
     def made(self, data: bytes, signature: bytes) -> bool:
         """Whether it is the signature of `data`."""
         return hmac.compare_digest(self.sign(data), signature)
+
+
+_uses = struct.Struct(">d?I32s")
 
 
 @dataclass(slots=True)
@@ -68,11 +85,24 @@ class _Uses:
         else:
             self.bits |= 1 << -ahead
 
+    def packed(self) -> bytes:
+        return _uses.pack(self.made_s, self.is_over, self.highest, self.bits.to_bytes(32))
+
+    @classmethod
+    def of(cls, data: bytes) -> _Uses:
+        made_s, is_over, highest, bits = _uses.unpack(data)
+        return cls(made_s, highest, int.from_bytes(bits), is_over)
+
 
 class Kept:
-    """What was used, by its text, with the time of those that had to make room: what is as old was used, too."""
+    """What was used, by its text, with the time of those that had to make room: what is as old was used, too.
+
+    Attributes:
+        tell: called with each text that was used, and what `arrived` takes at the other workers of a server.
+    """
 
     def __init__(self) -> None:
+        self.tell: Callable[[bytes, bytes], object] = lambda text, uses: None
         self._uses: OrderedDict[str, _Uses] = OrderedDict()
         self._floor_s = 0.0
 
@@ -83,6 +113,14 @@ class Kept:
 
     def put(self, text: str, uses: _Uses) -> None:
         """Keep the uses."""
+        self._keep(text, uses)
+        self.tell(text.encode(), uses.packed())
+
+    def arrived(self, text: bytes, uses: bytes) -> None:
+        """Keep what another worker has told."""
+        self._keep(text.decode(), _Uses.of(uses))
+
+    def _keep(self, text: str, uses: _Uses) -> None:
         self._uses[text] = uses
         self._uses.move_to_end(text)
         if len(self._uses) > _MAX_KEPT:
@@ -98,11 +136,16 @@ class Nonces:
 
     Args:
         now: gives the time in seconds.
+        key: see `Signer`.
+        alone: keeps the other workers of a server from using one meanwhile; tells whether that could be done.
+
+    Attributes:
+        kept: those that were used.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._signer, self._now = Signer(), now
-        self._kept = Kept()
+    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = nobody_else) -> None:
+        self._signer, self._now, self._alone = Signer(key), now, alone
+        self.kept = Kept()
         self._checked: dict[str, float] = {}  # those in use, whose signature was looked at, with their times
 
     def issue(self) -> str:
@@ -117,7 +160,7 @@ class Nonces:
             return State.STALE  # of this server before it was started anew, perhaps
         if not 0 <= self._now() - made_s <= NONCE_LIFETIME_S:
             return State.STALE
-        uses = self._kept.get(nonce, made_s)
+        uses = self.kept.get(nonce, made_s)
         if uses is None or uses.has(count):
             return State.FOREIGN if uses is not None and uses.is_over else State.STALE
         return State.FOREIGN if uses.is_over else State.GOOD
@@ -125,18 +168,21 @@ class Nonces:
     def use(self, nonce: str, count: int) -> bool:
         """Note that it was used with this count; tell whether it was the first time."""
         made_s = self._made_s(nonce)
-        uses = self._kept.get(nonce, made_s) if made_s is not None else None
-        if made_s is None or uses is None or uses.has(count) or uses.is_over:
+        if made_s is None:
             return False
-        uses.add(count)
-        self._kept.put(nonce, uses)
+        with self._alone() as is_certain:
+            uses = self.kept.get(nonce, made_s)
+            if not is_certain or uses is None or uses.has(count) or uses.is_over:
+                return False
+            uses.add(count)
+            self.kept.put(nonce, uses)
         return True
 
     def end(self, nonce: str) -> None:
         """Let it be good for nothing any more."""
         made_s = self._made_s(nonce)
         if made_s is not None:
-            self._kept.put(nonce, _Uses(made_s, is_over=True))
+            self.kept.put(nonce, _Uses(made_s, is_over=True))
 
     def _made_s(self, nonce: str) -> float | None:
         """Give the time at which it was handed out, None when it was not."""
@@ -154,12 +200,12 @@ class Nonces:
 class Seeds:
     """The seeds of login forms, each good for one login (spec: bas-api §5).
 
-    Args: see `Nonces`.
+    Args, Attributes: see `Nonces`.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._signer, self._now = Signer(), now
-        self._kept = Kept()
+    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = nobody_else) -> None:
+        self._signer, self._now, self._alone = Signer(key), now, alone
+        self.kept = Kept()
 
     def issue(self) -> tuple[str, str]:
         """Make one: a number in decimal, which may be negative, and the key that proves where it came from."""
@@ -173,15 +219,18 @@ class Seeds:
         made_s = self._made_s(seed, key)
         if made_s is None or not 0 <= self._now() - made_s <= SEED_LIFETIME_S:
             return False
-        uses = self._kept.get(key, made_s)
+        uses = self.kept.get(key, made_s)
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
         """Note that a login used it; tell whether it was the first."""
         made_s = self._made_s(seed, key)
-        if made_s is None or not self.is_good(seed, key):
+        if made_s is None:
             return False
-        self._kept.put(key, _Uses(made_s, is_over=True))
+        with self._alone() as is_certain:
+            if not is_certain or not self.is_good(seed, key):
+                return False
+            self.kept.put(key, _Uses(made_s, is_over=True))
         return True
 
     def _made_s(self, seed: str, key: str) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from smqrt.errors import ArgumentError
 from smqrt.http.sessions import HttpSession
+from smqrt.http.shared_sessions import LUA, SharedSession, SharedSessions, is_small
+from smqrt.lua import table_codec
 from smqrt.lua.api.exchange import Exchanges
-from smqrt.lua.bridge import from_utf8, methods, utf8
+from smqrt.lua.bridge import LuaResult, from_utf8, methods, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
@@ -70,6 +72,7 @@ class SessionsBinding:
             if seconds < 1:
                 raise ArgumentError("maxinactiveinterval: the time must be at least one second")
             session.max_inactive_s = seconds
+            self.sessions.save(session)
         return int(session.max_inactive_s)
 
     def peername(self, number: int) -> bytes:
@@ -80,7 +83,7 @@ class SessionsBinding:
 
     def hold(self, number: int, change: int) -> bool:
         session = self._of(number)
-        session.locks = max(0, session.locks + change)
+        self.sessions.hold(session, change)
         return True
 
     def terminate(self, number: int) -> bool:
@@ -97,11 +100,54 @@ class SessionsBinding:
         self._vm.start(self._ended, session.number)
 
 
+class SharedAttributesBinding:
+    """Attributes of Lua in a worker of several: other workers have those that are plain values."""
+
+    def __init__(self, vm: Vm, sessions: SharedSessions) -> None:
+        self._vm, self._sessions = vm, sessions
+        self._tick = 0
+        self._is_given = False
+        sessions.ticked.append(self._on_tick)
+
+    def attach(self, tick: int) -> None:
+        """Take the reference of the Lua function that looks for tables that were changed in place."""
+        self._tick = tick
+
+    def given(self) -> None:
+        """An application has such tables."""
+        self._is_given = True
+
+    def rows(self, number: int, changes: int) -> LuaResult:
+        """How often other workers have changed attributes of a session, and all of them; nil when it has ended, or when
+        that was `changes` times."""
+        session = self._sessions.by_number(number)
+        if not isinstance(session, SharedSession) or session.changes == changes:
+            return None
+        return session.changes, table_codec.dump({name[1:]: one for name, one in session.known.items() if name[:1] == LUA})
+
+    def put(self, number: int, name: bytes, value: bytes | None) -> bool:
+        """Set an attribute everywhere; False when the value is too long."""
+        session = self._sessions.by_number(number)
+        if not isinstance(session, SharedSession):
+            return True
+        is_fit = value is None or is_small(value, session, f"of {len(name)} bytes")
+        self._sessions.put(session, LUA + name, value if is_fit else None)
+        return is_fit
+
+    def _on_tick(self) -> None:
+        if self._is_given:
+            self._is_given = False
+            self._vm.start(self._tick)
+
+
 _DIRECT = "session by_id adopt exists numbers id created accessed max_inactive peername uses hold terminate attach"
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:
     """Give Lua the sessions; return what keeps them."""
     binding = SessionsBinding(vm, services, exchanges)
+    if isinstance(binding.sessions, SharedSessions):
+        shared = SharedAttributesBinding(vm, binding.sessions)
+        vm.namespace("ba.sharedattributes", methods(shared, "attach given rows put"))
     vm.namespace("ba.sessions", methods(binding, _DIRECT))
     return binding

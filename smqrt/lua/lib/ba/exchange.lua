@@ -21,6 +21,7 @@ core.exchange = exchange
 --   stopped       the page, and every page around it, has to end
 --   app_          the table of the application whose page ran last
 --   body          the whole response, in place of the output
+--   session_      in a worker of several: the session that it has asked for
 --   filter        the function that gets the output, see filter.lua
 
 -- Ends the page (and every page around it) without an error: the error value is nil, and the flag makes it final even when
@@ -107,6 +108,7 @@ end
 -- Called from Python when the outermost handler is through: body and failure go out, every method raises from now on.
 local function finish(self, handle)
   if self.filter then run(self, complete_filter, self) end
+  if self.session_ then core.shared_attributes.settle(self.session_) end
   exchanges[handle] = nil
   self.handle, self.closed, self.taken, self.stopped = nil, true, nil, nil
   return self.body or self.take(), self.failure

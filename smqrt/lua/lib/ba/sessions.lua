@@ -1,7 +1,7 @@
 -- Sessions (spec: bas-api 5). A session is a table to which applications give attributes by indexing.
 local core, py = ...
 
-local exchange = core.exchange
+local exchange, shared = core.exchange, core.shared_attributes -- the latter in a worker of several
 local pairs, setmetatable, tostring = pairs, setmetatable, tostring
 
 local methods = {}
@@ -16,22 +16,42 @@ end
 
 function class.__newindex(self, name, value)
   if methods[name] then core.raise("'" .. tostring(name) .. "' is a method of sessions; choose another name") end
+  if shared then return shared.set(self, name, value) end
   attributes[self][name] = value
 end
 
-local function wrap(number)
-  local self = objects[number]
-  if not self then
-    self = {}
-    numbers[self], attributes[self], objects[number] = number, {}, self
-    setmetatable(self, class)
+if shared then
+  function class.__index(self, name)
+    local method = methods[name]
+    if method ~= nil then return method end
+    return shared.get(self, name)
   end
+end
+
+local function made(number)
+  local self = {}
+  numbers[self], attributes[self], objects[number] = number, {}, self
+  if shared then shared.begin(self, number, attributes[self]) end
+  return setmetatable(self, class)
+end
+
+local function wrap(number)
+  local self = objects[number] or made(number)
+  if shared then shared.refresh(self) end
+  return self
+end
+
+-- That of a request: its page may change tables in place until it ends.
+local function wrap_for(command, number)
+  local self = wrap(number)
+  if shared then command.session_ = self end
   return self
 end
 
 local function ended(number)
   local self = objects[number]
   objects[number] = nil
+  if self and shared then shared.forget(self) end
   local onterminate = self and attributes[self].onterminate
   if core.rawtype(onterminate) == "function" then onterminate(self) end
 end
@@ -40,7 +60,7 @@ end
 function exchange.methods:session(create)
   local handle = exchange.handle_of(self)
   local number = py.session(handle, core.arg.optional(core.arg.boolean, create, false, 1, "session"))
-  return number and wrap(number)
+  return number and wrap_for(self, number)
 end
 
 local function by_url(path)
@@ -58,6 +78,7 @@ function ba.session(first, path, set)
     path, set = core.arg.string(path, 2, "session"), core.arg.optional(core.arg.boolean, set, false, 3, "session")
     local session, rest = by_url(path)
     if not session then return nil end
+    first.session_ = shared and session or nil
     if set then py.adopt(exchange.handle_of(first), numbers[session]) end
     return session, rest
   end
@@ -78,6 +99,7 @@ end
 -- A copy of the attributes.
 function methods:attributes()
   local copy = {}
+  if shared then shared.give(self) end
   for name, value in pairs(attributes[self]) do copy[name] = value end
   return copy
 end
