@@ -45,6 +45,10 @@ KILL_AFTER_S = 5.0
 """Beyond `drain.most_s`, which the workers watch themselves."""
 MOST_DIRECTORY_CHARS = 80
 """The path of a Unix socket has 107 at most."""
+DIRECTORY = "smqrt-workers-"
+MEMORY = "/dev/shm"
+MEMORY_BYTES = 48 << 20
+"""That has to be free there, for the sessions of workers; containers have 64 MiB."""
 SECRET_BYTES = 32
 LINES_OF_A_START = 1000
 
@@ -295,12 +299,23 @@ class Supervisor:
 
 
 def _private_directory() -> Path:
-    """A folder for Unix sockets, of this user only."""
+    """A folder for Unix sockets and what workers share, of this user only: in TMPDIR, else in memory where no disk is
+    slow, else where temporary files are."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="smqrt-workers-"))
+        if "TMPDIR" not in os.environ and _has_room(MEMORY):
+            return Path(tempfile.mkdtemp(prefix=DIRECTORY, dir=MEMORY))
+        folder = Path(tempfile.mkdtemp(prefix=DIRECTORY))
         if len(str(folder)) > MOST_DIRECTORY_CHARS:
             folder.rmdir()
-            folder = Path(tempfile.mkdtemp(prefix="smqrt-workers-", dir="/tmp"))
+            folder = Path(tempfile.mkdtemp(prefix=DIRECTORY, dir="/tmp"))
     except OSError as error:
         raise StartError(f"No folder for the sockets of workers can be made: {error}; set TMPDIR.") from None
     return folder
+
+
+def _has_room(folder: str) -> bool:
+    try:
+        free = os.statvfs(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MEMORY_BYTES

@@ -9,6 +9,7 @@ from gevent import socket
 
 from smqrt.http.access import Access
 from smqrt.http.disk import DiskIo
+from smqrt.http.logins import Logins
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Root
 from smqrt.http.virtual_files import server_io
@@ -37,15 +38,17 @@ class AppServer:
 
     Args:
         folder: where the applications' folders are made.
+        logins: who is logged in.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, logins: Logins | None = None) -> None:
         self.folder = folder
         self.vm = Vm()
         self.root = Root()
         self.stops: list[int] = []
         ios = {"disk": DiskIo("/"), "home": DiskIo(folder), "vm": server_io()}
         self.services = Services(root=self.root, ios=ios, argv=["serve", "-x"], stop=self.stops.append)
+        self.services.logins = logins or self.services.logins
         api.install(self.vm, self.services)
         self.applications = Applications(self.vm, self.services)
         server = HttpServer(self.root, access=Access(debug=True), logins=self.services.logins)

@@ -166,6 +166,7 @@ class Authenticator:
     def _attempt(
         self, request: Request, credentials: Credentials, present: Login | None, directory: object
     ) -> Login | None:
+        request.logins.sessions.catch_up()  # others may have seen guesses
         freshness = self._freshness(request, credentials)
         if freshness is not State.GOOD:
             self._ask(request, self._info(credentials, directory, freshness), freshness is State.STALE)

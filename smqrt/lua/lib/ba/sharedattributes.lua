@@ -30,7 +30,8 @@ end
 local function put(state, name, value, bytes)
   local key = encoded(name)
   if not key then return end
-  if bytes ~= state.stored[key] and not py.put(state.number, key, bytes) then bytes = nil end
+  if bytes == (state.tables[name] or state.stored[key]) then return end
+  if not py.put(state.number, key, bytes) then bytes = nil end
   state.stored[key] = bytes
   state.tables[name] = rawtype(value) == "table" and bytes or nil
 end
