@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, cast
 
 from gevent import get_hub
@@ -39,6 +39,7 @@ HELD_S = 5 * TICK_S
 MOST_VALUE_BYTES = 256 << 10
 _PURGE_TICKS = 10
 _MOST_LOADS = 10_000
+_MOMENT_S = 0.005
 _DEEPEST = 20
 _OF_A_PROCESS = 1_000_000_000  # numbers of sessions
 _use = struct.Struct(">dI?")  # when a session was used last, how often in that worker, whether somebody holds it there
@@ -54,6 +55,7 @@ class SharedSession(HttpSession):
         changes: how often another worker has set an attribute of applications in Lua.
         held_s: when another worker said that somebody holds it.
         own_uses: the part of `uses` that is of this worker.
+        has_said: whether there may be something of Python, or a time, that the others know of.
         changed: called when an attribute is set.
     """
 
@@ -62,6 +64,7 @@ class SharedSession(HttpSession):
         self.known: dict[bytes, bytes] = {}
         self.changes = self.own_uses = 0
         self.held_s = 0.0
+        self.has_said = False
         self.changed = changed
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -107,6 +110,7 @@ class SharedSessions(RequestSessions):
         self._held: set[SharedSession] = set()
         self._is_loaded = self._is_catching_up = False
         self._ticks = 0
+        self._caught_up_s = -_MOMENT_S
         self._ticker = get_hub().loop.timer(TICK_S, TICK_S, ref=False)
         self._ticker.start(workers.start, self._tick)
 
@@ -126,6 +130,7 @@ class SharedSessions(RequestSessions):
             self._is_loaded = True
         finally:
             self._is_catching_up = False
+            self._caught_up_s = monotonic()
 
     def _catch_up(self) -> None:
         living = self._rows.living_if_missed()
@@ -161,7 +166,7 @@ class SharedSessions(RequestSessions):
         elif kind == _USES and data:
             self._apply_use(session, name, data)
         elif kind == _INACTIVE and data:
-            session.max_inactive_s = float(data)
+            session.max_inactive_s, session.has_said = float(data), True
         elif kind == _LOGIN:
             self.on_login(session, json.loads(data) if data else None)
         elif kind == _PYTHON:
@@ -186,6 +191,9 @@ class SharedSessions(RequestSessions):
         assert isinstance(session, SharedSession)
         if self._by_number.get(session.number) is not session:
             return
+        if not session.attributes and session.max_inactive_s == MAX_INACTIVE_S and not session.has_said:
+            return  # as are by far the most
+        session.has_said = True
         wanted = _attributes(session)
         gone = [name for name in session.known if name[:1] == _PYTHON and name not in wanted]
         with self._rows.together():
@@ -267,8 +275,10 @@ class SharedSessions(RequestSessions):
         return session
 
     def by_number(self, number: int) -> HttpSession | None:
-        """See `HttpSessions.by_number`."""
-        self.catch_up()
+        """See `HttpSessions.by_number`. For those who have found it before: they ask often, and see a moment later what
+        others do."""
+        if monotonic() - self._caught_up_s > _MOMENT_S:
+            self.catch_up()
         return super().by_number(number)
 
     def numbers(self) -> list[int]:
@@ -372,6 +382,7 @@ def _attributes(session: SharedSession) -> dict[bytes, bytes]:
 
 def _apply_attribute(session: SharedSession, row: bytes, data: bytes | None) -> None:
     name = row[1:].decode("utf-8", "surrogatepass")
+    session.has_said = True
     if data is not None:
         value = session.attributes[name] = marshal.loads(data)
         session.known[row] = marshal.dumps(value, 2)

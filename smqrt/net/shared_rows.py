@@ -1,5 +1,5 @@
-"""Rows that the workers of a server share: each worker keeps what it wants of them in memory, and learns what the others
-have written when it next looks (SQLite in the folder of the workers; decision 0033)."""
+"""Rows that the workers of a server share: each keeps what it wants of them in memory, and learns what the others have
+written when it next looks (SQLite in the folder of the workers; decision 0033)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ AGAIN_S = 0.050
 OPEN_S = 5.0
 MOST_READ, MOST_READ_BYTES = 1000, 1 << 20  # at once: 10 ms
 MOST_WRITTEN = 500  # in one transaction: 5 ms
+PAGE_BYTES = 1024  # pages are written as a whole: a row is small
 MOST_WAITING = 50_000
 """Writes that may wait, for a disk that is full as an example; the oldest go."""
 _NONCE = struct.Struct(">IQ")
@@ -114,8 +115,11 @@ class SharedRows:
         be more when that is much, see `is_complete`."""
         rows: list[Row] = []
         try:
-            with _ended(self._db.execute(_NEW, (self._seen, MOST_READ))) as cursor:
+            cursor = self._db.execute(_NEW, (self._seen, MOST_READ))
+            try:
                 self.is_complete = self._read(cursor, rows)
+            finally:
+                cursor.close()  # one that is left in the middle keeps the log from being written anew
         except sqlite3.Error as error:
             self._complain("read", error)
         if self.is_complete:
@@ -124,9 +128,9 @@ class SharedRows:
 
     def _read(self, cursor: sqlite3.Cursor, rows: list[Row]) -> bool:
         """Read what there is into `rows`, but no more than may be at once; tell whether that was all."""
-        size, count = 0, 0
-        for count, (version, owner, name, sealed, writer) in enumerate(cursor, 1):
-            self._seen = version
+        size = count = 0
+        for version, owner, name, sealed, writer in cursor:
+            self._seen, count = version, count + 1
             if writer != self.writer:
                 data = None if sealed is None else self._opened(owner, name, sealed)
                 rows.append(Row(owner, name, data))
@@ -268,17 +272,9 @@ class SharedRows:
             return None
 
 
-@contextmanager
-def _ended(cursor: sqlite3.Cursor) -> Iterator[sqlite3.Cursor]:
-    """A cursor that is left in the middle keeps what was read from being overwritten."""
-    try:
-        yield cursor
-    finally:
-        cursor.close()
-
-
 def _opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_S)
+    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = OFF")  # it ends with the server
     db.executescript(_TABLES)

@@ -146,11 +146,11 @@ def test_attributes_of_python(pair: tuple[AppServer, AppServer]):
     other["a"].append({"x": None})
     del other["b"]
     second.save(other)
-    assert first.by_number(session.number) is session
+    first.catch_up()
     assert session["a"] == [1, (2, b"3"), {"x": None}]
     assert set(session.attributes) == {"a", "odd"}
     other["by itself"] = 1.5  # outside of a request
-    wait_until(lambda: first.by_number(session.number) and session.get("by itself") == 1.5)
+    wait_until(lambda: session.get("by itself") == 1.5)
 
 
 def test_forms_and_seeds(logins: tuple[AppServer, AppServer]):

@@ -110,7 +110,8 @@ def test_a_full_disk_is_tried_again(pair: tuple[SharedRows, SharedRows], caplog:
     first._db.execute(f"PRAGMA max_page_count = {1 << 20}")
     assert first.write()
     assert len(second.changes()) <= 19
-    assert {row.owner for row in SharedRows(Path(first_file(first)).parent, SECRET, HEAD).changes()} == set(range(1, 20))
+    third = SharedRows(Path(first_file(first)).parent, SECRET, HEAD)
+    assert {row.owner for row in third.changes()} == set(range(1, 20))
 
 
 def test_what_has_gone_is_forgotten(pair: tuple[SharedRows, SharedRows], monkeypatch: pytest.MonkeyPatch) -> None:

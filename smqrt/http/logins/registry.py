@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, time
 from hmac import digest
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from smqrt.http.logins.tickets import NONCE_LIFETIME_S, SEED_LIFETIME_S, Nonces, Seeds
@@ -103,7 +103,8 @@ class Logins:
         self.sessions = RequestSessions() if sessions is None else sessions  # an empty one is false
         self.sessions.ended.append(self._forget)
         alone = self.sessions.alone
-        self.nonces, self.seeds = Nonces(time, _key(secret, b"nonces"), alone), Seeds(time, _key(secret, b"seeds"), alone)
+        self.nonces = Nonces(time, _key(secret, b"nonces"), alone)
+        self.seeds = Seeds(time, _key(secret, b"seeds"), alone)
         self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.tracker = Throttle(monotonic, TRACKER_NAME_LIMIT, TRACKER_ADDRESS_LIMIT)
         self._by_name: dict[str, list[Login]] = {}

@@ -6,8 +6,8 @@ They are signed, so nothing is kept of those that nobody uses.
 from __future__ import annotations
 
 import hmac
-import struct
 import secrets
+import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
 from collections import OrderedDict

@@ -46,6 +46,7 @@ class SessionsBinding:
         self.sessions.adopt(self._exchanges.request(handle), self._of(number))
 
     def exists(self, number: int) -> bool:
+        self.sessions.catch_up()
         return self.sessions.by_number(number) is not None
 
     def numbers(self, user: bytes | None) -> tuple[int, ...]:
@@ -123,7 +124,8 @@ class SharedAttributesBinding:
         session = self._sessions.by_number(number)
         if not isinstance(session, SharedSession) or session.changes == changes:
             return None
-        return session.changes, table_codec.dump({name[1:]: one for name, one in session.known.items() if name[:1] == LUA})
+        rows = {name[1:]: data for name, data in session.known.items() if name[:1] == LUA}
+        return session.changes, table_codec.dump(rows)
 
     def put(self, number: int, name: bytes, value: bytes | None) -> bool:
         """Set an attribute everywhere; False when the value is too long."""
