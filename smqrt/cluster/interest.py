@@ -50,6 +50,7 @@ class Interest:
                 self._entries[number] = (nodes & ~node) << _CHECK_BITS | check
             else:
                 del self._entries[number]
+                self._promote(number)
             return bool(nodes & node)
         before = self._clashes.get(key, 0)
         if before & ~node:
@@ -57,6 +58,12 @@ class Interest:
         else:
             self._clashes.pop(key, None)
         return bool(before & node)
+
+    def _promote(self, number: int) -> None:
+        """Let another name have the number, whose first name is wanted no more."""
+        key = next((one for one in self._clashes if one[0] == number), None)
+        if key is not None:
+            self._entries[number] = self._clashes.pop(key) << _CHECK_BITS | key[1]
 
     def nodes(self, key: Key) -> int:
         """The nodes that want a topic."""
@@ -72,9 +79,10 @@ class Interest:
 
     def keys(self, node: int) -> Iterator[Key]:
         """The topics that a node wants, as they were when the iteration began."""
-        for number, entry in list(self._entries.items()):
+        entries, clashes = list(self._entries.items()), list(self._clashes.items())
+        for number, entry in entries:
             if entry >> _CHECK_BITS & node:
                 yield number, entry & _CHECK
-        for key, nodes in list(self._clashes.items()):
+        for key, nodes in clashes:
             if nodes & node:
                 yield key

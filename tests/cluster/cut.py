@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -12,17 +13,21 @@ from gevent.server import StreamServer
 class Cable:
     """Passes what comes at its own port on to another one, and back.
 
+    Args:
+        to: a port, or the path of a Unix socket.
+        at: the path of its own Unix socket; None for a port.
+
     Attributes:
-        port: its own.
+        port: its own; 0 for a Unix socket.
     """
 
-    def __init__(self, to_port: int) -> None:
-        self._to_port = to_port
+    def __init__(self, to: int | Path, at: Path | None = None) -> None:
+        self._to = to
         self._is_cut = self._is_held = False
         self._sockets: set[Any] = set()
-        self._server = StreamServer(("127.0.0.1", 0), self._serve)
+        self._server = StreamServer(("127.0.0.1", 0) if at is None else _listening(at), self._serve)
         self._server.start()
-        self.port: int = self._server.server_port
+        self.port: int = 0 if at else self._server.server_port
 
     def _serve(self, near: Any, address: object) -> None:
         if self._is_cut:
@@ -32,16 +37,24 @@ class Cable:
             gevent.sleep(30)
             return
         try:
-            far = socket.create_connection(("127.0.0.1", self._to_port))
+            far = self._connected()
         except OSError:  # nobody listens there at the moment
             near.close()
             return
         for sock in (near, far):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.add(sock)
         back = gevent.spawn(self._pump, far, near)
         self._pump(near, far)
         back.join()
+
+    def _connected(self) -> Any:
+        if isinstance(self._to, int):
+            return socket.create_connection(("127.0.0.1", self._to))
+        sock: Any = socket.socket(socket.AF_UNIX)
+        sock.connect(str(self._to))
+        return sock
 
     def _pump(self, source: Any, sink: Any) -> None:
         try:
@@ -80,3 +93,10 @@ class Cable:
         """Stop."""
         self.cut()
         self._server.stop()
+
+
+def _listening(path: Path) -> Any:
+    sock: Any = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(16)
+    return sock

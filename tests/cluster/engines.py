@@ -6,6 +6,8 @@ A node has a hub and clients without sockets (`tests.broker.crowd`); between nod
 from __future__ import annotations
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -345,6 +347,32 @@ class TcpEngine(MeshEngine):
     name = "tcp"
 
 
+class UnixEngine(MeshEngine):
+    """Links over Unix sockets, as workers have them. Each node has a folder of its own, where the cables to those that
+    came before are what it finds.
+    """
+
+    name = "unix"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._folders: dict[Place, Path] = {}
+
+    def _connect(self, place: Place, mesh: Mesh) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="smqrt-"))  # a short path: those of sockets have a limit
+        self._folders[place] = folder
+        for other in self._meshes:
+            (socket,) = self._folders[other].glob(f"*{self.node_of(other).id.hex()[:8]}.sock")
+            at = folder / f"cable-{other.name}.sock"
+            self._cables[frozenset((place, other))] = Cable(socket, at)
+        mesh.share_directory(folder)
+
+    def close(self) -> None:
+        super().close()
+        for folder in self._folders.values():
+            shutil.rmtree(folder)
+
+
 class NatsEngine(MeshEngine):
     """Links through NATS; a cable leads from each node to the server."""
 
@@ -372,7 +400,12 @@ class NatsEngine(MeshEngine):
         self._server.stop()
 
 
-ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "tcp": TcpEngine, "nats": NatsEngine}
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "memory": MemoryEngine,
+    "tcp": TcpEngine,
+    "unix": UnixEngine,
+    "nats": NatsEngine,
+}
 
 
 @contextmanager

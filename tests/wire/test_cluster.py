@@ -1,0 +1,128 @@
+"""Packets between nodes: what is packed comes back, and what is none is a ProtocolError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smqrt.errors import ProtocolError
+from smqrt.wire import cluster, link, smq
+from smqrt.wire.cluster import Announced, LinkType
+from smqrt.wire.link import Hello, Packet
+from smqrt.wire.smq import MAX_PACKET_BYTES
+
+U16 = st.integers(0, (1 << 16) - 1)
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+KEY = st.tuples(U32, U32)
+NAME = st.binary(max_size=300)
+PEER = st.builds(Announced, U32, U64, st.binary(max_size=255), NAME, st.binary(max_size=255))
+
+LISTS: dict[str, tuple[Any, Callable[[Any], Iterable[bytes]], Callable[[bytes], Iterable[Any]]]] = {
+    "keys": (KEY, lambda of: cluster.keys(LinkType.INTEREST, of), cluster.parse_keys),
+    "numbers": (
+        st.tuples(U32, U32, U32),
+        lambda of: cluster.keys_and_numbers(LinkType.COUNT, of),
+        cluster.parse_keys_and_numbers,
+    ),
+    "etids": (U32, cluster.etids, cluster.parse_etids),
+    "names": (st.tuples(U32, NAME), lambda of: cluster.names(LinkType.TOPICS, of), cluster.parse_names),
+    "peers": (PEER, cluster.peers, cluster.parse_peers),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@given(data=st.data())
+def test_lists_come_back_in_packets_that_fit(kind: str, data: st.DataObject) -> None:
+    item, pack, parse = LISTS[kind]
+    some = data.draw(st.lists(item, max_size=8))
+    given_items = some * data.draw(st.sampled_from((1, 1, 1, 200)))
+    packets = list(pack(given_items))
+    assert all(len(packet) <= MAX_PACKET_BYTES for packet in packets)
+    assert [one for packet in packets for one in parse(packet)] == given_items
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@given(packet=st.binary(min_size=1, max_size=200))
+def test_any_bytes_are_a_list_or_an_error(kind: str, packet: bytes) -> None:
+    _, pack, parse = LISTS[kind]
+    try:
+        found = list(parse(packet))
+    except ProtocolError:
+        return
+    assert b"".join(one[1:] for one in pack(found)) == packet[1:]
+
+
+def test_what_a_client_says_of_itself_is_cut_to_what_fits() -> None:
+    (packet,) = cluster.peers([Announced(1, 2, b"u" * 255, b"i" * MAX_PACKET_BYTES, b"n" * 400)])
+    (found,) = cluster.parse_peers(packet)
+    assert len(packet) <= MAX_PACKET_BYTES
+    assert (found.uid, found.user) == (b"u" * 255, b"n" * 255)
+    assert len(found.info) > MAX_PACKET_BYTES - 600
+
+
+FRAME = st.tuples(U32, U32, U32, st.binary(max_size=20))
+
+
+@given(st.lists(FRAME, min_size=1, max_size=6), U32, U32, st.dictionaries(U32, U32, max_size=3))
+def test_runs_are_rewritten_frame_by_frame(
+    frames: list[tuple[int, int, int, bytes]], tid: int, ptid: int, subtopics: dict[int, int]
+) -> None:
+    run = b"".join(smq.publish_frame(*frame) for frame in frames)
+    other = cluster.rewritten(run, tid, ptid)
+    assert [smq.unpack_publish(one) for one in smq.frames(other)] == [(tid, ptid, *frame[2:]) for frame in frames]
+    replaced = {one.to_bytes(4, "big"): new.to_bytes(4, "big") for one, new in subtopics.items()}
+    found = [smq.unpack_publish(one) for one in smq.frames(cluster.with_subtopics(run, replaced))]
+    assert found == [(frame[0], frame[1], subtopics.get(frame[2], frame[2]), frame[3]) for frame in frames]
+
+
+HELLO = st.builds(
+    Hello,
+    st.integers(0, 255),
+    st.integers(0, 255),
+    st.binary(min_size=link.ID_BYTES, max_size=link.ID_BYTES),
+    U64,
+    st.binary(min_size=link.NONCE_BYTES, max_size=link.NONCE_BYTES),
+)
+SINGLE: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
+    "hello": (HELLO, link.hello, link.parse_hello),
+    "numbers": (st.lists(U16, max_size=20), lambda of: link.numbers(Packet.NODE, of), link.parse_numbers),
+    "channel": (st.tuples(U16, NAME), lambda of: link.channel(Packet.OPEN, *of), link.parse_channel),
+    "u64": (U64, lambda of: link.u64(Packet.ACK, of), link.parse_u64),
+    "end": (st.tuples(U32, NAME), lambda of: cluster.end(*of), cluster.parse_end),
+}
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+@given(data=st.data())
+def test_single_packets_come_back(kind: str, data: st.DataObject) -> None:
+    values, pack, parse = SINGLE[kind]
+    value = data.draw(values)
+    assert parse(pack(value)) == value
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+@given(packet=st.binary(min_size=1, max_size=100))
+def test_any_bytes_are_a_packet_or_an_error(kind: str, packet: bytes) -> None:
+    _, pack, parse = SINGLE[kind]
+    try:
+        found = parse(packet)
+    except ProtocolError:
+        return
+    assert pack(found)[1:] == packet[1:]
+
+
+@given(st.binary(min_size=32, max_size=32), st.booleans(), st.binary(max_size=60), st.binary(max_size=40))
+def test_a_proof_is_of_one_key_one_direction_and_both_hellos(
+    key: bytes, connects: bool, hellos: bytes, other: bytes
+) -> None:
+    proof = link.proof(key, connects, hellos)
+    assert link.is_proof(proof, key, connects, hellos)
+    assert not link.is_proof(proof, key, not connects, hellos)
+    assert not link.is_proof(proof, key, connects, hellos + b"x")
+    assert not link.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
+    assert not link.is_proof(other, key, connects, hellos)
