@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from statistics import median
 
 import brokers
-from cluster_nodes import PIECE, Client, Server
+from cluster_costs import costs
+from cluster_nodes import PIECE, Client, Figure, Server, ended, joined, wait_for
 from load import Generator
 from shapes import Shape
 from tls_handshakes import certificate, handshakes
@@ -48,29 +48,6 @@ PARTLY_BUSY = [
 """Beside them, without a bar."""
 MANY_CLIENTS = 100
 """With fewer the kernel can't spread them evenly."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of what was found.
-
-    Attributes:
-        bar: what it may be at most, or with `at_least` must be; None for figures beside.
-    """
-
-    what: str
-    value: float
-    unit: str
-    bar: float | None = None
-    at_least: bool = False
-
-    @property
-    def is_met(self) -> bool:
-        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
-
-    def __str__(self) -> str:
-        bar = "" if self.bar is None else f"   {'at least' if self.at_least else 'at most'} {self.bar:g}"
-        return f"{self.what:64} {self.value:10.3f} {self.unit:8}{bar}{'' if self.is_met else '   NOT MET'}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -107,20 +84,6 @@ def pairs_of_nodes() -> Iterator[dict[str, tuple[Server, Server]]]:
         for pair in found.values():
             wait_for(lambda pair=pair: all(len(one.hub()["nodes"]) == 1 for one in pair), "the nodes did not meet")
         yield found
-
-
-def ended(ending: ExitStack, *options: str) -> Server:
-    server = Server(*options)
-    ending.callback(server.stop)
-    return server
-
-
-def wait_for(condition: Callable[[], bool], else_said: str, wait_s: float = 60) -> None:
-    deadline_s = time.monotonic() + wait_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise SystemExit(else_said)
-        time.sleep(0.01)
 
 
 def links(options: argparse.Namespace) -> Iterator[Figure]:
@@ -315,28 +278,17 @@ def interest(options: argparse.Namespace) -> Iterator[Figure]:
         port = brokers.free_port()
         first = Server("--cluster-listen", f"127.0.0.1:{port}", "--limits-client-names-bytes", "100000000")
         try:
-            base_bytes = joined(port, 0)[1]
+            base_bytes = joined(port).memory_bytes
             subscriber = Client(first.port, b"subscriber")
             for begin in range(0, TOPICS, 1000):
                 subscriber.subscribe(*(b"building/%d/temperature" % number for number in range(begin, begin + 1000)))
-            seconds, total_bytes = joined(port, TOPICS)
+            found = joined(port, topics=TOPICS)
         finally:
             first.stop()
-        took_s.append(seconds)
-        each_bytes.append((total_bytes - base_bytes) / TOPICS)
+        took_s.append(found.seconds)
+        each_bytes.append((found.memory_bytes - base_bytes) / TOPICS)
     yield Figure(f"{TOPICS:,} topics: until a node that joins knows them", median(took_s), "s", 3)
     yield Figure(f"{TOPICS:,} topics: memory at that node, each", median(each_bytes), "bytes", 150)
-
-
-def joined(port: int, topics: int) -> tuple[float, int]:
-    """A node that joins: seconds from its first breath until it knows that many topics, and its memory then."""
-    server = Server("--cluster-nodes", f"127.0.0.1:{port}")
-    try:
-        start_s = time.monotonic()
-        wait_for(lambda: bool(server.hub()["nodes"]) and server.hub()["interest"] >= topics, "the node did not join")
-        return time.monotonic() - start_s, server.memory_bytes()
-    finally:
-        server.stop()
 
 
 def vanish(options: argparse.Namespace) -> Iterator[Figure]:
@@ -397,6 +349,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
     "tls": tls,
     "interest": interest,
     "vanish": vanish,
+    "costs": costs,
 }
 
 if __name__ == "__main__":

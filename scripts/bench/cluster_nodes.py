@@ -10,7 +10,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +69,16 @@ class Server:
         pages = Path(f"/proc/{self.pids[0]}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def row(self) -> dict[str, Any]:
+        """What the API says of the process as a node."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/api/v1/clusters", timeout=WAIT_S) as answer:
+            (row,) = json.load(answer)
+        found: dict[str, Any] = row
+        return found
+
     def hub(self) -> dict[str, Any]:
         """What the API says of the hub in the cluster."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/api/v1/clusters", timeout=WAIT_S) as answer:
-            rows = json.load(answer)
-        hub: dict[str, Any] = rows[0]["hubs"][0]
+        hub: dict[str, Any] = self.row()["hubs"][0]
         return hub
 
     def stop(self) -> None:
@@ -127,3 +136,70 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of what was found.
+
+    Attributes:
+        bar: what it may be at most, or with `at_least` must be; None for figures beside.
+    """
+
+    what: str
+    value: float
+    unit: str
+    bar: float | None = None
+    at_least: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
+
+    def __str__(self) -> str:
+        bar = "" if self.bar is None else f"   {'at least' if self.at_least else 'at most'} {self.bar:g}"
+        return f"{self.what:64} {self.value:10.3f} {self.unit:8}{bar}{'' if self.is_met else '   NOT MET'}"
+
+
+def ended(ending: ExitStack, *options: str) -> Server:
+    server = Server(*options)
+    ending.callback(server.stop)
+    return server
+
+
+def wait_for(condition: Callable[[], bool], else_said: str, wait_s: float = 60) -> None:
+    deadline_s = time.monotonic() + wait_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise SystemExit(else_said)
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A node that has joined another one.
+
+    Attributes:
+        seconds: from the moment when it listens until it knows everything.
+        memory_bytes: that it has then; cpu_s: that it took.
+    """
+
+    seconds: float
+    memory_bytes: int
+    cpu_s: float
+
+
+def joined(port: int, topics: int = 0, clients: int = 0) -> Joined:
+    """Let a node join the one whose links come in at a port, until it knows so many topics and clients there."""
+    server = Server("--cluster-nodes", f"127.0.0.1:{port}")
+    try:
+        start_s = time.monotonic()
+
+        def knows() -> bool:
+            hub = server.hub()
+            return bool(hub["nodes"]) and hub["interest"] >= topics and hub["phantoms"] >= clients
+
+        wait_for(knows, "the node did not join")
+        return Joined(time.monotonic() - start_s, server.memory_bytes(), sum(server.cpu_s()))
+    finally:
+        server.stop()
