@@ -99,7 +99,8 @@ def idle(count: int, by: str) -> tuple[float, float]:
             url = f"nats://127.0.0.1:{nats.port}"
             servers = [ended(ending, "--cluster-nodes", url, "--cluster-ping-s", str(PING_S)) for _ in ports]
         else:
-            words = [["--cluster-listen", f"127.0.0.1:{port}", "--cluster-nodes", nodes, "--cluster-ping-s", str(PING_S)] for port in ports]
+            more = ["--cluster-nodes", nodes, "--cluster-ping-s", str(PING_S)]
+            words = [["--cluster-listen", f"127.0.0.1:{port}", *more] for port in ports]
             servers = [ended(ending, *(each if by else [])) for each in words]
         wait_for(lambda: all(len(one.row()["links"]) == count - 1 for one in servers if by), "the nodes did not meet")
         time.sleep(1)

@@ -24,6 +24,7 @@ from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import Node
 from smqrt.nats.client import NatsState
 from smqrt.net.connection import view
+from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.life import Life, moved
 from smqrt.wire.link import ID_BYTES
 
@@ -37,7 +38,6 @@ PING_S = 2.0
 RETRY_S = 10.0
 """A node that refused a link, or was refused one, is left alone for so long."""
 MAX_HANDSHAKES = 100
-MAX_NODES = 1023
 WAITING_BYTES = 16 << 20
 """What may wait here for handlers that are behind, of one node."""
 
@@ -234,7 +234,7 @@ class NatsBackplane:
         """The node with the smaller id connects; the other one says that it is there."""
         if any(one.to == node_id and one.link.state is not LinkState.UP for one in self._connections.values()):
             return
-        if len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
+        if len(self._connections) >= MAX_NODE + MAX_HANDSHAKES:
             return
         if self.node.id < node_id:
             self._begin(node_id, self.node.random(8), connects=True)
@@ -259,7 +259,7 @@ class NatsBackplane:
             if place:
                 self._say_gone(node_id, link_id, place)
                 return
-            if len(self._connections) >= MAX_NODES + MAX_HANDSHAKES:
+            if len(self._connections) >= MAX_NODE + MAX_HANDSHAKES:
                 return
             connection = self._begin(node_id, link_id, connects=False)
         if place == GONE:
@@ -269,7 +269,7 @@ class NatsBackplane:
 
     def _say_gone(self, node_id: bytes, link_id: bytes, place: int) -> None:
         """A link has ended here of which the other node does not know: its own connection to NATS never broke."""
-        if place == GONE or len(self._told_gone) >= MAX_NODES or link_id in self._told_gone:
+        if place == GONE or len(self._told_gone) >= MAX_NODE or link_id in self._told_gone:
             return
         self._told_gone.add(link_id)
         self.client.publish(self.inbox(node_id), _HEAD.pack(self.node.id, link_id, GONE))

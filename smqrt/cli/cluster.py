@@ -1,4 +1,4 @@
-"""`smqrt cluster status`: the nodes that a running server works together with."""
+"""`smqrt cluster`: the nodes that a running server works together with, and what larger clusters will cost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import click
 from smqrt.cli.admin import json_option, lasted, print_table, size
 from smqrt.cli.admin_client import AdminClient, connection_options
 from smqrt.cli.terminal import InterruptibleCommand
+from smqrt.cluster.plan import ENGINES, Load
+from smqrt.cluster.plan import plan as plan_of
 from smqrt.printable import json_line
 
 _LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
+_PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")
 _HUBS = ("cluster", "hub", "node", "nodes", "clients", "phantoms", "interest", "lost")
 
 
@@ -35,6 +38,30 @@ def status(client: AdminClient, as_json: bool) -> None:
         click.echo("This server is in no cluster.", err=True)
     if any(_missing(row) for row in rows):
         raise SystemExit(1)
+
+
+@cluster.command(cls=InterruptibleCommand)
+@click.option("--nodes", multiple=True, type=click.IntRange(2), default=(16, 100, 1000), show_default=True)
+@click.option("--clients", type=click.IntRange(0), default=10_000_000, show_default=True, help="Of all nodes together.")
+@click.option("--connects-per-s", type=float, default=1000.0, show_default=True, help="Of these, coming and going.")
+@click.option("--topics", type=click.IntRange(0), default=1_000_000, show_default=True, help="With subscribers.")
+@click.option("--nodes-per-topic", type=float, default=1.0, show_default=True, help="At how many nodes they are.")
+@click.option("--messages-per-s", type=float, default=100_000.0, show_default=True, help="Of all nodes together.")
+@click.option("--payload-bytes", type=click.IntRange(0), default=128, show_default=True)
+@click.option("--subscribers", type=float, default=10.0, show_default=True, help="Of a message, at all nodes together.")
+def plan(nodes: tuple[int, ...], **words: Any) -> None:
+    """Say what each node of a cluster will need: memory, CPU, network; from costs that were measured."""
+    rows, remarks = [], []
+    for count in nodes:
+        for engine, costs in ENGINES.items():
+            found = plan_of(Load(nodes=count, **words), costs)
+            shares = (f"{share:.1%}" for share in (*found.cpu.values(), sum(found.cpu.values())))
+            sent = f"{size(found.sent_bytes_per_s)}/s"
+            rows.append((count, engine, size(found.memory_bytes), *shares, sent, f"{found.join_s:.1f} s"))
+            remarks += [f"{count:,} nodes, {engine}: {one}" for one in found.remarks]
+    print_table(_PLAN, rows)
+    for remark in remarks:
+        click.echo(remark, err=True)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -1,0 +1,134 @@
+"""What nodes of a cluster cost each other: a model made of measured costs, for clusters larger than one can try.
+
+The costs are those of one core of a virtual machine of 2026 (`scripts/bench/cluster --only costs --only links`); a
+faster one divides the times. Checked with eight nodes and 16,000 clients: memory within 1 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smqrt.wire.ids import LOCAL_MASK, MAX_NODE
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured; bytes of memory, µs of CPU.
+
+    Attributes:
+        process_bytes: of a server without clients.
+        client_bytes: a client of the node itself, on a raw socket, without subscriptions.
+        phantom_bytes, phantom_us: a client of another node; when it comes, alone.
+        phantom_joining_us: the same as one of many, for a node that joins.
+        topic_bytes, topic_joining_us: a topic that another node wants.
+        link_bytes: a link; ping_us: of the ping of each second and its answer, with the sign of life for NATS.
+        send_us, receive_us: a message of 128 bytes to one other node, one of many.
+        deliver_us: to one subscriber here, one of many.
+    """
+
+    process_bytes: int = 75_000_000
+    client_bytes: int = 1_350
+    phantom_bytes: int = 376
+    phantom_us: float = 90
+    phantom_joining_us: float = 5
+    topic_bytes: int = 141
+    topic_joining_us: float = 1.6
+    link_bytes: int = 93_000
+    ping_us: float = 20
+    send_us: float = 0.15
+    receive_us: float = 0.13
+    deliver_us: float = 0.1
+
+
+MESH = Costs()
+NATS = Costs(phantom_us=130, link_bytes=330_000, ping_us=25, send_us=0.22, receive_us=0.22)
+ENGINES = {"mesh": MESH, "NATS": NATS}
+FRAME_BYTES = 15
+PHANTOM_BYTES_SENT = 30
+PING_BYTES_SENT = 40
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a cluster has to do.
+
+    Attributes:
+        nodes: how many.
+        clients: of all nodes together; connects_per_s: of these, coming and going.
+        topics: that somebody subscribes to; nodes_per_topic: at how many nodes.
+        messages_per_s: published, of all nodes together, with payload_bytes each.
+        subscribers: of a message, at all nodes together.
+    """
+
+    nodes: int
+    clients: int
+    connects_per_s: float
+    topics: int
+    nodes_per_topic: float
+    messages_per_s: float
+    payload_bytes: int
+    subscribers: float
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What each node needs.
+
+    Attributes:
+        memory_bytes: of the process, without what applications keep.
+        cpu: shares of a core, by what it is for.
+        sent_bytes_per_s: to other nodes.
+        join_s: CPU seconds until a node that joins knows everything.
+        remarks: limits that the plan is over.
+    """
+
+    memory_bytes: float
+    cpu: dict[str, float]
+    sent_bytes_per_s: float
+    join_s: float
+    remarks: list[str] = field(default_factory=list)
+
+
+def plan(load: Load, costs: Costs) -> NodePlan:
+    """What each of the nodes needs for its part of the load, when clients are spread evenly."""
+    others = load.nodes - 1
+    own = load.clients / load.nodes
+    phantoms = load.clients - own
+    wanted_elsewhere = load.topics * (1 - (1 - min(1.0, load.nodes_per_topic / load.nodes)) ** others)
+    published = load.messages_per_s / load.nodes
+    copies = min(others, load.nodes_per_topic * others / load.nodes)
+    # A set of nodes is a number with a bit for each.
+    topic_bytes = costs.topic_bytes + load.nodes // 8
+    memory_bytes = (
+        costs.process_bytes
+        + own * costs.client_bytes
+        + phantoms * costs.phantom_bytes
+        + wanted_elsewhere * topic_bytes
+        + others * costs.link_bytes
+    )
+    came_and_went = 2 * load.connects_per_s / load.nodes
+    cpu = {
+        "links": others * costs.ping_us / 1e6,
+        "clients": came_and_went * others * costs.phantom_us / 1e6,
+        "messages": published * copies * (costs.send_us + costs.receive_us) / 1e6,
+        "deliveries": load.messages_per_s * load.subscribers / load.nodes * costs.deliver_us / 1e6,
+    }
+    sent_bytes_per_s = (
+        others * PING_BYTES_SENT
+        + came_and_went * others * PHANTOM_BYTES_SENT
+        + published * copies * (load.payload_bytes + FRAME_BYTES)
+    )
+    told = wanted_elsewhere * load.nodes_per_topic
+    join_s = (phantoms * costs.phantom_joining_us + told * costs.topic_joining_us) / 1e6
+    return NodePlan(memory_bytes, cpu, sent_bytes_per_s, join_s, _remarks(load, own, sum(cpu.values())))
+
+
+def _remarks(load: Load, own: float, cpu: float) -> list[str]:
+    found = []
+    if load.nodes > MAX_NODE:
+        found.append(f"{load.nodes:,} nodes: a cluster has at most {MAX_NODE}")
+    if own > LOCAL_MASK:
+        found.append(f"{own:,.0f} clients for each node: at most {LOCAL_MASK:,} have numbers there")
+    if cpu > 1:
+        found.append(f"{cpu:.1f} cores for each node: a process uses one")
+    return found
