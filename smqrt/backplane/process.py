@@ -69,15 +69,17 @@ class ProcessCluster:
         self.plan = ClusterPlan()
         self._key = b""
         self.mesh: Mesh | None = None
+        self._met_through: set[str] = set()
 
     def follow(self, plan: ClusterPlan) -> None:
         """Join others as `plan` says, and the other workers of this server, from the next hub on."""
         self.plan = _with_workers(plan, worker_place())
-        self._key = _key(self.plan) if self.plan.joins else b""
+        self._key = _key(self.plan) if self.plan.joins or self.plan.password else b""
         _link_tls(self.plan)  # says what is wrong with it before anything is served
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
         """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
+        `nats://server/chat` is the cluster `chat`, whose other nodes are met through that server.
 
         Raises:
             ArgumentError: another hub is in it; the plan can't be followed.
@@ -85,6 +87,9 @@ class ProcessCluster:
         name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
         if name is None:
             return
+        servers, name = _servers_and_name(name, broker.key)
+        if servers:
+            self._meet_through(servers)
         member = self.opened().join(broker, name)
         if options.observe == "cluster":
             member.count_all()
@@ -94,6 +99,13 @@ class ProcessCluster:
         if self.mesh is None:
             self.mesh = self._open()
         return self.mesh
+
+    def _meet_through(self, servers: str) -> None:
+        if not self.plan.password:
+            raise ArgumentError(f"cluster: {servers} needs a password; give cluster.password to all nodes")
+        if servers not in self._met_through:
+            self.opened().meet_through_nats(servers, **_nats_options(self.plan))
+            self._met_through.add(servers)
 
     def _open(self) -> Mesh:
         plan = self.plan if self.plan.joins else _of_gunicorn()
@@ -108,8 +120,9 @@ class ProcessCluster:
         except BaseException:
             mesh.close()
             raise
-        if servers := [one for one in plan.nodes if "://" in one]:
-            mesh.meet_through_nats(",".join(servers), **_nats_options(plan))
+        if servers := ",".join(one for one in plan.nodes if "://" in one):
+            mesh.meet_through_nats(servers, **_nats_options(plan))
+            self._met_through.add(servers)
         for node in plan.nodes:
             if "://" not in node:
                 mesh.dial(*address(node), tls.client if tls else None, any_name=True)
@@ -118,6 +131,7 @@ class ProcessCluster:
     def close(self) -> None:
         """Leave all clusters."""
         mesh, self.mesh = self.mesh, None
+        self._met_through.clear()
         if mesh is not None:
             mesh.close()
 
@@ -133,6 +147,15 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
     return replace(plan, hubs=True, directory=directory, secret=place.secret, listen=listen)
+
+
+def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:
+    """`nats://a,nats://b/chat` as the servers and the name, which is `key` when it is not there."""
+    if "://" not in cluster:
+        return "", cluster
+    scheme, _, rest = cluster.rpartition("://")
+    host, _, name = rest.partition("/")
+    return f"{scheme}://{host}", name or key
 
 
 def address(text: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Mutual TLS of links, as the settings give it."""
+"""The part of a process in a cluster, as settings and hubs give it: mutual TLS of links, NATS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from smqrt.backplane.process import ClusterPlan, ProcessCluster
+from smqrt.broker.state import Hooks
 from smqrt.errors import ArgumentError
+from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.contexts import ClientTls
 from tests.conftest import free_port
+from tests.nats.server import NatsServer
 from tests.nats.server import cluster as nats_cluster
 from tests.pki import Authority
 from tests.waiting import wait_until
@@ -91,6 +94,22 @@ def test_nodes_meet_through_three_servers_of_nats_that_want_tls_and_a_password(s
     finally:
         for server in servers:
             server.stop()
+
+
+def test_a_hub_may_name_the_servers_of_nats_itself(start: Start, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    hubs = [GeventBroker(Hooks(), HubOptions(cluster=f"nats://127.0.0.1:{server.port}/chat")) for _ in range(2)]
+    try:
+        with pytest.raises(ArgumentError, match="needs a password"):
+            ProcessCluster().join(hubs[0], HubOptions(cluster="nats://127.0.0.1/chat"))
+        for one in hubs:
+            start().join(one, HubOptions(cluster=f"nats://127.0.0.1:{server.port}/chat"))
+        assert {one.cluster.name for one in hubs} == {"chat"}
+        wait_until(lambda: all(len(one.cluster.remotes) == 1 for one in hubs))
+    finally:
+        server.stop()
+        for one in hubs:
+            one.close()
 
 
 def test_a_certificate_without_an_authority_is_a_mistake(start: Start, tmp_path: Path) -> None:
