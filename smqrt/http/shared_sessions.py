@@ -38,7 +38,7 @@ SLACK_S = 2 * TICK_S
 HELD_S = 5 * TICK_S
 MOST_VALUE_BYTES = 256 << 10
 _PURGE_TICKS = 10
-_MOST_LOADS = 10_000
+_PORTIONS, _TICK_PORTIONS, _FIRST_PORTIONS = 4, 500, 10_000  # of what others have written, in one go
 _MOMENT_S = 0.005
 _DEEPEST = 20
 _OF_A_PROCESS = 1_000_000_000  # numbers of sessions
@@ -122,11 +122,10 @@ class SharedSessions(RequestSessions):
             return
         self._is_catching_up = True
         try:
-            self._catch_up()
-            for _ in range(0 if self._is_loaded else _MOST_LOADS):
+            for _ in range(_PORTIONS if self._is_loaded else _FIRST_PORTIONS):
+                self._catch_up()
                 if self._rows.is_complete:
                     break
-                self._catch_up()
             self._is_loaded = True
         finally:
             self._is_catching_up = False
@@ -318,14 +317,20 @@ class SharedSessions(RequestSessions):
     def _tick(self) -> None:
         self._ticker.stop()
         try:
+            turn = Turn()
             self.catch_up()
+            for _ in range(_TICK_PORTIONS):
+                if self._rows.is_complete:
+                    break
+                turn.breathe()
+                self.catch_up()
             changed = self._changed | self._held
             self._changed.clear()
-            self._tell_uses(changed, Turn().breathe)
+            self._tell_uses(changed, turn.breathe)
             for function in self.ticked:
                 function()
             self._rows.write()
-            self._purge()
+            self._purge(turn)
         finally:
             self._ticker.again(workers.start, self._tick)
 
@@ -339,10 +344,9 @@ class SharedSessions(RequestSessions):
                     self._rows.put(session.number, b"%b%d" % (_USES, self._rows.writer), row)
             breathe()
 
-    def _purge(self) -> None:
+    def _purge(self, turn: Turn) -> None:
         self._ticks += 1
         if self._ticks % _PURGE_TICKS == 0:
-            turn = Turn()
             while self._rows.purge():
                 turn.breathe()
 

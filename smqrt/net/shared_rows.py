@@ -36,7 +36,7 @@ AGAIN_S = 0.050
 """After a write that had to wait in vain the next ones don't wait at all for so long."""
 OPEN_S = 5.0
 MOST_READ, MOST_READ_BYTES = 1000, 1 << 20  # at once: 10 ms
-MOST_WRITTEN = 500  # in one transaction: 5 ms
+MOST_WRITTEN = 200  # in one transaction: 2 ms
 PAGE_BYTES = 1024  # pages are written as a whole: a row is small
 MOST_WAITING = 50_000
 """Writes that may wait, for a disk that is full as an example; the oldest go."""
@@ -122,7 +122,7 @@ class SharedRows:
                 cursor.close()  # one that is left in the middle keeps the log from being written anew
         except sqlite3.Error as error:
             self._complain("read", error)
-        if self.is_complete:
+        else:
             self._looked_s = monotonic()
         return rows
 

@@ -12,8 +12,10 @@ from time import monotonic
 import gevent
 import pytest
 
-from smqrt.http.logins import Logins
-from smqrt.http.shared_sessions import SLACK_S, TICK_S, SharedSessions, sessions_of
+from smqrt.http import shared_sessions
+from smqrt.http.logins import Login, Logins
+from smqrt.http.shared_sessions import SharedSessions, sessions_of
+from smqrt.identity.identity import Identity, Method
 from smqrt.net.worker_place import WorkerPlace
 from tests.digest import authorization
 from tests.factory import Factory
@@ -22,7 +24,15 @@ from tests.lua.test_logins import APPLICATION, basic, cookie, digest_of, sign_in
 from tests.waiting import wait_until
 
 SECRET = b"s" * 32
+TICK_S, SLACK_S = 0.1, 0.2
 Make = Callable[..., AppServer]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once a second is done more often."""
+    for name, value in {"TICK_S": TICK_S, "SLACK_S": SLACK_S, "HELD_S": 5 * TICK_S}.items():
+        monkeypatch.setattr(shared_sessions, name, value)
 
 
 @pytest.fixture
@@ -234,10 +244,10 @@ def test_unused_sessions_end_where_they_are_not_used(pair: tuple[AppServer, AppS
         session.max_inactive_s = 0.5
         sessions(first).save(session)
     sessions(first).hold(held, 1)
-    until_s = monotonic() + SLACK_S + 2 * TICK_S
+    until_s = monotonic() + 0.5 + SLACK_S + 2 * TICK_S
     while monotonic() < until_s:
         assert sessions(first).find(used.id) is used
-        gevent.sleep(0.1)
+        gevent.sleep(0.02)
     alive = [sessions(second).find(session.id) is not None for session in (used, unused, held)]
     assert (alive, ended) == ([True, False, True], [unused.number])
     assert sessions(first).find(unused.id) is None
@@ -266,3 +276,56 @@ def test_the_file_tells_nothing(logins: tuple[AppServer, AppServer], tmp_path: P
     assert mine["Cookie"].partition("=")[2].encode() not in written
     assert b"secret" not in written
     assert os.stat(tmp_path).st_uid == os.getuid()
+
+
+def test_who_is_logged_in_is_the_same_person(pair: tuple[AppServer, AppServer]):
+    first, second = pair
+    session = sessions(first).create("10.0.0.1")
+    identity = Identity("ann", ("staff", "admins"), Method.PASSWORD, expires_s=2e9, proof="$argon2id$")
+    login = Login("ann", "g\udcffheim", "form", "10.0.0.1", session, identity=identity)
+    first.services.logins._add(login)
+    sessions(first).save_login(session)
+    other = sessions(second).find(session.id)
+    assert other is not None
+    assert other.login.session is other
+    assert other.login.record() == login.record()
+    assert isinstance(other.login.identity.groups, tuple)
+    assert other.login.identity.method is Method.PASSWORD
+    second.services.logins.look_again(lambda who: None if who.expires_s == 2e9 else "gone")
+    assert second.services.logins.users() == ["ann"]
+    second.services.logins.look_again(lambda who: "gone")
+    assert sessions(first).find(session.id) is None
+
+
+def test_two_change_the_same_table(pair: tuple[AppServer, AppServer]):
+    """The last who writes it wins, and both see the same then."""
+    first, second = pair
+    mine = begin(first)
+    first.page("<?lsp request:session().t = {n = 0} ?>", headers=mine)
+    slow = """<?lsp
+      local t = request:session().t
+      t.n = 1
+      ba.sleep(200)
+      print(request:session().t.n)
+    ?>"""
+    sessions(first)._ticker.stop()  # which would write it earlier
+    asked = gevent.spawn(first.page, slow, headers=mine)
+    gevent.sleep(0.1)
+    second.page("<?lsp request:session().t.n = 2 ?>", headers=mine)
+    assert asked.get().text == "1\n"
+    show = "<?lsp print(request:session().t.n) ?>"
+    assert [one.page(show, headers=mine).text for one in pair] == ["1\n"] * 2
+
+
+def test_a_flood_holds_nobody(pair: tuple[AppServer, AppServer]):
+    first, second = (sessions(one) for one in pair)
+    second.catch_up()
+    made = [first.create(f"10.0.{at >> 8}.{at & 255}") for at in range(3000)]
+    began_s = monotonic()
+    assert second.find(made[-1].id) is not None
+    assert monotonic() - began_s < 0.2, "some 10 µs each"
+    assert len(second) == 3000
+    for session in made[:2000]:
+        first.terminate(session)
+    assert second.find(made[0].id) is None
+    assert second.numbers() == first.numbers()

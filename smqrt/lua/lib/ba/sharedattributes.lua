@@ -75,9 +75,9 @@ end
 --- Takes what other workers have changed.
 function shared.refresh(session)
   local state = states[session]
+  if given[session] then settle(state) end -- first: what is read then has it
   local changes, rows = py.rows(state.number, state.changes)
   if not changes then return end
-  if given[session] then settle(state) end
   state.changes = changes
   take(state, codec.load(rows))
 end
