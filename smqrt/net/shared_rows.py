@@ -104,6 +104,7 @@ class SharedRows:
         try:
             self._db = _opened(directory / f"shared-{FORMAT}.db")
             self.writer = self._db.execute("INSERT INTO writers DEFAULT VALUES").lastrowid or 0
+            self._db.execute("PRAGMA busy_timeout = 0")  # from now on others may be waiting for this process
         except sqlite3.Error as error:
             raise StartError(f"What workers share can't be kept in {directory}: {error}; set TMPDIR.") from None
         self._count = itertools.count().__next__
@@ -278,5 +279,4 @@ def _opened(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = OFF")  # it ends with the server
     db.executescript(_TABLES)
-    db.execute("PRAGMA busy_timeout = 0")
     return db

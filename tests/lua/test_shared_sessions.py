@@ -113,6 +113,8 @@ def test_attributes_are_the_same_everywhere(pair: tuple[AppServer, AppServer]):
     do(first, "app.kept = s.cart")
     do(second, "s.cart[2].name = 'pear' s.cart[3] = 3")
     assert do(first, "print(s.cart[2].name, #s.cart, app.kept == s.cart)") == "pear\t3\tfalse"
+    do(second, "s:attributes().cart[4] = 4")
+    assert do(first, "print(s.cart[4])") == "4"
     do(second, "s.n = nil")
     assert do(first, "app.kept = s.cart print(s.n, s:attributes().n, app.kept == s.cart)") == "nil\tnil\ttrue"
 
@@ -172,14 +174,14 @@ def test_forms_and_seeds(logins: tuple[AppServer, AppServer]):
     assert second.ask("/form/who.lsp", headers=mine).text.startswith("ann\tsecret\tform\n" * 2)
     assert second.ask("/form/who.lsp", headers=mine, source="127.0.0.2").text == "form nil nil 0 false", "bound to it"
     assert second.services.logins.users() == ["ann"]
+    assert second.ask("/form/login.lsp?do=logout", headers=mine).text.startswith("true\nnil\n")
+    assert first.ask("/form/who.lsp", headers=mine).text == "form nil nil 0 false"
     ask = {"X-Requested-With": "XMLHttpRequest"}
     info = json.loads(first.ask("/sform/", headers=ask).body)
     hashed = sha1(("secret" + info["seed"]).encode()).hexdigest()
     fields = {"username": "ann", "password": hashed, "seed": info["seed"], "seedkey": info["seedkey"]}
     assert sign_in(second, "/sform/", **fields).status == 302
     assert sign_in(first, "/sform/", **fields).status == 200, "a seed is good once, for all"
-    assert second.ask("/form/login.lsp?do=logout", headers=mine).text.startswith("true\nnil\n")
-    assert first.ask("/form/who.lsp", headers=mine).text == "form nil nil 0 false"
 
 
 def test_digest_counts_over_all(logins: tuple[AppServer, AppServer]):

@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -37,6 +38,7 @@ s.list = s.list or {}
 s.list[#s.list + 1] = mako.worker
 response:write(mako.worker, " ", s.visits, " ", #s.list)
 ?>""",
+    "once.lsp": "<?lsp response:write(mako.worker, ' ', tostring(request:login(request:data 'name', 1, false))) ?>",
     "out.lsp": "<?lsp response:write(mako.worker, ' ', tostring(request:logout())) ?>",
 }
 
@@ -93,6 +95,13 @@ def test_sessions_and_logins_outlive_workers(serve: Callable[..., Served], app: 
     assert ann.ask("/inside/x") == "log in"
     ann.ask("/inside/x", {"ba_username": "ann", "ba_password": "secret"})
     assert [ann.at(worker, "/inside/x") for worker in (0, 1)] == ["ann", "ann"]
+
+    # Many at the same moment, of whom one may.
+    for name in ("eve", "bob", "kim"):
+        with ThreadPoolExecutor(16) as crowd:
+            told = list(crowd.map(lambda path: Browser(served).ask(path), [f"/once.lsp?name={name}"] * 32))
+        assert sum(one.endswith("true") for one in told) == 1
+        assert len({one[0] for one in told}) == 2
 
     # The first worker, where most was written, is killed; and then every process is replaced.
     os.kill(pids[0], signal.SIGKILL)

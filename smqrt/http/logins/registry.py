@@ -233,7 +233,6 @@ class Logins:
         """Give a login that this one continues: each request of Basic and Digest is one, with or without a cookie."""
         if kind not in (BASIC, DIGEST):
             return None
-        self.sessions.catch_up()
         session = self.sessions.of(request)
         logins = [session.login] if session is not None and session.login else self._by_name.get(name, [])
         for login in logins:
