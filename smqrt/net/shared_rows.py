@@ -9,11 +9,11 @@ import logging
 import sqlite3
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -205,9 +205,13 @@ class SharedRows:
 
     def write(self) -> bool:
         """Write what waits; tell whether nothing waits any more."""
-        while self._waiting:
+        while len(self._waiting) > 1:
             if not self._begin() or not self._write_begun():
                 return False
+        for sql, *values in self._waiting:  # one needs no transaction around it
+            if not self._patiently(str(sql), values):
+                return False
+        self._waiting.clear()
         return True
 
     def purge(self) -> bool:
@@ -223,10 +227,14 @@ class SharedRows:
         return count == MOST_WRITTEN
 
     def _begin(self) -> bool:
+        return self._patiently("BEGIN IMMEDIATE", ())
+
+    def _patiently(self, sql: str, values: Sequence[Any]) -> bool:
+        """Do what needs the lock, unless that takes too long; tell whether it was done."""
         until_s = monotonic() + LOCK_S
         while True:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
+                self._db.execute(sql, values)
                 return True
             except sqlite3.Error as error:
                 now_s = monotonic()
