@@ -56,7 +56,7 @@ class SharedSession(HttpSession):
         held_s: when another worker said that somebody holds it.
         own_uses: the part of `uses` that is of this worker.
         has_said: whether there may be something of Python, or a time, that the others know of.
-        changed: called when an attribute is set.
+        changed: called when an attribute is set, or given out.
     """
 
     def __init__(self, session_id: str, number: int, peer: str, created_s: float, changed: Callable[[Any], object]):
@@ -66,6 +66,15 @@ class SharedSession(HttpSession):
         self.held_s = 0.0
         self.has_said = False
         self.changed = changed
+
+    def __getitem__(self, name: str) -> Any:
+        self.changed(self)  # it may be a list
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """See `HttpSession.get`."""
+        self.changed(self)
+        return super().get(name, default)
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)

@@ -115,6 +115,8 @@ class SharedRows:
         """What other workers have written since the last time, the oldest first: of each row the last state. There may
         be more when that is much, see `is_complete`."""
         rows: list[Row] = []
+        if self._waiting and not self._depth:
+            self.write()
         try:
             cursor = self._db.execute(_NEW, (self._seen, MOST_READ))
             try:

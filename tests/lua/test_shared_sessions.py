@@ -163,6 +163,8 @@ def test_attributes_of_python(pair: tuple[AppServer, AppServer]):
     assert set(session.attributes) == {"a", "odd"}
     other["by itself"] = 1.5  # outside of a request
     wait_until(lambda: session.get("by itself") == 1.5)
+    other["a"].clear()
+    wait_until(lambda: session["a"] == [])
 
 
 def test_forms_and_seeds(logins: tuple[AppServer, AppServer]):
