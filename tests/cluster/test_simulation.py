@@ -10,6 +10,7 @@ KEPT = {
     2191: "a channel that was opened and closed again before the link was up stayed in the list of those to open",
     2422: "a channel that was joined anew went on where the one before had been with its interest",
     242: "what was in flight to a hub that left was not counted as lost",
+    400: "who observed a topic before its hub joined was not told of subscribers at other nodes",
     27697: "what a hub had in flight was counted only while its channel was open",
 }
 """The first seed that fails when the mend is taken out, and the bug."""

@@ -1,0 +1,50 @@
+"""One uid at two nodes that do not know each other, as a third node sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smqrt.errors import CloseReason
+from tests.cluster.engines import Engine, Place, opened
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[tuple[Engine, Place, Place, Place]]:
+    """Two nodes that have no link to each other, and one that has links to both."""
+    with opened("memory", tmp_path) as engine:
+        one, other, both = (engine.place(name, number=number) for number, name in enumerate("abc", 1))
+        engine.joined(one, other, both)
+        engine.cut(one, other)
+        yield engine, one, other, both
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_that_came_in_the_same_moment_that_of_the_greater_node_counts(
+    places: tuple[Engine, Place, Place, Place], order: tuple[int, int]
+) -> None:
+    engine, *nodes, both = places
+    etids = {}
+    for number in order:
+        etids[number] = nodes[number].client(b"the same").etid
+        engine.settle()
+    holder = both.member.holder(b"the same")
+    assert holder is not None
+    assert holder.etid == etids[1]
+
+
+def test_when_the_newest_goes_the_one_before_it_has_the_uid(places: tuple[Engine, Place, Place, Place]) -> None:
+    engine, one, other, both = places
+    first, second = one.client(b"the same"), other.client(b"the same")
+    engine.settle()
+    second.session.disconnect(CloseReason.PEER_CLOSED)
+    engine.settle()
+    holder = both.member.holder(b"the same")
+    assert holder is not None
+    assert holder.etid == first.etid
+    first.session.disconnect(CloseReason.PEER_CLOSED)
+    engine.settle()
+    assert both.member.holder(b"the same") is None
+    assert not both.member._holders
