@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gevent import monkey
 
 from smqrt.errors import StartError
-from smqrt.limits import LineLimit
+from smqrt.limits import Limit, LineLimit
 
 log = logging.getLogger("smqrt")
 
@@ -33,13 +33,15 @@ MISSED_S = ENDED_S / 2
 LOCK_S = 0.010
 """How long a write holds this process while another worker writes; then it is done later."""
 AGAIN_S = 0.050
-"""After a write that had to wait in vain the next ones don't wait at all for so long."""
+"""After a write that had to wait in vain the next ones don't wait at all for so long; after another failure, of a full
+disk as an example, nothing is tried for so long."""
 OPEN_S = 5.0
 MOST_READ, MOST_READ_BYTES = 1000, 1 << 20  # at once: 10 ms
-MOST_WRITTEN = 200  # in one transaction: 2 ms
+MOST_WRITTEN, MOST_TRANSACTIONS = 200, 5  # in one transaction, and at once: 2 ms, 10 ms
 PAGE_BYTES = 1024  # pages are written as a whole: a row is small
 MOST_WAITING = 50_000
 """Writes that may wait, for a disk that is full as an example; the oldest go."""
+WAITING = Limit("worker_changes", "", "what is to be told to other workers can't be written, and too much of it waits")
 _NONCE = struct.Struct(">IQ")
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
 
@@ -99,7 +101,7 @@ class SharedRows:
         self.is_complete = False
         self._waiting: deque[tuple[object, ...]] = deque()
         self._depth = 0
-        self._patient_s = 0.0
+        self._patient_s = self._rest_until_s = 0.0
         self._lines = LineLimit()
         try:
             self._db = _opened(directory / f"shared-{FORMAT}.db")
@@ -181,6 +183,7 @@ class SharedRows:
         self._waiting.append(step)
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popleft()
+            WAITING.refused("a change")
         if not self._depth:
             self.write()
 
@@ -206,11 +209,19 @@ class SharedRows:
                 self.write()
 
     def write(self) -> bool:
-        """Write what waits; tell whether nothing waits any more."""
-        while len(self._waiting) > 1:
+        """Write what waits, or as much of it as may be at once; tell whether nothing waits any more."""
+        if self._waiting and monotonic() < self._rest_until_s:
+            return False
+        for _ in range(MOST_TRANSACTIONS):
+            if len(self._waiting) < 2:
+                return self._write_last()
             if not self._begin() or not self._write_begun():
                 return False
-        for sql, *values in self._waiting:  # one needs no transaction around it
+        return not self._waiting
+
+    def _write_last(self) -> bool:
+        """Write what one step is left of, which needs no transaction around it."""
+        for sql, *values in self._waiting:
             if not self._patiently(str(sql), values):
                 return False
         self._waiting.clear()
@@ -240,6 +251,9 @@ class SharedRows:
                 return True
             except sqlite3.Error as error:
                 now_s = monotonic()
+                if "locked" not in str(error):
+                    self._undo(error)
+                    return False
                 if now_s >= until_s or now_s < self._patient_s:
                     self._patient_s = max(self._patient_s, now_s + AGAIN_S)
                     self._complain("written", error)
@@ -263,7 +277,7 @@ class SharedRows:
     def _undo(self, error: sqlite3.Error) -> None:
         with suppress(sqlite3.Error):
             self._db.execute("ROLLBACK")
-        self._patient_s = monotonic() + AGAIN_S
+        self._rest_until_s = monotonic() + AGAIN_S
         self._complain("written", error)
 
     def _complain(self, done: str, error: sqlite3.Error) -> None:

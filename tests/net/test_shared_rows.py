@@ -60,6 +60,7 @@ def test_much_comes_in_portions(pair: tuple[SharedRows, SharedRows]) -> None:
     with first.together():
         for owner in range(1, MOST_READ + 11):
             first.put(owner, HEAD, b"x")
+    assert first.write(), "in portions, too"
     assert len(second.changes()) == MOST_READ
     assert not second.is_complete
     assert len(second.changes()) == 10
@@ -99,19 +100,24 @@ def test_a_process_that_stops_in_the_middle_holds_nobody(pair: tuple[SharedRows,
         assert is_alone
 
 
-def test_a_full_disk_is_tried_again(pair: tuple[SharedRows, SharedRows], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_tried_again(
+    pair: tuple[SharedRows, SharedRows], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair
     pages = first._db.execute("PRAGMA page_count").fetchone()[0]
     first._db.execute(f"PRAGMA max_page_count = {pages}")
     for owner in range(1, 20):
         first.put(owner, HEAD, b"x" * 1000)
+    monkeypatch.setattr(shared_rows, "MOST_WAITING", 19)
+    first.put(20, HEAD, b"x" * 1000)
+    assert (shared_rows.WAITING.count, len(first._waiting)) == (1, 19)
     assert "database or disk is full" in caplog.text
     assert caplog.text.count("tried again") == 1
     first._db.execute(f"PRAGMA max_page_count = {1 << 20}")
-    assert first.write()
+    wait_until(first.write)
     assert len(second.changes()) <= 19
     third = SharedRows(Path(first_file(first)).parent, SECRET, HEAD)
-    assert {row.owner for row in third.changes()} == set(range(1, 20))
+    assert {row.owner for row in third.changes()} == set(range(2, 21)), "the oldest was dropped"
 
 
 def test_what_has_gone_is_forgotten(pair: tuple[SharedRows, SharedRows], monkeypatch: pytest.MonkeyPatch) -> None:
