@@ -141,7 +141,11 @@ class HttpSessions:
 
     def _displace(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
         limit.refused("one more HTTP session", rule)
-        self.terminate(next(iter(sessions.values())))
+        self.terminate(self._oldest(sessions))
+
+    def _oldest(self, sessions: dict[str, HttpSession]) -> HttpSession:
+        """The one that was used least recently."""
+        return next(iter(sessions.values()))
 
     def find(self, session_id: str) -> HttpSession | None:
         """Give the session with this id and note that it was used; None when there is none (any more)."""

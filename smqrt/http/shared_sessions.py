@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,7 @@ SLACK_S = 2 * TICK_S
 HELD_S = 5 * TICK_S
 MOST_VALUE_BYTES = 256 << 10
 _PURGE_TICKS = 10
+_COMPARED = 100
 _PORTIONS, _TICK_PORTIONS, _FIRST_PORTIONS = 4, 500, 10_000  # of what others have written, in one go
 _MOMENT_S = 0.005
 _DEEPEST = 20
@@ -267,6 +269,10 @@ class SharedSessions(RequestSessions):
             session = super().create(peer)
             self._rows.put(session.number, HEAD, json.dumps([session.id, peer, session.created_s]).encode())
         return session
+
+    def _oldest(self, sessions: dict[str, HttpSession]) -> HttpSession:
+        """Uses at other workers are told late, so the order is not quite that of the last use."""
+        return min(islice(sessions.values(), _COMPARED), key=lambda session: session.accessed_s)
 
     def _first_number(self) -> int:
         return (self._rows.writer - 1) * _OF_A_PROCESS + 1
