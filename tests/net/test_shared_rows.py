@@ -89,7 +89,7 @@ def test_a_process_that_stops_in_the_middle_holds_nobody(pair: tuple[SharedRows,
             first.changes()
         with first.together(alone=True) as is_alone:
             assert not is_alone
-        assert monotonic() - began_s < 0.05, "all of it together"
+        assert monotonic() - began_s < 0.5, "all of it together: 10 ms"
         assert second.changes() == []
         holder.send_signal(end)
         if end == signal.SIGCONT:
