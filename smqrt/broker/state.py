@@ -228,6 +228,14 @@ class ClusterMember(Protocol):
 
     leave: Callable[[], object]
     """Take the hub out of the cluster."""
+    suspend: Callable[[], object]
+    """Leave the other nodes, as long as it is not known whether the clients stay here."""
+    resume: Callable[[], object]
+    """They do: be back."""
+
+    def resync(self) -> None:
+        """Clients of another hub go on here: tell the other nodes of them."""
+        ...
 
     @property
     def phantoms(self) -> Mapping[int, BrokerPeer]:

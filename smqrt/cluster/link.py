@@ -135,6 +135,8 @@ class Link:
         self._channels: dict[int, Channel] = {}
         self._theirs: dict[int, Channel] = {}
         self._unopened: dict[str, int] = {}
+        self._closing: dict[int, str] = {}
+        """By number, the names of channels whose end the other side has not heard of yet."""
         self._sending = self._next_channel = 0
         self.sent_bytes = 0
         self._acked_bytes = self._said_bytes = 0
@@ -278,7 +280,9 @@ class Link:
     # ---- channels
 
     def open(self, member: Member) -> None:
-        """Carry a hub."""
+        """Carry a hub, as soon as the other side has forgotten its channel of before."""
+        if member.name in self._closing.values():
+            return
         self._next_channel += 1
         channel = Channel(self._next_channel, member)
         self._channels[channel.number] = channel
@@ -292,6 +296,7 @@ class Link:
         self.acknowledge()
         for channel in [one for one in self._channels.values() if one.member is member]:
             self._say(wire.channel(Packet.CLOSE, channel.number, text))
+            self._closing[channel.number] = member.name
             self._forget_channel(channel)
 
     def _opened(self, packet: bytes) -> None:
@@ -312,11 +317,20 @@ class Link:
         number, text = wire.parse_channel(packet)
         channel = self._theirs.get(number)
         self._count_lost(Drop.LINK_LOST, number)
+        self._say(wire.channel(Packet.CLOSED, number))
         if channel is not None:
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
-            channel.theirs = None
+            del self._channels[channel.number]
+            self.open(channel.member)  # by another number: what is on its way over this one is of before
         else:
             self._unopened = {name: one for name, one in self._unopened.items() if one != number}
+
+    def _forgotten(self, packet: bytes) -> None:
+        name = self._closing.pop(wire.parse_channel(packet)[0], None)
+        if name is not None:
+            self._unopened.pop(name, None)  # of before
+            if (member := self.node.members.get(name)) is not None:
+                self.open(member)
 
     def _leave(self, channel: Channel, why: str, reason: Drop = Drop.LINK_LOST) -> None:
         remote, channel.remote = channel.remote, None
@@ -427,6 +441,7 @@ HANDLERS: dict[int, tuple[tuple[LinkState, ...], Callable[[Link, bytes], None]]]
     Packet.TAKEN: (_PROVEN, Link._taken),
     Packet.OPEN: (_PROVEN, Link._opened),
     Packet.CLOSE: (_UP, Link._closed),
+    Packet.CLOSED: (_UP, Link._forgotten),
     Packet.CHANNEL: (_UP, Link._channel),
     Packet.ACK: (_UP, Link._ack),
     Packet.PING: (_PROVEN, Link._ping),

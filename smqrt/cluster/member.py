@@ -58,6 +58,8 @@ class Member:
         self.interest = Interest()
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
         self.leave: Callable[[], object] = lambda: None
+        self.suspend: Callable[[], object] = lambda: None
+        self.resume: Callable[[], object] = lambda: None
         self._numbers = NameNumbers(key)
         self._clock_ms = clock_ms
         self._holders: dict[bytes, Phantom] = {}
@@ -68,6 +70,8 @@ class Member:
         self._public: dict[int, int] = {}
         """What other nodes call clients that have an ETID of another node number, and the server."""
         self._local: dict[int, int] = {}
+        self.former_numbers: set[int] = set()
+        """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
         self._bits = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
@@ -106,8 +110,25 @@ class Member:
         self._local = {server_of(number): self.broker.server.etid}
         for etid in self.broker.sessions:
             if node_of(etid) != number:
-                self._public[etid] = public = self.broker.topic_table.draw()
-                self._local[public] = etid
+                self._name(etid)
+
+    def _name(self, etid: int) -> None:
+        self._public[etid] = public = self.broker.topic_table.draw()
+        self._local[public] = etid
+
+    def resync(self) -> None:
+        """See `ClusterMember`. They keep their ETIDs, which have the number of the node that they were at."""
+        for etid in self.broker.sessions:
+            if not node_of(etid) and etid not in self._public:
+                self._name(etid)
+        self.former_numbers.update(map(node_of, self.broker.sessions))
+        for topic in self.broker.topic_table.by_name.values():
+            topic.forget_routes()
+            if topic.observers:
+                self.observed(topic)
+        for node in self.remotes:
+            put_off(self._snapshot(node))
+            self.tell_counts(node.watched, [node])
 
     # ---- topics and ETIDs of this hub
 

@@ -79,17 +79,25 @@ class Node:
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
         member = Member(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
         member.leave = lambda: self.leave(member)
-        self.members[name] = member
+        member.suspend = lambda: self._suspend(member)
+        member.resume = lambda: self._resume(member)
+        self._resume(member)
+        return member
+
+    def _resume(self, member: Member) -> None:
+        self.members[member.name] = member
         for link in self.links.values():
             link.open(member)
-        return member
+
+    def _suspend(self, member: Member, text: bytes = b"") -> None:
+        del self.members[member.name]
+        for link in list(self.links.values()):
+            link.close_channel(member, text)
 
     def leave(self, member: Member, text: bytes = b"") -> None:
         """Take a hub out of its cluster; it goes on alone."""
         if self.members.get(member.name) is member:
-            del self.members[member.name]
-            for link in list(self.links.values()):
-                link.close_channel(member, text)
+            self._suspend(member, text)
             member.detach()
 
     # ---- links
@@ -134,7 +142,8 @@ class Node:
         """The number of the other side of a link has come: go on when it is nobody else's."""
         assert link.peer is not None
         before = self.links.get(link.peer.id)
-        if link.number in [one.number for one in self.links.values() if one is not before]:
+        others = {one.number for one in self.links.values() if one is not before}
+        if link.number in others.union(*(member.former_numbers for member in self.members.values())) - {self.number}:
             link.say_taken()
         elif link.number != self.number:
             self._settle(link, before)

@@ -385,6 +385,8 @@ class ArrivingHub:
     def begin(self) -> None:
         """All are here: go on where they were, and tell the application of each."""
         self.forget_prepared()
+        if self.broker.cluster is not None:
+            self.broker.cluster.resync()
         onconnect = self.broker.hooks.onconnect
         for connection, record in self._placed:
             if record["observed"]:

@@ -181,6 +181,8 @@ class HandOver:
         try:
             hub.settle()
             broker.close_files()
+            if broker.cluster is not None:
+                broker.cluster.suspend()
             record = hub.take()
             unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
             self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged})
@@ -197,6 +199,8 @@ class HandOver:
         except BaseException:
             broker.open_files()
             hub.go_on()
+            if broker.cluster is not None:
+                broker.cluster.resume()
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.moved += len(hub.clients)
@@ -232,6 +236,8 @@ class HandOver:
             except Exception:
                 log.exception("a hub goes on without its files")
             hub.begin_anew()
+            if hub.broker.cluster is not None:
+                hub.broker.cluster.resume()
         self._given.clear()
 
     # ---- the rest

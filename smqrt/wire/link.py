@@ -44,6 +44,8 @@ class Packet(IntEnum):
     """`u16 channel, name`: what I send on this channel is of the hub with this cluster name."""
     CLOSE = 0x66
     """`u16 channel, text`."""
+    CLOSED = 0x6B
+    """`u16 channel`: the answer to Close; what follows is of after."""
     CHANNEL = 0x67
     """`u16 channel`: what follows is of it."""
     ACK = 0x68

@@ -357,8 +357,7 @@ class World:
 
     def unlinked(self) -> Iterator[tuple[Machine, Machine]]:
         for one, other in permutations(self.machines, 2):
-            link = one.node.links.get(other.node.id)
-            if link is None or not any(node.number == other.node.number and node.synced for node in one.member.remotes):
+            if other.node.id not in one.node.links:
                 yield one, other
 
     def look_at_tables(self) -> None:

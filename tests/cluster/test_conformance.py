@@ -281,6 +281,22 @@ def test_a_hub_that_leaves_goes_on_alone(engine: Engine) -> None:
     assert not other.member.phantoms
 
 
+def test_a_hub_that_comes_back_over_the_same_link_is_joined_again(engine: Engine) -> None:
+    one, other = pair(engine)
+    theirs = other.client()
+    theirs.subscribe(b"topic")
+    node = engine.node_of(one)
+    for _ in range(3):
+        one.member.leave()
+        one.member = node.join(one.hub, "hub")
+        engine.joined(one, other)
+    one.hub.create(b"topic")
+    engine.until(lambda: one.interest() == {b"topic"}, "interest")
+    one.hub.publish(b"after", b"topic")
+    engine.until(lambda: theirs.data == [b"after"], "the message")
+    assert len(other.member.remotes) == 1
+
+
 # ---- links break
 
 
