@@ -131,8 +131,15 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     moved = served.wait_for(r"^restart: 2 new workers serve, with (\d+) clients$", 30)[1]
     assert int(moved) == len(devices)
     assert set(workers_of(served).values()).isdisjoint(pids.values())
-    devices[0].publish(topics[0], b"to myself at least")
-    assert wire.unpack_publish(wire.frame(devices[0].receive()))[3] == b"to myself at least"
+    for _ in range(50):  # the links between the new workers may be younger than these words
+        devices[0].publish(topics[0], b"to all")
+        time.sleep(0.02)
+    for one in devices[1:]:  # by the ETIDs of before
+        devices[0].publish(one.etid, b"to you")
+        received = [payload(one)]
+        while received[-1] != b"to you":
+            received.append(payload(one))
+        assert b"to all" in received
     assert {who(served) for _ in range(20)} == {"0", "1"}
 
     # An application that fails in a new worker: the old one goes on, and the command says why.
@@ -144,6 +151,10 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     assert {who(served) for _ in range(20)} == {"0", "1"}
     assert served.stop() == 0
     assert "Traceback" not in served.output
+
+
+def payload(device: Device) -> bytes:
+    return wire.unpack_publish(wire.frame(device.receive()))[3]
 
 
 def test_an_application_ends_all_workers(serve: Serve, app: Path, temporary: Path) -> None:
