@@ -84,6 +84,8 @@ def create(
     slow: str | None = None,
     lastvalue: str | Iterable[str] | None = None,
     origins: str | Iterable[str] | None = None,
+    cluster: str | None = None,
+    observe: str | None = None,
     journal: JournalOption = None,
 ) -> Smq:
     """Create a broker.
@@ -103,6 +105,8 @@ def create(
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.net.broker.HubOptions` (help: hub-api).
         slow, lastvalue, persist, origins: see there.
+        cluster: name of the cluster that the hub is in (help: cluster).
+        observe: "node" or "cluster": which subscribers are counted.
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from time import monotonic, time
 from typing import Any, Protocol
 
@@ -77,7 +78,7 @@ class NatsConnection:
         self._decoder.events = self
         self.on_message = owner.deliver
         self.since_s = self._heard_s = monotonic()
-        self._pinged_s = 0.0
+        self._pinged_s = -inf
         self._pongs: deque[Callable[[bool], object]] = deque()
         self.is_open, self._is_paused, self.lost_messages = True, False, 0
         outbox.attach(greeted.transport, lines, options.queue_bytes, self._broken)

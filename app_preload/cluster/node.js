@@ -1,0 +1,113 @@
+"use strict";
+
+// One node as this page sees it, through a client of its own there.
+//
+// The topics, all JSON:
+//     who  each client tells every second that it is there: {name}
+//     say  what somebody says: {name, text, page, at}
+
+const NODE_BITS = 21; // an ETID's upper bits are the number of its node
+const LINES = 6;
+const nodeOf = etid => etid >>> NODE_BITS;
+const pageId = Math.random();
+
+function makeElement(name, className, text) {
+    return Object.assign(document.createElement(name), {className, textContent: text});
+}
+
+function makeClient(node, name, onstate) { // of that node
+    const smq = SMQ.Client(SMQ.wsURL(String(node)));
+    const tellWho = () => smq.pubjson({name}, "who");
+    smq.onconnect = smq.onreconnect = () => {
+        onstate(true);
+        tellWho();
+    };
+    smq.onclose = () => {
+        onstate(false);
+        return 1000; // ms until the next attempt
+    };
+    setInterval(tellWho, 1000);
+    return smq;
+}
+
+class NodeView {
+    constructor(element, name, onstate) {
+        this.number = Number(element.dataset.node);
+        this.element = element;
+        this.onstate = onstate;
+        this.chips = new Map(); // etid -> element
+        this.lost = new Map(); // node -> how many of its clients have just gone
+        element.append(byId("node").content.cloneNode(true));
+        element.querySelector("h2").textContent = element.getAttribute("aria-label");
+        this.smq = makeClient(this.number, name, isUp => this.showState(isUp));
+        this.smq.subscribe("who", {datatype: "json", onmsg: (who, etid) => this.showClient(who, etid)});
+        this.smq.subscribe("say", {datatype: "json", onmsg: (said, etid) => this.showSaid(said, etid)});
+        element.querySelector("form").onsubmit = event => this.say(event, name);
+        element.querySelector(".kill").onclick = () => this.smq.publish("", 1, "kill -9"); // 1 is the server of this node
+        element.querySelector(".add").onclick = () => makeClient(this.number, makeName(), () => {});
+    }
+
+    get isUp() {
+        return this.element.classList.contains("up");
+    }
+
+    showState(isUp) {
+        const wasUp = this.isUp;
+        this.element.classList.toggle("up", isUp);
+        const state = this.element.querySelector(".state");
+        state.textContent = isUp ? "running" : "not running, starts soon";
+        state.dataset.kind = isUp ? "up" : "down";
+        for (const button of this.element.querySelectorAll("button")) button.disabled = !isUp;
+        for (const etid of [...this.chips.keys()]) this.hideClient(etid);
+        if (isUp !== wasUp) this.showLine(isUp ? "This node is running." : "This node is gone, and its clients with it.");
+        this.onstate();
+    }
+
+    showClient({name}, etid) {
+        if (this.chips.has(etid)) return;
+        const node = nodeOf(etid), isHere = node === this.number;
+        const chip = makeElement("li", isHere ? "here" : "elsewhere", String(name).slice(0, 20));
+        chip.dataset.node = node;
+        chip.append(makeElement("small", "", isHere ? "here" : `at node ${node}`));
+        this.chips.set(etid, chip);
+        this.element.querySelector(".clients").append(...[...this.chips].sort(([one], [other]) => one - other).map(([, item]) => item));
+        if (etid !== this.smq.gettid()) this.smq.observe(etid, () => this.lose(etid)); // of whatever node it is
+    }
+
+    hideClient(etid) {
+        this.chips.get(etid)?.remove();
+        this.chips.delete(etid);
+    }
+
+    lose(etid) {
+        this.hideClient(etid);
+        const node = nodeOf(etid);
+        if (!this.lost.has(node)) setTimeout(() => this.showLost(node), 50); // those that go together are one line
+        this.lost.set(node, (this.lost.get(node) || 0) + 1);
+    }
+
+    showLost(node) {
+        const count = this.lost.get(node);
+        this.lost.delete(node);
+        this.showLine(count === 1 ? `A client at node ${node} has gone.` : `${count} clients at node ${node} have gone.`);
+    }
+
+    say(event, name) {
+        event.preventDefault();
+        const field = event.target.elements.text;
+        if (field.value) this.smq.pubjson({name, text: field.value, page: pageId, at: performance.now()}, "say");
+        field.value = "";
+    }
+
+    showSaid({name, text, page, at}, etid) {
+        const way = page === pageId ? `, ${(performance.now() - at).toFixed(1)} ms` : "";
+        this.showLine(`${String(name).slice(0, 20)}: ${String(text).slice(0, 200)}`, `from node ${nodeOf(etid)}${way}`);
+    }
+
+    showLine(text, note = "") {
+        const log = this.element.querySelector(".log"), line = makeElement("p", "", text);
+        if (note) line.append(makeElement("small", "", note));
+        log.append(line);
+        while (log.childElementCount > LINES) log.firstElementChild.remove();
+    }
+}
