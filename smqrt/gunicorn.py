@@ -1,6 +1,6 @@
-"""Hubs under gunicorn: `gunicorn --worker-class smqrt.gunicorn.Worker --workers 1 application`.
+"""Hubs under gunicorn: `gunicorn --worker-class smqrt.gunicorn.Worker application`.
 
-Every worker process has hubs of its own, so that clients of one do not hear those of another: use one worker.
+Every worker process has hubs of its own; `hub.create(cluster="chat")` joins those of one name.
 """
 
 from __future__ import annotations

@@ -10,19 +10,21 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from smqrt import settings_sources
+from smqrt import hub, settings_sources
 from smqrt.client.options import SmqClientOptions
 from smqrt.errors import StartError
+from smqrt.hub.smq import CALLBACKS
 from smqrt.identity.service import ways_in
 from smqrt.journal.settings import JournalSettings
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.broker import HubOptions
-from smqrt.options import choice, duration, group, option, optional, tables, text, texts, whole
+from smqrt.options import choice, duration, group, option, optional, options_of, tables, text, texts, whole
 from smqrt.options import manual as manual_of
 from smqrt.server import live_settings
 from smqrt.server.live_settings import LiveSettings
@@ -260,6 +262,11 @@ def test_unknown_variables_are_told() -> None:
         "SMQRT_PAGES_MANUAL is no setting; did you mean SMQRT_PAGES__MANUAL?",
         "SMQRT_XYZZY is no setting; `smqrt help settings` names them all.",
     )
+
+
+def test_a_hub_takes_its_options_in_python() -> None:
+    callbacks = {"journal", *CALLBACKS}
+    assert set(options_of(HubOptions)) == set(signature(hub.create).parameters) - callbacks
 
 
 @pytest.mark.parametrize(
