@@ -56,7 +56,7 @@ def connect(port: int, kind: str, uid: bytes) -> Device:
 
 def connect_elsewhere(port: int, kind: str, node: int) -> Device:
     """A client of another node than this one; 0, which no node is, stands for any."""
-    for number in range(1000):  # until the other worker is there, is in the cluster, and takes a connection
+    for _ in range(1000):  # until the other worker is there, is in the cluster, and takes a connection
         device = connect(port, kind, os.urandom(8))
         if device.etid >> NODE_BITS not in (0, node):
             return device

@@ -153,6 +153,32 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     assert "Traceback" not in served.output
 
 
+def test_clients_of_all_workers_stay_while_an_application_is_edited(serve: Serve, app: Path) -> None:
+    preload = app / ".preload"
+    kept = preload.read_text().replace("create {", "create {keep = true,")
+    assert "keep" in kept
+    preload.write_text(kept)
+    served = serve(app, "--workers", "2", "--hosts", "*", "--reload")
+    devices = [
+        Device(("127.0.0.1", served.port), kind).start(target="/smq.lsp").connect(b"device%d" % number)
+        for number, kind in enumerate([RAW, WS] * 4)
+    ]
+    assert len({one.etid >> 21 for one in devices}) == 2, "all clients are at one worker"
+    topic = [one.subscribe(b"news") for one in devices][0]
+    preload.write_text(kept + "\ntrace('edited')\n")
+    for number in range(2):
+        served.wait_for(rf"w{number}: .*edited", 30)
+    for _ in range(50):  # the links may be younger than these words
+        devices[0].publish(topic, b"to all")
+        time.sleep(0.02)
+    for one in devices[1:]:  # by the ETIDs of before
+        devices[0].publish(one.etid, b"to you")
+        received = [payload(one)]
+        while received[-1] != b"to you":
+            received.append(payload(one))
+        assert b"to all" in received
+
+
 def payload(device: Device) -> bytes:
     return wire.unpack_publish(wire.frame(device.receive()))[3]
 
