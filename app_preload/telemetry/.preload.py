@@ -20,6 +20,7 @@ from datetime import datetime
 import gevent
 
 from smqrt import hub
+from smqrt.app import worker
 from smqrt.errors import JournalError
 
 PERIOD_S = 1
@@ -79,28 +80,26 @@ class Sensor:
         return told | {"readings": list(self.readings), "alerts": list(self.alerts)}
 
 
-SENSORS = [
-    Sensor("boiler", mean=70, swing=14, wave_s=200),
-    Sensor("server room", mean=27, swing=3, wave_s=320),
-    Sensor("cellar", mean=12, swing=1.5, wave_s=500),
-    Sensor("roof", mean=21, swing=6, wave_s=410, rest=180),
-]
+def simulate():
+    sensors = [
+        Sensor("boiler", mean=70, swing=14, wave_s=200),
+        Sensor("server room", mean=27, swing=3, wave_s=320),
+        Sensor("cellar", mean=12, swing=1.5, wave_s=500),
+        Sensor("roof", mean=21, swing=6, wave_s=410, rest=180),
+    ]
 
+    def on_ask(data, ptid, tid, subtid):
+        for sensor in sensors:
+            smq.publish(sensor.so_far(), ptid)
 
-def measure():
+    smq.subscribe("telemetry-ask", onmsg=on_ask)
     while True:
-        for sensor in SENSORS:
+        for sensor in sensors:
             sensor.measure(time.time())
         gevent.sleep(PERIOD_S)
 
 
-def on_ask(data, ptid, tid, subtid):
-    for sensor in SENSORS:
-        smq.publish(sensor.so_far(), ptid)
-
-
-smq.subscribe("telemetry-ask", onmsg=on_ask)
-measuring = gevent.spawn(measure)
+simulating = gevent.spawn(simulate) if worker.is_first else None  # one of several workers has the sensors
 
 
 def connect(request, relpath):
@@ -115,4 +114,5 @@ dir.setfunc(connect)
 
 
 def onunload():
-    measuring.kill()
+    if simulating:
+        simulating.kill()

@@ -38,6 +38,7 @@ class ClusterPlan:
         credentials: file with a user's credentials for NATS; empty for none.
         number: of this node; 0 to draw one.
         hubs: whether every hub is in the cluster, also those that did not ask.
+        workers: whether the others are, or may be, workers of this server.
         ping_s, silence_s, queue_bytes: see `Mesh`.
     """
 
@@ -52,6 +53,7 @@ class ClusterPlan:
     credentials: str = ""
     number: int = 0
     hubs: bool = False
+    workers: bool = False
     ping_s: float = PING_S
     silence_s: float = SILENCE_S
     queue_bytes: int = QUEUE_BYTES
@@ -60,6 +62,13 @@ class ClusterPlan:
     def joins(self) -> bool:
         """Whether there may be others."""
         return bool(self.listen or self.nodes or self.directory)
+
+    @property
+    def observes(self) -> str:
+        """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
+        one; nodes are asked for their own (specification: smq.md §6).
+        """
+        return "cluster" if self.workers and not (self.listen or self.nodes) else "node"
 
 
 class ProcessCluster:
@@ -91,7 +100,7 @@ class ProcessCluster:
         if servers:
             self._meet_through(servers)
         member = self.opened().join(broker, name)
-        if options.observe == "cluster":
+        if (options.observe or self.plan.observes) == "cluster":
             member.count_all()
 
     def opened(self) -> Mesh:
@@ -146,7 +155,7 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
         listen = f"{host}:{port + place.number}"
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
-    return replace(plan, hubs=True, directory=directory, secret=place.secret, listen=listen)
+    return replace(plan, hubs=True, workers=True, directory=directory, secret=place.secret, listen=listen)
 
 
 def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:

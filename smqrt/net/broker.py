@@ -138,11 +138,11 @@ class HubOptions:
         "[clusters](cluster.md)",
         shown="none",
     )
-    observe: str = option(
-        "node",
-        choice("node", "cluster"),
+    observe: str | None = option(
+        None,
+        optional(choice("node", "cluster")),
         "Which subscribers `observe` counts: those of this `node`, or of the whole `cluster`",
-        shown="`node`",
+        shown="`node`; with [workers](workers.md) and no other nodes `cluster`",
     )
     lastvalue: tuple[str, ...] = option(
         (),

@@ -27,7 +27,7 @@ function hubTable() {
             {label: "State", signature: row => [row.nodes.length, row.joining.length], cell: row => row.joining.length ? mark("off", "joining") : row.nodes.length ? mark("good", "joined") : mark("off", "alone")},
             {label: "Other nodes", number: true, text: row => format.count(row.nodes.length)},
             {label: "Clients here", number: true, wide: true, text: row => format.count(row.peers)},
-            {label: "Clients there", number: true, text: row => format.count(row.phantoms)},
+            {label: "Clients there", number: true, wide: true, text: row => format.count(row.phantoms)},
             {label: "Topics wanted there", number: true, wide: true, text: row => format.count(row.interest)},
             {label: "Lost", number: true, text: row => format.count(row.lost.link_lost + row.lost.link_slow)},
         ],
