@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -63,14 +64,18 @@ def test_operators_see_one_server(served: Served) -> None:
         after = f"&after={page['after']}" if page["after"] else ""
         assert page["total"] == 20
     assert sorted(one["uid"] for one in found) == [f"device{number:02}" for number in range(20)]
+    time.sleep(0.1)  # those may have come within one millisecond
+    devices.append(Device(address).start(target="/smq.lsp").connect(b"the newest"))
     newest = asked(served, "api/v1/peers?sort=newest&limit=1")["items"][0]
-    assert newest["uid"] == "device19"
+    assert newest["uid"] == "the newest"
+    devices.pop().disconnect()
+    wait_until(lambda: asked(served, "api/v1/server")["peers"] == 20, "the newest left")
 
     far = next(one for one in found if one["worker"] == 1)
     assert asked(served, f"api/v1/peers/{far['id']}")["uid"] == far["uid"]
     assert asked(served, f"api/v1/peers/{far['id']}/disconnect", {})["disconnected"]
     wait_until(lambda: asked(served, "api/v1/server")["peers"] == 19, "one less")
-    (closed,) = asked(served, "api/v1/closed")["items"]
+    closed = asked(served, "api/v1/closed")["items"][0]
     assert closed["uid"] == far["uid"]
     assert len(asked(served, "api/v1/limits")) == len({one["name"] for one in asked(served, "api/v1/limits")})
     assert [one["state"] for one in asked(served, "api/v1/apps")] == ["running"]
