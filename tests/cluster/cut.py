@@ -19,11 +19,13 @@ class Cable:
 
     Attributes:
         port: its own; 0 for a Unix socket.
+        delay_s: what comes waits so long, both ways, before it is passed on.
     """
 
     def __init__(self, to: int | Path, at: Path | None = None) -> None:
         self._to = to
-        self._is_cut = self._is_held = False
+        self._is_cut = self._is_held = self._is_one_way = False
+        self.delay_s = 0.0
         self._sockets: set[Any] = set()
         self._server = StreamServer(("127.0.0.1", 0) if at is None else _listening(at), self._serve)
         self._server.start()
@@ -45,7 +47,7 @@ class Cable:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.add(sock)
-        back = gevent.spawn(self._pump, far, near)
+        back = gevent.spawn(self._pump, far, near, is_back=True)
         self._pump(near, far)
         back.join()
 
@@ -56,10 +58,11 @@ class Cable:
         sock.connect(str(self._to))
         return sock
 
-    def _pump(self, source: Any, sink: Any) -> None:
+    def _pump(self, source: Any, sink: Any, is_back: bool = False) -> None:
         try:
             while data := source.recv(1 << 16):
-                while self._is_held:
+                gevent.sleep(self.delay_s)
+                while self._is_held or (self._is_one_way and is_back):
                     gevent.sleep(0.01)
                 sink.sendall(data)
         except OSError:
@@ -77,9 +80,13 @@ class Cable:
         """Pass nothing on, and end nothing."""
         self._is_held = True
 
+    def one_way(self) -> None:
+        """Pass nothing back, and end nothing."""
+        self._is_one_way = True
+
     def mend(self) -> None:
         """Be a cable again; connections from before are ended."""
-        self._is_cut = self._is_held = False
+        self._is_cut = self._is_held = self._is_one_way = False
         self._end()
 
     def _end(self) -> None:

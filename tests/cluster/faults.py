@@ -39,6 +39,7 @@ TICK_S = 0.01
 PER_TICK = 2
 SILENCE_S = 1.0
 WAIT_S = 30
+SLOW_S = 0.05
 MARGIN_S = 0.25
 """Published so long before a fault, a message is where it belongs; and so long after it at the latest, interest is."""
 BOOTSTRAP = b"GET /smq.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\nSimpleMQ: 1\r\n\r\n"
@@ -293,6 +294,21 @@ class Fleet:
             gevent.sleep(2 * SILENCE_S)
             self.cables[pair].mend()
 
+    def one_way(self, node: Node) -> None:
+        """A link that carries what the one node says, and not what the other one says."""
+        pair = self.pairs_of(node)[0]
+        with self.fault(pair):
+            self.cables[pair].one_way()
+            gevent.sleep(2 * SILENCE_S)
+            self.cables[pair].mend()
+
+    def slow(self, node: Node) -> None:
+        """A link that takes its time, which costs no message."""
+        cable = self.cables[self.pairs_of(node)[0]]
+        cable.delay_s = SLOW_S
+        gevent.sleep(2 * SILENCE_S)
+        cable.delay_s = 0.0
+
     def flap(self, node: Node) -> None:
         """A link that breaks again and again."""
         pair = self.pairs_of(node)[0]
@@ -357,7 +373,7 @@ class Fleet:
         self._folder.cleanup()
 
 
-FAULTS = ("kill", "stop", "cut", "part", "hold", "flap")
+FAULTS = ("kill", "stop", "cut", "part", "hold", "one_way", "slow", "flap")
 
 
 def run(faults: list[str], rounds: int, clients: int, seed: int = 1, say: Callable[[str], object] = print) -> None:
