@@ -196,7 +196,7 @@ class Server:
             together = Together(parts, Fleet(self.place) if self._worker else None)
             self.admin.mount(parts, together)
             if self.settings.admin.console:
-                self.admin.application = mount_console(parts, self.admin.root)
+                self.admin.application = mount_console(together, self.admin.root)
         return parts
 
     def _open_desk(self) -> Desk | None:

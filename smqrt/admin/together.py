@@ -26,14 +26,17 @@ class Together:
     Args:
         parts: of this process.
         fleet: the other workers; None when this process is alone.
+
+    Attributes:
+        parts: see above.
     """
 
     def __init__(self, parts: Parts, fleet: Fleet | None = None) -> None:
-        self._parts, self._fleet = parts, fleet
+        self.parts, self._fleet = parts, fleet
 
     def answer(self, words: list[str], arguments: Arguments, body: Body | None = None) -> tuple[int, Answer]:
         """Returns status and answer; blocks. Arguments and errors as `answers.answer`."""
-        own = answers.responded(lambda: answers.answer(self._parts, words, arguments, body))
+        own = answers.responded(lambda: answers.answer(self.parts, words, arguments, body))
         if self._fleet is None:
             return own
         question: Message = {"do": "answer", "words": words, "arguments": arguments, "body": body}
@@ -47,16 +50,17 @@ class Together:
             return 200, self._merged(words[0], arguments, own[1], question)
         return own
 
-    def look(self, name: str, **arguments: str) -> Any:
-        """Returns what all workers say at an address that takes no body. Raises ArgumentError."""
-        status, answer = self.answer([name], arguments)
+    def look(self, *words: str, **arguments: str) -> Any:
+        """Returns what all workers, or the one that it is about, say at an address below `/api/v1/`. Raises
+        ArgumentError."""
+        status, answer = self.answer(list(words), arguments)
         if status != 200:
             raise ArgumentError(str(dict(answer)["error"]))  # type: ignore[call-overload]  # an error is a dict
         return answer
 
     def metrics(self) -> Iterator[bytes]:
         """Yields the metrics of all in the text format of Prometheus."""
-        lines = Metrics(self._parts).lines()
+        lines = Metrics(self.parts).lines()
         if self._fleet is None:
             yield from lines
             return
@@ -101,10 +105,10 @@ class Together:
 def _worker_of(words: list[str], arguments: Arguments) -> int | None:
     """The worker that an address is about; None when it is about all, or nothing."""
     match words:
-        case ["hubs", hub, *_] | ["peers", hub, *_]:
+        case ["hubs" | "peers", hub, *_]:
             number = hub.partition(".")[0]
         case _:
-            number = arguments.get("hub", "") if words == ["topics"] else ""
+            number = arguments.get("hub", "") if words in (["peers"], ["topics"]) else ""
     return worker_of_hub(int(number)) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 

@@ -1,6 +1,6 @@
 """The operator's web console: pages, an SMQ hub that feeds those who look, and the last hour for their charts.
 
-`server` (`smqrt.admin.parts.Parts`) is what it looks at; `smqrt.console.mount` gives it.
+`server` (`smqrt.admin.together.Together`) is what it looks at; `smqrt.console.mount` gives it.
 """
 
 import json

@@ -9,9 +9,8 @@ from typing import Any
 
 import gevent
 
-from smqrt.admin import snapshots
-from smqrt.admin.parts import Parts
 from smqrt.admin.snapshots import Snapshot
+from smqrt.admin.together import Together
 from smqrt.console.attention import LATELY_S, Looked, things
 from smqrt.console.gauges import NAMES, Gauges, Growth, hub_name
 from smqrt.console.history import STEP_S, History
@@ -26,15 +25,15 @@ class Console:
     """Samples the figures of a server for as long as it runs, and gives pages what they show.
 
     Args:
-        parts: the server.
+        server: with all of its workers.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, server: Together) -> None:
+        self.server = server
         self.log = LogTail()
         self.history = History(NAMES)
         self.point: Snapshot = {}
-        self._sampled, self._now = Gauges(parts, int(STEP_S)), Gauges(parts, int(STEP_S))
+        self._sampled, self._now = Gauges(server, int(STEP_S)), Gauges(server, int(STEP_S))
         self._limits, self._drops = Growth(), Growth()
         self._sampling = gevent.spawn(self._sample_for_ever)
         self._host = socket.gethostname()
@@ -60,7 +59,7 @@ class Console:
         self.history.add(at_s, now)
         self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in now.items()}}
         self._drops.look({"dropped": sum(hub["dropped"] for hub in hubs)})
-        self._limits.look({str(one["name"]): reached(one) for one in snapshots.limits(self.parts)})
+        self._limits.look({str(one["name"]): reached(one) for one in self.server.look("limits")})
 
     # ---- what all pages get, each second
 
@@ -70,7 +69,7 @@ class Console:
         self._hubs = hubs
         attention = things(self._looked(server, hubs))
         self._seen = {"server": self._server(server), "attention": attention, "hubs": [_hub(hub) for hub in hubs]}
-        failed = sum(one["state"] == "failed" for one in snapshots.apps(self.parts))
+        failed = sum(one["state"] == "failed" for one in self.server.look("apps"))
         counts = {
             "attention": len(attention),
             "peers": now["peers"],
@@ -95,12 +94,12 @@ class Console:
 
     def listeners(self) -> list[Snapshot]:
         """Returns the listeners, with the days that their certificates are good for."""
-        return [_listener(dict(one)) for one in snapshots.listeners(self.parts)]
+        return [_listener(dict(one)) for one in self.server.look("listeners")]
 
     def limits(self) -> list[dict[str, Any]]:
         """Returns the limits, with how often each was reached in the last minutes."""
         return [
-            {**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in snapshots.limits(self.parts)
+            {**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in self.server.look("limits")
         ]
 
     def hubs(self) -> list[dict[str, Any]]:
@@ -111,9 +110,9 @@ class Console:
         return Looked(
             server=server,
             listeners=self.listeners(),
-            applications=snapshots.apps(self.parts),
-            journals=snapshots.journals(self.parts),
-            pipelines=snapshots.pipelines(self.parts),
+            applications=self.server.look("apps"),
+            journals=self.server.look("journals"),
+            pipelines=self.server.look("pipelines"),
             limits=self.limits(),
             dropped_lately=self._drops.of("dropped", sum(hub["dropped"] for hub in hubs)),
             errors_lately=self.log.errors_since(time() - LATELY_S),

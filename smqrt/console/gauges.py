@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
-from smqrt.admin import snapshots
-from smqrt.admin.parts import Parts
 from smqrt.admin.snapshots import Snapshot
+from smqrt.admin.together import Together
 from smqrt.console.attention import LATELY_S
 from smqrt.console.rates import Rates
 from smqrt.printable import printable
@@ -20,6 +19,8 @@ LOST = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
 """Reasons of drops for which somebody misses something; that nobody subscribes is none."""
 _COST = 200
 """Looking takes at most one in so many of all seconds: 4 ms for 10,000 clients."""
+REST_S = 30.0
+"""But never rests longer: another worker that did not answer for a while may be the reason."""
 
 
 class Growth:
@@ -65,12 +66,12 @@ class Gauges:
     """What a server does at the moment.
 
     Args:
-        parts: the server.
+        server: with all of its workers.
         span_s: seconds over which the loop's latest tick is looked for.
     """
 
-    def __init__(self, parts: Parts, span_s: int) -> None:
-        self._parts, self._span_s = parts, span_s
+    def __init__(self, server: Together, span_s: int) -> None:
+        self._server, self._span_s = server, span_s
         self._rates = Rates()
         self._seen: Seen | None = None
         self._rests_until_s = 0.0
@@ -82,13 +83,13 @@ class Gauges:
         begun_s = monotonic()
         if self._seen is None or begun_s >= self._rests_until_s:
             self._seen = self._look()
-            self._rests_until_s = begun_s + (monotonic() - begun_s) * _COST
+            self._rests_until_s = begun_s + min((monotonic() - begun_s) * _COST, REST_S)
         return self._seen
 
     def _look(self) -> Seen:
         self._rates.begin()
-        server: dict[str, Any] = dict(snapshots.server(self._parts))
-        hubs: list[dict[str, Any]] = list(map(dict, snapshots.hubs(self._parts)))
+        server: dict[str, Any] = dict(self._server.look("server"))
+        hubs: list[dict[str, Any]] = list(map(dict, self._server.look("hubs")))
         for hub in hubs:
             number = hub["id"]
             hub["dropped"] = lost(hub)
@@ -101,7 +102,7 @@ class Gauges:
             "in_per_s": sum(hub["in_per_s"] or 0.0 for hub in hubs),
             "out_per_s": sum(hub["out_per_s"] or 0.0 for hub in hubs),
             "drops_per_s": sum(hub["dropped_per_s"] or 0.0 for hub in hubs),
-            "loop_ms": self._parts.lag.worst_of(self._span_s) * 1000,
+            "loop_ms": self._server.parts.lag.worst_of(self._span_s) * 1000,
             "cpu_percent": None if cpu is None else cpu * 100,
             "memory_bytes": server["memory_bytes"],
         }
@@ -114,8 +115,9 @@ def lost(hub: Mapping[str, Any]) -> int:
 
 
 def hub_name(hub: Mapping[str, Any]) -> str:
-    """What a hub is called: by the line that made it, which begins with its application."""
-    return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
+    """What a hub is called: by the line that made it, which begins with its application; and by its worker."""
+    name = printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
+    return f"{name}, worker {hub['worker']}" if "worker" in hub else name
 
 
 def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from smqrt.admin.parts import Parts
+from smqrt.admin.together import Together
 from smqrt.app.application import PythonApplication
 from smqrt.app.directory import ApplicationDirectory
 from smqrt.app_folder import AppScope
@@ -44,12 +44,14 @@ class _Entrance(Directory):
         return True
 
 
-def mount(parts: Parts, root: Branch, find_session: Callable[[Request], object] = lambda request: None) -> Application:
+def mount(
+    server: Together, root: Branch, find_session: Callable[[Request], object] = lambda request: None
+) -> Application:
     """Returns the console as an application that is not loaded yet: `load` inserts it into `root`, `unload` takes it
     out.
 
     Args:
-        parts: the server that it shows.
+        server: what it shows.
         root: where it is inserted.
         find_session: gives the session of a request, None when it has none.
     """
@@ -60,7 +62,7 @@ def mount(parts: Parts, root: Branch, find_session: Callable[[Request], object] 
         scope.is_internal = True
         reader = ApplicationDirectory(NAME, 0, DiskIo(folder), scope, find_session, f"{NAME}/")
         reader.headers = dict(HEADERS)
-        scope.names["server"] = parts
+        scope.names["server"] = server
         script = PythonApplication(NAME, reader, scope)
         root.insert(reader)
         return Running(scope, reader, [script])

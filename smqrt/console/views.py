@@ -12,12 +12,13 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol
 
-from smqrt.admin import clusters, snapshots
+from smqrt.admin import snapshots
 from smqrt.admin.snapshots import Snapshot
+from smqrt.admin.together import Together
 from smqrt.closes import Ending, ending_of
 from smqrt.console import source
 from smqrt.console.console import Console
-from smqrt.console.gauges import hub_choices
+from smqrt.console.gauges import REST_S, hub_choices
 from smqrt.console.listening import TOPICS, Listening
 from smqrt.console.log_tail import KEPT
 from smqrt.console.rates import Rates
@@ -79,7 +80,8 @@ class Peers:
 
     def _look(self, hub: int) -> tuple[list[str], int]:
         limit = self._first + PAGE
-        found: Any = snapshots.peers(self._console.parts, hub, None, limit, self._search, self._sort)
+        asked = {"hub": str(hub), "limit": str(limit), "search": self._search, "sort": self._sort}
+        found = self._console.server.look("peers", **asked)
         return [one["id"] for one in found["items"][self._first :]], found["total"]
 
     def data(self) -> Snapshot:
@@ -102,7 +104,7 @@ class Peers:
 
     def _row(self, peer: str) -> Snapshot | None:
         try:
-            return peer_row(peer, self._rates)
+            return peer_row(self._console.server, peer, self._rates)
         except ArgumentError:
             return None  # it has gone since
 
@@ -114,27 +116,29 @@ class Peer:
     """One client closely."""
 
     def __init__(self, console: Console, options: Options) -> None:
+        self._server = console.server
         self._id = _text(options, "id")
         self._rates = Rates()
 
     def data(self) -> Snapshot:
         """See `View.data`."""
         self._rates.begin()
-        subscribed: Any = snapshots.subscriptions(self._id, PAGE)
-        return {**peer_row(self._id, self._rates), "topics": [_shown(name) for name in subscribed["items"]]}
+        subscribed = self._server.look("peers", self._id, "subscriptions", limit=str(PAGE))
+        topics = [_shown(name) for name in subscribed["items"]]
+        return {**peer_row(self._server, self._id, self._rates), "topics": topics}
 
     def close(self) -> None:
         """See `View.close`."""
 
 
-def peer_row(peer: str, rates: Rates) -> Snapshot:
+def peer_row(server: Together, peer: str, rates: Rates) -> Snapshot:
     """Returns a client, with how many bytes a second come and go. Raises ArgumentError when it is not connected."""
-    row = snapshots.peer(snapshots.peer_id(peer)[0], snapshots.session_of(peer))
+    row = dict(server.look("peers", peer))
     received, sent = row.pop("bytes_received"), row.pop("bytes_sent")
     connected_s: Any = row["connected_s"]
     row["connected_s"] = int(connected_s)
-    row["in_bytes_per_s"] = rates.per_s((peer, "in"), received)  # type: ignore[arg-type]
-    row["out_bytes_per_s"] = rates.per_s((peer, "out"), sent)  # type: ignore[arg-type]
+    row["in_bytes_per_s"] = rates.per_s((peer, "in"), received)
+    row["out_bytes_per_s"] = rates.per_s((peer, "out"), sent)
     for name in ("uid", "info", "user", "address"):
         row[name] = _shown(str(row[name]))
     return row
@@ -150,7 +154,9 @@ class Topics:
         self._order = Paced(self._look)
 
     def _look(self, hub: int) -> Snapshot:
-        return snapshots.topics(self._console.parts, hub, None, SHOWN_TOPICS, self._search, "subscribers")
+        asked = {"hub": str(hub), "limit": str(SHOWN_TOPICS), "search": self._search, "sort": "subscribers"}
+        found: Snapshot = self._console.server.look("topics", **asked)
+        return found
 
     def data(self) -> Snapshot:
         """See `View.data`."""
@@ -184,7 +190,7 @@ class Messages:
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        choices, hub = _chosen(self._console.hubs(), self._hub)
+        choices, hub = _chosen([one for one in self._console.hubs() if not one.get("worker")], self._hub)
         if hub is None:
             return {"hubs": choices, "messages": [], "missed": 0}
         if self._listens_to != hub["id"]:  # also when the application made its hub anew
@@ -214,9 +220,9 @@ class Applications:
         """See `View.data`."""
         sources, self._sources = self._sources, {}
         rows = []
-        applications = self._console.parts.applications
-        for application, row in zip(list(applications), snapshots.apps(self._console.parts), strict=False):
-            error = printable(application.error or "", lines=True)
+        applications = list(self._console.server.parts.applications)
+        for application, row in zip(applications, self._console.server.look("apps"), strict=False):
+            error = printable(row["error"] or "", lines=True)
             key = (application.uri, error)
             if error:
                 self._sources[key] = sources.get(key) or source.around(application.path, error)
@@ -242,24 +248,24 @@ class Journals:
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        parts = self._console.parts
+        server = self._console.server
         readers = self._order.get(0)
-        journals = [{**one, "sync_ms": _sync_ms(one)} for one in snapshots.journals(parts)]
-        return {"journals": journals, "readers": readers, "pipelines": snapshots.pipelines(parts)}
+        journals = [{**one, "sync_ms": _sync_ms(one)} for one in server.look("journals")]
+        return {"journals": journals, "readers": readers, "pipelines": server.look("pipelines")}
 
     def close(self) -> None:
         """See `View.close`."""
 
 
 class Clusters:
-    """The nodes that hubs of this process work together with."""
+    """The nodes that hubs of this server work together with."""
 
     def __init__(self, console: Console, options: Options) -> None:
-        pass
+        self._server = console.server
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        nodes: list[dict[str, Any]] = clusters.clusters()
+        nodes: list[dict[str, Any]] = self._server.look("clusters")
         return {
             name: [{**row, "own": one["node"]} for one in nodes for row in one[name]]
             for name in ("hubs", "links", "addresses")
@@ -271,7 +277,7 @@ class Clusters:
 
 def _sync_ms(row: Mapping[str, Any]) -> float | None:
     """How long the disk takes to keep what was written, on average."""
-    journal = writer.opened.get(str(row["name"]))
+    journal = None if row.get("worker") else writer.opened.get(str(row["name"]))  # another worker's is not known here
     return round(journal.sync_s / row["syncs"] * 1000, 3) if journal and row["syncs"] else None
 
 
@@ -305,7 +311,7 @@ def _closes(console: Console) -> Snapshot:
             counts[reason] = counts.get(reason, 0) + count
     reasons = [_reason(CloseReason[name.upper()], count) for name, count in counts.items()]
     reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
-    found: Any = snapshots.closed(console.parts, None, SHOWN_CLOSES)
+    found = console.server.look("closed", limit=str(SHOWN_CLOSES))
     hubs = {hub["id"] for hub in console.hubs()}
     rows = [_closed(one) for one in found["items"] if one["hub"] in hubs]
     return {"total": sum(counts.values()), "reasons": reasons, "rows": rows}
@@ -326,7 +332,8 @@ def _reason(reason: CloseReason, count: int) -> dict[str, Any]:
 def _closed(one: Mapping[str, Any]) -> Snapshot:
     shown = {name: _shown(str(one[name])) for name in ("uid", "user", "address", "detail")}
     reason = CloseReason[str(one["reason"]).upper()].value
-    return {"number": one["number"], "at": one["at"], "connected_s": one["connected_s"], "reason": reason, **shown}
+    known = {name: one.get(name) for name in ("number", "worker", "at", "connected_s")}
+    return {**known, "reason": reason, **shown}
 
 
 def _log(console: Console) -> Snapshot:
@@ -370,7 +377,7 @@ class Paced:
         if argument != self._argument or begun_s >= self._until_s:
             self._found, self._argument = self._look(argument), argument
             took_s = monotonic() - begun_s
-            self._until_s = begun_s + max(ORDER_S, took_s * _COST)
+            self._until_s = begun_s + max(ORDER_S, min(took_s * _COST, REST_S))
         return self._found
 
 

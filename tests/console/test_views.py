@@ -302,18 +302,20 @@ def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.M
 def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, looks = [100.0], []
     monkeypatch.setattr("smqrt.console.gauges.monotonic", lambda: now_s[0])
-    snapshots = SimpleNamespace(server=lambda parts: looks.append(now_s[0]) or SERVER, hubs=lambda parts: [dict(HUB)])
-    monkeypatch.setattr("smqrt.console.gauges.snapshots", snapshots)
+    answers: dict[str, Callable[[], Any]] = {
+        "server": lambda: looks.append(now_s[0]) or SERVER,  # type: ignore[func-returns-value]
+        "hubs": lambda: [dict(HUB)],
+    }
     parts: Any = SimpleNamespace(lag=SimpleNamespace(worst_of=lambda span_s: 0.02))
-    gauges = Gauges(parts, 5)
+    server: Any = SimpleNamespace(parts=parts, look=lambda name: answers[name]())
+    gauges = Gauges(server, 5)
     gauges._rates = Rates(lambda: now_s[0])
     assert gauges.look().now["in_per_s"] == 0
     now_s[0] += 2
     monkeypatch.setitem(HUB, "messages", 300)
     seen = gauges.look()
     assert (seen.now["in_per_s"], seen.now["loop_ms"], seen.hubs[0]["dropped"]) == (100.0, 20.0, 3)
-    slow = SimpleNamespace(**vars(snapshots) | {"server": lambda parts: now_s.__setitem__(0, now_s[0] + 0.1) or SERVER})
-    monkeypatch.setattr("smqrt.console.gauges.snapshots", slow)
+    answers["server"] = lambda: now_s.__setitem__(0, now_s[0] + 0.1) or SERVER
     now_s[0] += 1
     first = gauges.look()
     now_s[0] += 15

@@ -37,7 +37,7 @@ function reasonTable() {
 
 function lastTable() {
     return new Table({
-        caption: "Connections that ended, the last first", key: row => row.number,
+        caption: "Connections that ended, the last first", key: row => `${row.worker} ${row.number}`,
         none: ["None yet", "The last hundred will be here."],
         columns: [
             {label: "When", text: row => format.time(Date.parse(row.at) / 1000)},

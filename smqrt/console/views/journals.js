@@ -22,7 +22,7 @@ const lag = row => row.disk_age_s ? `${format.duration(row.disk_age_s)} behind` 
 
 function journalTable() {
     return new Table({
-        caption: "Journals", key: row => row.path,
+        caption: "Journals", key: row => `${row.worker} ${row.path}`,
         none: ["Nothing is recorded", "hub.create{journal=true} records what flows through a hub; the page “The journal” of the manual says how."],
         columns: [
             {label: "Journal", signature: row => [row.name, row.path], cell: row => [h("span", {class: "name"}, foreign(row.name)), h("span", {class: "second mono"}, foreign(row.path))]},

@@ -41,6 +41,7 @@ export function overview({live, history, place, ready, say: tell}) {
     parts[3].append(listeners.element);
     parts[4].append(hubs.element);
     const draw = () => {
+        if (!history.times.length) return; // not loaded yet
         charts.forEach(chart => chart.draw(history));
         figures.forEach(figure => figure.draw(history));
     };
