@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
 from smqrt.admin.snapshots import Snapshot
 from smqrt.admin.together import Together
 from smqrt.console.attention import LATELY_S
 from smqrt.console.rates import Rates
+from smqrt.net.worker_place import HUBS_OF_A_WORKER
 from smqrt.printable import printable
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
@@ -19,8 +20,6 @@ LOST = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
 """Reasons of drops for which somebody misses something; that nobody subscribes is none."""
 _COST = 200
 """Looking takes at most one in so many of all seconds: 4 ms for 10,000 clients."""
-REST_S = 30.0
-"""But never rests longer: another worker that did not answer for a while may be the reason."""
 
 
 class Growth:
@@ -80,10 +79,10 @@ class Gauges:
         """Returns what there is now, with the rates since the look before; the same as then when looking takes long
         and was done a short while ago.
         """
-        begun_s = monotonic()
-        if self._seen is None or begun_s >= self._rests_until_s:
+        now_s, begun_s = monotonic(), thread_time()  # to wait for other workers costs nothing
+        if self._seen is None or now_s >= self._rests_until_s:
             self._seen = self._look()
-            self._rests_until_s = begun_s + min((monotonic() - begun_s) * _COST, REST_S)
+            self._rests_until_s = now_s + (thread_time() - begun_s) * _COST
         return self._seen
 
     def _look(self) -> Seen:
@@ -116,11 +115,26 @@ def lost(hub: Mapping[str, Any]) -> int:
 
 def hub_name(hub: Mapping[str, Any]) -> str:
     """What a hub is called: by the line that made it, which begins with its application; and by its worker."""
-    name = printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
-    return f"{name}, worker {hub['worker']}" if "worker" in hub else name
+    return f"{_place(hub)}, worker {hub['worker']}" if "worker" in hub else _place(hub)
+
+
+def _place(hub: Mapping[str, Any]) -> str:
+    return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
 
 
 def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
     """The hubs to choose from, the one with most clients first."""
     ordered = sorted(hubs, key=lambda hub: -hub["peers"])
     return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]
+
+
+def over_workers(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The hubs, with those that all workers have made at the same line, as their first or second …, as one: its `ids`
+    are theirs, its `peers` all."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for hub in hubs:
+        key = _place(hub), hub["id"] % HUBS_OF_A_WORKER
+        one = found.setdefault(key, {"made_at": _place(hub), "id": hub["id"], "ids": [], "peers": 0})
+        one["ids"].append(hub["id"])
+        one["peers"] += hub["peers"]
+    return list(found.values())

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from time import monotonic, time
-from typing import Any, Protocol
+from time import monotonic, thread_time, time
+from typing import Any, Generic, Protocol, TypeVar
 
-from smqrt.admin import snapshots
+from smqrt.admin import merging, snapshots
 from smqrt.admin.snapshots import Snapshot
 from smqrt.admin.together import Together
 from smqrt.closes import Ending, ending_of
 from smqrt.console import source
 from smqrt.console.console import Console
-from smqrt.console.gauges import REST_S, hub_choices
+from smqrt.console.gauges import hub_choices, over_workers
 from smqrt.console.listening import TOPICS, Listening
 from smqrt.console.log_tail import KEPT
 from smqrt.console.rates import Rates
@@ -42,6 +42,7 @@ _COST = 100
 """Looking for an order takes at most one in so many of all seconds."""
 
 Options = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class View(Protocol):
@@ -65,7 +66,7 @@ class Plain:
 
 
 class Peers:
-    """A page of the clients of a hub."""
+    """A page of the clients of a hub, at all workers."""
 
     _SORTS = {"since": "newest", "queue": "queued_bytes", "dropped": "dropped", "subscriptions": "subscriptions"}
 
@@ -75,22 +76,22 @@ class Peers:
         self._search = _text(options, "find")
         self._sort = self._SORTS.get(_text(options, "sort"), "newest")
         self._first = min(_number(options, "page") or 0, MOST_PAGES - 1) * PAGE
-        self._order = Paced(self._look)
+        self._order: Paced[tuple[int, ...]] = Paced(self._look)
         self._rates = Rates()
 
-    def _look(self, hub: int) -> tuple[list[str], int]:
-        limit = self._first + PAGE
-        asked = {"hub": str(hub), "limit": str(limit), "search": self._search, "sort": self._sort}
-        found = self._console.server.look("peers", **asked)
+    def _look(self, hubs: tuple[int, ...]) -> tuple[list[str], int]:
+        asked = {"limit": str(self._first + PAGE), "search": self._search, "sort": self._sort}
+        pages = {hub: self._console.server.look("peers", hub=str(hub), **asked) for hub in hubs}
+        found: Any = merging.peers(pages, asked)
         return [one["id"] for one in found["items"][self._first :]], found["total"]
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        hubs = self._console.hubs()
-        choices, hub = _chosen(hubs, self._hub)
+        hubs = over_workers(self._console.hubs())
+        choices, hub = _chosen(hubs, next((one["id"] for one in hubs if self._hub in one["ids"]), None))
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
-        ids, matching = self._order.get(hub["id"])
+        ids, matching = self._order.get(tuple(hub["ids"]))
         self._rates.begin()
         rows = [row for row in map(self._row, ids) if row is not None]
         return {
@@ -244,7 +245,7 @@ class Journals:
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
-        self._order = Paced(lambda _: _readers())
+        self._order: Paced[int] = Paced(lambda _: _readers())
 
     def data(self) -> Snapshot:
         """See `View.data`."""
@@ -362,22 +363,21 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
 """By the name that a page asks for."""
 
 
-class Paced:
+class Paced(Generic[T]):
     """Remembers what `look(argument)` gave, for `ORDER_S` seconds, or longer when looking takes long."""
 
-    def __init__(self, look: Callable[[int], Any]) -> None:
+    def __init__(self, look: Callable[[T], Any]) -> None:
         self._look = look
-        self._argument: int | None = None
+        self._argument: T | None = None
         self._until_s = 0.0
         self._found: Any = None
 
-    def get(self, argument: int) -> Any:
+    def get(self, argument: T) -> Any:
         """What `look` gives for `argument`, or gave a short while ago."""
-        begun_s = monotonic()
-        if argument != self._argument or begun_s >= self._until_s:
+        now_s, begun_s = monotonic(), thread_time()
+        if argument != self._argument or now_s >= self._until_s:
             self._found, self._argument = self._look(argument), argument
-            took_s = monotonic() - begun_s
-            self._until_s = begun_s + max(ORDER_S, min(took_s * _COST, REST_S))
+            self._until_s = now_s + max(ORDER_S, (thread_time() - begun_s) * _COST)
         return self._found
 
 

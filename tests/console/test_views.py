@@ -16,7 +16,7 @@ import pytest
 from smqrt import hub
 from smqrt.app_folder import AppScope, running_app
 from smqrt.console import source
-from smqrt.console.gauges import Gauges
+from smqrt.console.gauges import Gauges, over_workers
 from smqrt.console.listening import KEPT, Listening
 from smqrt.console.log_tail import LogTail
 from smqrt.console.rates import Rates
@@ -281,7 +281,8 @@ def test_pages_are_bounded(pages: Pages) -> None:
 
 def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, asked = [0.0], []
-    monkeypatch.setattr("smqrt.console.views.monotonic", lambda: now_s[0])
+    for clock in ("monotonic", "thread_time"):
+        monkeypatch.setattr(f"smqrt.console.views.{clock}", lambda: now_s[0])
 
     def look(hub: int) -> int:
         asked.append(hub)
@@ -301,7 +302,8 @@ def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.M
 
 def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, looks = [100.0], []
-    monkeypatch.setattr("smqrt.console.gauges.monotonic", lambda: now_s[0])
+    for clock in ("monotonic", "thread_time"):
+        monkeypatch.setattr(f"smqrt.console.gauges.{clock}", lambda: now_s[0])
     answers: dict[str, Callable[[], Any]] = {
         "server": lambda: looks.append(now_s[0]) or SERVER,  # type: ignore[func-returns-value]
         "hubs": lambda: [dict(HUB)],
@@ -328,3 +330,21 @@ SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20}
 HUB: dict[str, Any] = {
     "id": 1, "peers": 2, "messages": 100, "copies": 50, "drops": {"unrouted": 9, "over_budget": 2, "closed": 1},
 }  # fmt: skip
+
+
+def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
+    rows = [
+        {"id": number, "made_at": made_at, "app": "shop", "peers": peers}
+        for number, made_at, peers in (
+            (1, "shop/.preload:1", 3),
+            (2, "shop/.preload:1", 1),
+            (1_000_001, "shop/.preload:1", 4),
+            (1_000_003, "other/.preload:1", 5),
+        )
+    ]
+    found = [(one["made_at"], one["ids"], one["peers"]) for one in over_workers(rows)]
+    assert found == [
+        ("shop/.preload:1", [1, 1_000_001], 7),
+        ("shop/.preload:1", [2], 1),
+        ("other/.preload:1", [1_000_003], 5),
+    ]
