@@ -131,15 +131,7 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     moved = served.wait_for(r"^restart: 2 new workers serve, with (\d+) clients$", 30)[1]
     assert int(moved) == len(devices)
     assert set(workers_of(served).values()).isdisjoint(pids.values())
-    for _ in range(50):  # the links between the new workers may be younger than these words
-        devices[0].publish(topics[0], b"to all")
-        time.sleep(0.02)
-    for one in devices[1:]:  # by the ETIDs of before
-        devices[0].publish(one.etid, b"to you")
-        received = [payload(one)]
-        while received[-1] != b"to you":
-            received.append(payload(one))
-        assert b"to all" in received
+    they_hear_each_other(devices, topics[0])
     assert {who(served) for _ in range(20)} == {"0", "1"}
 
     # An application that fails in a new worker: the old one goes on, and the command says why.
@@ -168,10 +160,15 @@ def test_clients_of_all_workers_stay_while_an_application_is_edited(serve: Serve
     preload.write_text(kept + "\ntrace('edited')\n")
     for number in range(2):
         served.wait_for(rf"w{number}: .*edited", 30)
-    for _ in range(50):  # the links may be younger than these words
+    they_hear_each_other(devices, topic)
+
+
+def they_hear_each_other(devices: list[Device], topic: int) -> None:
+    """The first one reaches the others: by the topic, and by the ETIDs that they have had from the start."""
+    for _ in range(50):  # the links between the workers may be younger than these words
         devices[0].publish(topic, b"to all")
         time.sleep(0.02)
-    for one in devices[1:]:  # by the ETIDs of before
+    for one in devices[1:]:
         devices[0].publish(one.etid, b"to you")
         received = [payload(one)]
         while received[-1] != b"to you":
