@@ -71,6 +71,9 @@ def test_operators_see_one_server(served: Served) -> None:
     devices.pop().disconnect()
     wait_until(lambda: asked(served, "api/v1/server")["peers"] == 20, "the newest left")
 
+    of_one = asked(served, "api/v1/peers?hub=1000001")["items"]
+    assert sorted(one["uid"] for one in of_one) == sorted(one["uid"] for one in found if one["worker"] == 1)
+
     far = next(one for one in found if one["worker"] == 1)
     assert asked(served, f"api/v1/peers/{far['id']}")["uid"] == far["uid"]
     assert asked(served, f"api/v1/peers/{far['id']}/disconnect", {})["disconnected"]
