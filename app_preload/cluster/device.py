@@ -6,14 +6,18 @@ import sys
 import gevent
 
 from smqrt.client import SmqClient
+from smqrt.printable import printable
 
 NAME = "Device"
 smq = SmqClient(sys.argv[1] if sys.argv[1:] else "http://127.0.0.1:9357/cluster/2")
 
 
 def heard(data, ptid, tid, subtid):
-    said = json.loads(data)
-    print(f"{said['name']}: {said['text']}", flush=True)
+    try:
+        said = json.loads(data)
+        print(printable(f"{said['name']}: {said['text']}"), flush=True)
+    except (ValueError, TypeError, KeyError):
+        pass  # anybody may publish anything
 
 
 smq.subscribe("say", onmsg=heard)

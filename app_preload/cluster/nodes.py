@@ -29,6 +29,8 @@ class Nodes:
         self._temporary = None if shared else tempfile.TemporaryDirectory(prefix="smqrt-nodes-")
         self._directory = (shared or Path(self._temporary.name)) / "nodes"
         self._directory.mkdir(mode=0o700, exist_ok=True)
+        for number in numbers:  # of a process that was killed
+            (self._directory / number).unlink(missing_ok=True)
         self._runs = [gevent.spawn(self._keep, number) for number in numbers]
 
     def port(self, number):
@@ -38,6 +40,15 @@ class Nodes:
         except OSError:
             return None
 
+    def _tell_port(self, number, port):
+        beside = self._directory / f"{number}.{os.getpid()}"
+        beside.write_text(port)
+        beside.rename(self._directory / number)  # whole, or not at all
+
+    def _forget_port(self, number, port):
+        if str(self.port(number)) == port:  # and not that of the process that takes this one's place
+            (self._directory / number).unlink(missing_ok=True)
+
     def close(self):
         """End the nodes that this process has started."""
         gevent.killall(self._runs)
@@ -46,7 +57,10 @@ class Nodes:
 
     def _keep(self, number):
         while True:
-            self._run(number)
+            try:
+                self._run(number)
+            except OSError as error:
+                print(f"node {number}: {error}")
             gevent.sleep(AGAIN_S)
 
     def _run(self, number):
@@ -54,13 +68,13 @@ class Nodes:
         command = [sys.executable, "-m", "smqrt", "serve", self._app, "--port", "0", *links]
         environment = {name: value for name, value in os.environ.items() if "SMQRT_" not in name}  # our own settings
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(command, cwd=self._app, env=environment, **pipes)
-        port = self._directory / number
-        try:
-            for line in process.stdout:  # until it has ended
-                if found := LISTENS.search(line):
-                    port.write_text(found[1])
-        finally:
-            port.unlink(missing_ok=True)
-            process.kill()
-            process.wait()
+        port = ""
+        with subprocess.Popen(command, cwd=self._app, env=environment, **pipes) as process:
+            try:
+                for line in process.stdout:  # until it has ended
+                    if found := LISTENS.search(line):
+                        port = found[1]
+                        self._tell_port(number, port)
+            finally:
+                self._forget_port(number, port)
+                process.kill()

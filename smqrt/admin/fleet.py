@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Generator
+from time import monotonic
 from typing import Any
 
 import gevent
@@ -28,6 +29,8 @@ KIND = "admin"
 QUESTION_S = 1.0
 ANSWER_S = 3.0
 """A worker that takes longer, because an application holds it, is left out."""
+SILENT_S = 10.0
+"""So long a worker that took longer is not asked again: an operator who looks at one page asks many questions."""
 BACKLOG, QUESTION_BYTES = 64, 2 << 20
 EVENTS = 1000
 """Of a trace, that may wait for who reads it."""
@@ -101,6 +104,7 @@ class Fleet:
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
         self._complaints = LineLimit()
+        self._silent_until_s: dict[int, float] = {}
 
     @property
     def others(self) -> list[int]:
@@ -108,12 +112,19 @@ class Fleet:
         return [number for number in range(self._place.count) if number != self._place.number]
 
     def ask(self, number: int, question: Message, timeout_s: float = ANSWER_S) -> Message | None:
-        """Returns the answer of a worker; None when there is none. Blocks."""
+        """Returns the answer of a worker; None when there is none, or there was none a moment ago. Blocks."""
+        begun_s = monotonic()
+        if begun_s < self._silent_until_s.get(number, 0.0):
+            return None
         try:
             with contextlib.closing(self._asked(number, question)) as channel:
                 return channel.receive(timeout_s)[0]
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None  # it is being started
         except (ChannelError, OSError) as error:
             self._complaints.warn(f"w{number} does not answer operators: {error}")
+            if monotonic() - begun_s >= QUESTION_S:
+                self._silent_until_s[number] = monotonic() + SILENT_S
             return None
 
     def ask_all(self, question: Message) -> dict[int, Message]:

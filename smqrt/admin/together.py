@@ -53,7 +53,10 @@ class Together:
     def look(self, *words: str, **arguments: str) -> Any:
         """Returns what all workers, or the one that it is about, say at an address below `/api/v1/`. Raises
         ArgumentError."""
-        status, answer = self.answer(list(words), arguments)
+        try:
+            status, answer = self.answer(list(words), arguments)
+        except HttpError as error:
+            raise ArgumentError(error.detail) from None
         if status != 200:
             raise ArgumentError(str(dict(answer)["error"]))  # type: ignore[call-overload]  # an error is a dict
         return answer
@@ -97,7 +100,7 @@ class Together:
 
     def _merged(self, name: str, arguments: Arguments, own: Answer, question: Message) -> Answer:
         assert self._fleet
-        found = self._fleet.ask_all(question)
+        found = {} if merging.MERGES[name] is merging.first else self._fleet.ask_all(question)
         all_of_them = {0: own, **{number: one["answer"] for number, one in found.items() if one["status"] == 200}}
         return merging.MERGES[name](all_of_them, arguments)
 

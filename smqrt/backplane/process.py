@@ -100,7 +100,7 @@ class ProcessCluster:
         if servers:
             self._meet_through(servers)
         member = self.opened().join(broker, name)
-        if (options.observe or self.plan.observes) == "cluster":
+        if (options.observe or ("node" if self._met_through else self.plan.observes)) == "cluster":
             member.count_all()
 
     def opened(self) -> Mesh:

@@ -38,6 +38,7 @@ class Console:
         self._sampling = gevent.spawn(self._sample_for_ever)
         self._host = socket.gethostname()
         self._seen: Snapshot = {}
+        self._workers: list[int] = []
         self._hubs: list[dict[str, Any]] = []
 
     def close(self) -> None:
@@ -54,7 +55,10 @@ class Console:
             gevent.sleep(STEP_S)
 
     def _sample(self) -> None:
-        _, hubs, now = self._sampled.look()
+        server, hubs, now = self._sampled.look()
+        workers = [one["worker"] for one in server.get("workers", ())]
+        if workers != self._workers:  # sums of others than before say nothing of growth
+            self._workers, self._limits, self._drops = workers, Growth(), Growth()
         at_s = time()
         self.history.add(at_s, now)
         self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in now.items()}}

@@ -3,7 +3,7 @@ attention."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from time import monotonic, thread_time
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from smqrt.admin.snapshots import Snapshot
 from smqrt.admin.together import Together
 from smqrt.console.attention import LATELY_S
 from smqrt.console.rates import Rates
-from smqrt.net.worker_place import HUBS_OF_A_WORKER
+from smqrt.net.worker_place import worker_of_hub
 from smqrt.printable import printable
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
@@ -95,14 +95,14 @@ class Gauges:
             hub["in_per_s"] = self._rates.per_s((number, "in"), hub["messages"])
             hub["out_per_s"] = self._rates.per_s((number, "out"), hub["copies"])
             hub["dropped_per_s"] = self._rates.per_s((number, "drops"), hub["dropped"])
-        cpu = self._rates.per_s("cpu", server["cpu_s"])
+        cpu = [self._rates.per_s(("cpu", one.get("worker")), one["cpu_s"]) for one in server.get("workers", [server])]
         now: dict[str, float | None] = {
             "peers": sum(hub["peers"] for hub in hubs),
             "in_per_s": sum(hub["in_per_s"] or 0.0 for hub in hubs),
             "out_per_s": sum(hub["out_per_s"] or 0.0 for hub in hubs),
             "drops_per_s": sum(hub["dropped_per_s"] or 0.0 for hub in hubs),
             "loop_ms": self._server.parts.lag.worst_of(self._span_s) * 1000,
-            "cpu_percent": None if cpu is None else cpu * 100,
+            "cpu_percent": None if None in cpu else sum(one or 0.0 for one in cpu) * 100,
             "memory_bytes": server["memory_bytes"],
         }
         return Seen(server, hubs, now)
@@ -129,11 +129,14 @@ def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
 
 
 def over_workers(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The hubs, with those that all workers have made at the same line, as their first or second …, as one: its `ids`
-    are theirs, its `peers` all."""
+    """The hubs, with those that all workers have made at the same line, each as its first there, second …, as one: its
+    `ids` are theirs, its `peers` all."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for hub in hubs:
-        key = _place(hub), hub["id"] % HUBS_OF_A_WORKER
+    ranks: Counter[tuple[str, int]] = Counter()
+    for hub in sorted(hubs, key=lambda one: int(one["id"])):
+        of_worker = _place(hub), worker_of_hub(hub["id"])
+        ranks[of_worker] += 1
+        key = _place(hub), ranks[of_worker]
         one = found.setdefault(key, {"made_at": _place(hub), "id": hub["id"], "ids": [], "peers": 0})
         one["ids"].append(hub["id"])
         one["peers"] += hub["peers"]

@@ -339,12 +339,13 @@ def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
             (1, "shop/.preload:1", 3),
             (2, "shop/.preload:1", 1),
             (1_000_001, "shop/.preload:1", 4),
-            (1_000_003, "other/.preload:1", 5),
+            (1_000_003, "shop/.preload:1", 2),
+            (1_000_004, "other/.preload:1", 5),
         )
     ]
     found = [(one["made_at"], one["ids"], one["peers"]) for one in over_workers(rows)]
     assert found == [
         ("shop/.preload:1", [1, 1_000_001], 7),
-        ("shop/.preload:1", [2], 1),
-        ("other/.preload:1", [1_000_003], 5),
+        ("shop/.preload:1", [2, 1_000_003], 3),
+        ("other/.preload:1", [1_000_004], 5),
     ]
