@@ -77,6 +77,7 @@ log = logging.getLogger("smqrt")
 Report = Callable[[str], None]
 
 RTL_PRIORITY = 127  # /rtl/ always wins (spec: runtime §5.9)
+JOIN_S = 1.0  # for the hubs of a worker to be joined with those of the others before it takes clients
 MQTT_END_S = 2.0  # for MQTT clients to deliver what waits, and to disconnect
 SMQ_END_S = 2.0  # the same for SMQ clients
 LAST_BYTES_S = 1.0  # for what was sent last to reach the other machines
@@ -317,6 +318,8 @@ class Server:
         """Begins to accept connections and, if asked to, to watch the applications' code."""
         if self._take_over is None:
             self._prepare()
+            if not self.place.is_first:
+                cluster.wait_until_joined(JOIN_S)  # whose clients reach those of the workers that serve already
         if self.settings.reload:
             watches = {one: reload.FolderWatch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)

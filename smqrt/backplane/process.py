@@ -11,6 +11,9 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
+
+import gevent
 
 from smqrt.backplane.connection import QUEUE_BYTES
 from smqrt.backplane.mesh import PORT, LinkTls, Mesh, key_of
@@ -136,6 +139,17 @@ class ProcessCluster:
             if "://" not in node:
                 mesh.dial(*address(node), tls.client if tls else None, any_name=True)
         return mesh
+
+    def wait_until_joined(self, within_s: float) -> None:
+        """Wait until every hub has heard all that the same hub of another process had to say; no longer than
+        `within_s`, since there may be no such hub.
+        """
+        end_s = monotonic() + within_s
+        while self.mesh is not None and monotonic() < end_s:
+            members = self.mesh.node.members.values()
+            if all(one.remotes and all(node.synced for node in one.remotes) for one in members):
+                return
+            gevent.sleep(0.01)
 
     def close(self) -> None:
         """Leave all clusters."""
