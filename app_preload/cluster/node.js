@@ -8,6 +8,7 @@
 
 const NODE_BITS = 21; // an ETID's upper bits are the number of its node
 const LINES = 6;
+const MOST_SHOWN = 200; // clients: anybody may bring some
 const nodeOf = etid => etid >>> NODE_BITS;
 const pageId = Math.random();
 
@@ -64,7 +65,7 @@ class NodeView {
     }
 
     showClient({name}, etid) {
-        if (this.chips.has(etid)) return;
+        if (this.chips.has(etid) || this.chips.size >= MOST_SHOWN) return;
         const node = nodeOf(etid), isHere = node === this.number;
         const chip = makeElement("li", isHere ? "here" : "elsewhere", String(name).slice(0, 20));
         chip.dataset.node = node;

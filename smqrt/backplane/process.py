@@ -66,13 +66,6 @@ class ClusterPlan:
         """Whether there may be others."""
         return bool(self.listen or self.nodes or self.directory)
 
-    @property
-    def observes(self) -> str:
-        """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
-        one; nodes are asked for their own (specification: smq.md §6).
-        """
-        return "cluster" if self.workers and not (self.listen or self.nodes) else "node"
-
 
 class ProcessCluster:
     """The plan of this process, and the mesh that was made of it."""
@@ -103,8 +96,15 @@ class ProcessCluster:
         if servers:
             self._meet_through(servers)
         member = self.opened().join(broker, name)
-        if (options.observe or ("node" if self._met_through else self.plan.observes)) == "cluster":
+        if (options.observe or self._observes()) == "cluster":
             member.count_all()
+
+    def _observes(self) -> str:
+        """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
+        one; nodes are asked for their own (specification: smq.md §6).
+        """
+        has_nodes = self.plan.listen or self.plan.nodes or self._met_through
+        return "cluster" if self.plan.workers and not has_nodes else "node"
 
     def opened(self) -> Mesh:
         """The mesh of the process; raises ArgumentError when the plan can't be followed."""

@@ -288,17 +288,16 @@ class Fleet:
 
     def hold(self, node: Node) -> None:
         """A link that is open and carries nothing."""
-        pair = self.pairs_of(node)[0]
-        with self.fault(pair):
-            self.cables[pair].hold()
-            gevent.sleep(2 * SILENCE_S)
-            self.cables[pair].mend()
+        self._silence(node, Cable.hold)
 
     def one_way(self, node: Node) -> None:
         """A link that carries what the one node says, and not what the other one says."""
+        self._silence(node, Cable.one_way)
+
+    def _silence(self, node: Node, how: Callable[[Cable], None]) -> None:
         pair = self.pairs_of(node)[0]
         with self.fault(pair):
-            self.cables[pair].one_way()
+            how(self.cables[pair])
             gevent.sleep(2 * SILENCE_S)
             self.cables[pair].mend()
 

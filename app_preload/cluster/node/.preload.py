@@ -1,4 +1,4 @@
-"""What each node runs: an application as any other, whose hub is in a cluster."""
+"""A node of the demonstration: an application as any other, whose hub is in a cluster."""
 
 import os
 import signal
