@@ -1,7 +1,7 @@
 """Nodes that reach each other through NATS: links as over sockets, whose bytes travel as messages of NATS core.
 
     smqrt.<site>.hello     each node says there, every second, that it is alive
-    smqrt.<site>.n.<id>    what is for one node: who sends it, which link, its place in the order, then frames
+    smqrt.<site>.n.<id>    what is for one node: who sends it, which link, its place in the order, then bytes
 
 NATS keeps the order of what one connection publishes to a subject, and loses what it can't deliver without a word: the
 place in the order shows that, and the link begins anew. The password is proved on each link as everywhere else.
@@ -13,6 +13,7 @@ import logging
 import struct
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gevent import get_hub
@@ -30,8 +31,8 @@ from smqrt.wire.link import ID_BYTES
 
 log = logging.getLogger("smqrt")
 
-CHUNK_BYTES = 64 << 10
-"""A message of NATS carries about so much: whole frames."""
+PORTION_BYTES = 64 << 10
+"""A message of NATS carries so much at most: larger ones cost its server more, in memory that it clears for each."""
 HELLO_S = 1.0
 SILENCE_S = 3.0
 PING_S = 2.0
@@ -46,6 +47,23 @@ GONE = (1 << 64) - 1
 
 _HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
 _HELLO = struct.Struct(f">{ID_BYTES}sQ")
+
+
+def portions(runs: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
+    """Cuts runs into portions, each a list of pieces; all but the last are of that size."""
+    portion: list[bytes | memoryview] = []
+    room_bytes = portion_bytes
+    for run in runs:
+        rest: bytes | memoryview = run
+        while len(rest) >= room_bytes:
+            piece, rest = memoryview(rest)[:room_bytes], memoryview(rest)[room_bytes:]
+            yield [*portion, piece]
+            portion, room_bytes = [], portion_bytes
+        if rest:
+            portion.append(rest)
+            room_bytes -= len(rest)
+    if portion:
+        yield portion
 
 
 class NatsConnection(LinkConnection):
@@ -92,8 +110,8 @@ class NatsConnection(LinkConnection):
             self.link.lose(f"NATS lost {place - self.came} messages on the way; the link begins anew")
             return
         size = len(message) - _HEAD.size
-        if size > len(view):
-            self.link.lose(f"{size} bytes came through NATS at once, of which no node sends more than {len(view)}")
+        if size > PORTION_BYTES:
+            self.link.lose(f"{size} bytes came through NATS at once, of which no node sends more than {PORTION_BYTES}")
             return
         self.came += 1
         self.received_bytes += size
@@ -106,11 +124,14 @@ class NatsConnection(LinkConnection):
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
-            message = self._waiting.popleft()
-            size = len(message) - _HEAD.size
-            view[:size] = memoryview(message)[_HEAD.size :]
-            self.feed(size)
-            self._waiting_bytes -= size
+            message, carry = self._waiting.popleft(), self.carry
+            held, size = len(carry), len(message) - _HEAD.size
+            view[:held] = carry
+            view[held : held + size] = memoryview(message)[_HEAD.size :]
+            self.carry = b""
+            self._waiting_bytes += held  # what is in work is not worked off
+            self.feed(held + size)
+            self._waiting_bytes -= held + size
         if not self.life.over:
             self.link.heard(self.link.node.clock_s())
 
@@ -136,24 +157,14 @@ class NatsConnection(LinkConnection):
         self.put(bytes(view))
 
     def flush(self) -> None:
-        """Publish the queue, in portions of whole frames."""
+        """Publish the queue, in portions."""
         queue, self.queue = self.queue, []
-        portion: list[bytes] = []
-        size = 0
-        for run in queue:
-            if size and size + len(run) > CHUNK_BYTES:
-                self._publish(portion)
-                portion, size = [], 0
-            portion.append(run)
-            size += len(run)
-        if portion and not self.life.over:
-            self._publish(portion)
-
-    def _publish(self, runs: list[bytes]) -> None:
-        head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
-        self.sent += 1
-        if not self._backplane.client.publish_pieces(self._subject, [head, *runs]):
-            get_hub().loop.run_callback(self._refused)
+        for pieces in portions(queue, self._backplane.portion_bytes):
+            head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
+            self.sent += 1
+            if not self._backplane.client.publish_pieces(self._subject, [head, *pieces]):
+                get_hub().loop.run_callback(self._refused)
+                return
 
     def _refused(self) -> None:
         self.link.lose("the queue for NATS is full; the link begins anew", Drop.LINK_SLOW)
@@ -200,6 +211,11 @@ class NatsBackplane:
     def inbox(self, node_id: bytes) -> str:
         """The subject of what is for a node."""
         return f"smqrt.{self._site}.n.{node_id.hex()}"
+
+    @property
+    def portion_bytes(self) -> int:
+        """What a message of NATS carries, beside its head."""
+        return min(PORTION_BYTES, max(self.client.max_payload_bytes - _HEAD.size, _HEAD.size))
 
     # ---- who is there
 

@@ -31,6 +31,8 @@ log = logging.getLogger("smqrt")
 
 ACK_BYTES = 256 << 10
 """Worked off so much, a node says so; and with each answer to a ping."""
+WHY_BYTES = 200
+"""Of what another node, or a stranger, says why it refuses a link."""
 
 
 class LinkState(Enum):
@@ -394,7 +396,7 @@ class Link:
 
     def _refused(self, packet: bytes) -> None:
         code = packet[1] if len(packet) > 1 else 0
-        self._end(f"refused: {packet[2:].decode('utf-8', 'replace')}", code)
+        self._end(f"refused: {packet[2 : 2 + WHY_BYTES].decode('utf-8', 'replace')}", code)
 
     def fail(self, error: ProtocolError) -> None:
         """End the link because the other side broke a rule."""

@@ -11,6 +11,7 @@ from smqrt.broker.broker import Broker
 from smqrt.cluster.link import Link, LinkState, Transport
 from smqrt.cluster.member import Member
 from smqrt.errors import ArgumentError
+from smqrt.limits import LineLimit
 from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
 
@@ -65,6 +66,7 @@ class Node:
         self.refused: Counter[int] = Counter()
         self.links_lost = 0
         self.closed = False
+        self._complaints = LineLimit()
 
     # ---- hubs
 
@@ -116,7 +118,7 @@ class Node:
             del self.links[link.peer.id]
             self.links_lost += 1
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
-            log.warning("a link to another node: %s", link.why)
+            self._complaints.warn(f"a link to another node: {link.why}")
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
         """Ping, and give up what is silent."""

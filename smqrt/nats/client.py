@@ -27,7 +27,7 @@ from smqrt.net.contexts import ClientTls
 from smqrt.net.scheduling import Turn
 from smqrt.options import make
 from smqrt.wire import nats
-from smqrt.wire.nats import ServerInfo
+from smqrt.wire.nats import LARGEST_PAYLOAD_BYTES, ServerInfo
 
 log = logging.getLogger("smqrt.nats")
 
@@ -173,6 +173,11 @@ class NatsClient:
         self._over, self._ready = Event(), Event()
         self._greenlet = gevent.spawn(self._keep_connected)
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """What the server takes in one message; any size while there is no connection."""
+        return self._connection.info.max_payload_bytes if self._connection is not None else LARGEST_PAYLOAD_BYTES
+
     # ---- messages
 
     def publish(
@@ -195,7 +200,7 @@ class NatsClient:
             return self._send(nats.hpub(subject, payload, block, reply), len(payload) + len(block))
         return self._send(nats.pub(subject, payload, reply), len(payload))
 
-    def publish_pieces(self, subject: str, pieces: Sequence[bytes]) -> bool:
+    def publish_pieces(self, subject: str, pieces: Sequence[bytes | memoryview]) -> bool:
         """Send a message whose payload is in pieces; see `publish`."""
         return self._send(nats.pub_pieces(subject, pieces), sum(map(len, pieces)))
 

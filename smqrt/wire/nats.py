@@ -100,7 +100,7 @@ def pub(subject: str, payload: bytes, reply: str | None = None) -> bytes:
     return b"PUB %b %b %d\r\n%b\r\n" % (subject_bytes(subject), subject_bytes(reply), len(payload), payload)
 
 
-def pub_pieces(subject: str, pieces: Sequence[bytes]) -> bytes:
+def pub_pieces(subject: str, pieces: Sequence[bytes | memoryview]) -> bytes:
     """PUB: a message whose payload is in pieces, which are copied this once only. Raises as `pub`."""
     line = b"PUB %b %d\r\n" % (subject_bytes(subject), sum(map(len, pieces)))
     return b"".join((line, *pieces, b"\r\n"))

@@ -378,9 +378,9 @@ class NatsEngine(MeshEngine):
 
     name = "nats"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, settings: str = "") -> None:
         super().__init__(path)
-        self._server = NatsServer(path)
+        self._server = NatsServer(path, settings)
 
     def _connect(self, place: Place, mesh: Mesh) -> None:
         cable = self._cables[frozenset((place,))] = Cable(self._server.port)

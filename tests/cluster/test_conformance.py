@@ -16,7 +16,7 @@ from smqrt.wire.link import Refusal
 from tests.cluster.engines import ENGINES, Client, Engine, Place, opened
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[pytest.param(one, marks=pytest.mark.servers if one == "nats" else ()) for one in ENGINES])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     with opened(request.param, tmp_path) as found:
         yield found

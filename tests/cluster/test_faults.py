@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster.faults import FAULTS, run
+
+pytestmark = pytest.mark.servers
 
 
 def test_between_nodes_that_are_well_everything_arrives_once_and_in_order() -> None:

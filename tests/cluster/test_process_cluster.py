@@ -19,6 +19,7 @@ from tests.nats.server import cluster as nats_cluster
 from tests.pki import Authority
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.servers
 Start = Callable[..., ProcessCluster]
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from smqrt.client import SmqClient
@@ -16,6 +17,7 @@ from tests.conftest import Served, free_port
 from tests.factory import Factory
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.servers
 PAGE = "<?lsp app.smq:connect(request) ?>"
 
 
