@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +72,15 @@ def available() -> list[str]:
     return [name for name in NAMES if name == "smqrt" or _program(name)]
 
 
-def start(name: str, app: Path = APP, tls: bool = False) -> Broker:
+def start(name: str, app: Path = APP, tls: bool = False, environment: Mapping[str, str] | None = None) -> Broker:
     """Starts one broker and returns it when it accepts connections; `app` is what ours serves, with `tls` over TLS
-    too."""
+    too. `environment` is added to that of this process."""
     folder = tempfile.TemporaryDirectory(prefix="smqrt-bench-")
     command, port = _smqrt(app, tls) if name == "smqrt" else _COMMANDS[name](Path(folder.name))
     # Ours says its port, and its troubles are for the reader.
     out, err = (subprocess.PIPE, None) if name == "smqrt" else (subprocess.DEVNULL, subprocess.DEVNULL)
-    process = subprocess.Popen(command, cwd=folder.name, stdout=out, stderr=err, text=True)
+    added = {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, cwd=folder.name, stdout=out, stderr=err, text=True, env=added)
     broker = Broker(name, _PROTOCOLS[name], process, port, folder)
     try:
         broker.port = port or _announced_port(process)

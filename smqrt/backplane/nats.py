@@ -24,7 +24,7 @@ from smqrt.broker.outbox import Drop, Outbox
 from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import Node
 from smqrt.nats.client import NatsState
-from smqrt.net.connection import view
+from smqrt.net.connection import LARGE_RUN_BYTES, view
 from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.life import Life, moved
 from smqrt.wire.link import ID_BYTES
@@ -119,21 +119,29 @@ class NatsConnection(LinkConnection):
         self._waiting_bytes += size
         if self._waiting_bytes > WAITING_BYTES:
             self.link.lose("what came through NATS waits for handlers that are behind; the link begins anew")
-        elif not self.paused:
+        elif size < LARGE_RUN_BYTES:
             self._work_off_waiting()
+        elif len(self._waiting) == 1:  # what else has come is delivered with it: each delivery is a write
+            get_hub().loop.run_callback(self._work_off_waiting)
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
-            message, carry = self._waiting.popleft(), self.carry
-            held, size = len(carry), len(message) - _HEAD.size
-            view[:held] = carry
-            view[held : held + size] = memoryview(message)[_HEAD.size :]
-            self.carry = b""
-            self._waiting_bytes += held  # what is in work is not worked off
-            self.feed(held + size)
-            self._waiting_bytes -= held + size
+            self._work_off_some()
         if not self.life.over:
             self.link.heard(self.link.node.clock_s())
+
+    def _work_off_some(self) -> None:
+        """Work off what is carried, and behind it as many messages as the buffer takes."""
+        size = carried = len(self.carry)
+        view[:size] = self.carry
+        self.carry = b""
+        while self._waiting and size + len(self._waiting[0]) <= len(view):
+            piece = memoryview(self._waiting.popleft())[_HEAD.size :]
+            view[size : size + len(piece)] = piece
+            size += len(piece)
+        self._waiting_bytes += carried  # what is in work is not worked off
+        self.feed(size)
+        self._waiting_bytes -= size
 
     def on_data_waiting(self) -> None:
         """Go on after a pause."""

@@ -23,7 +23,7 @@ from smqrt.net.readiness import READ
 from smqrt.wire import nats
 from smqrt.wire.nats import ServerInfo
 
-RECEIVE_BYTES = 128 << 10
+RECEIVE_BYTES = 256 << 10
 _LONGEST_TICK_S = 1.0
 _TICKS_PER_WAIT = 4
 
