@@ -136,7 +136,8 @@ class Server:
         self._watcher: gevent.Greenlet[..., None] | None = None
         self.identities = self._read_identities()
         sessions.catch_up()
-        self._listeners = Listeners(settings, self.http, conf, worker.ports if worker else None)
+        given = (worker.ports, worker.balance) if worker else (None, None)
+        self._listeners = Listeners(settings, self.http, conf, *given)
         self.admin = self._open_admin()
         self.renewal = self._make_renewal()
         apply_settings(self.live, self.http, self._listeners)

@@ -116,6 +116,7 @@ class ConnectionLimit:
         self.limit, self.per_address = limit, per_address
         self.proxies = TrustedNetworks()
         self.open = 0
+        self._published: memoryview = memoryview(bytearray(4)).cast("I")
         self._by_address: dict[str, int] = {}
         self.rate(in_force())
 
@@ -145,14 +146,21 @@ class ConnectionLimit:
         self._count(sock, host)
         return sock
 
+    def publish_in(self, cell: memoryview) -> None:
+        """Let others know how many connections are open, in a number of 32 bits, from now on."""
+        self._published = cell
+        cell[0] = self.open
+
     def _count(self, sock: Admitted, host: str) -> None:
         self.open += 1
+        self._published[0] = self.open
         self._add(host, 1)
         sock.counted(self, host)
 
     def left(self, host: str) -> None:
         """One of its connections was closed."""
         self.open -= 1
+        self._published[0] = self.open
         self._add(host, -1)
 
     def moves(self, before: str, host: str) -> bool:

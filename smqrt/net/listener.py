@@ -21,6 +21,7 @@ from gevent import get_hub
 
 from smqrt.errors import StartError, StreamError
 from smqrt.net.admission import BUSY, LISTENER_CONNECTIONS, Admitted, ListenerCounts, open_connections
+from smqrt.net.balance import Balance
 from smqrt.net.inherited import inherited
 from smqrt.net.proxies import ProxyHeaders, TrustedNetworks
 from smqrt.net.readiness import READ, Ready, Signal, Wait
@@ -75,6 +76,7 @@ class Listener:
         asked_for: host and port as they were given.
         leaves_queue: at its end those who wait in the kernel are left to whoever serves the sockets next.
         takes_turns: other processes accept at the same socket, so it takes one connection at a time.
+        balance: spreads the connections over the workers of the server; None where there are no others.
 
     Raises:
         StartError: the address can't be bound; one sentence.
@@ -101,6 +103,7 @@ class Listener:
         self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
         self.counts = ListenerCounts()
         self.name, self.max_connections = "a listener", 0
+        self.balance: Balance | None = None
         self._on_accept: OnAccept = self._handshakes.begin if self._handshakes else on_accept
         self._proxy_headers: ProxyHeaders | None = None
         self._family, self._type = self._sockets[0].family, self._sockets[0].type
@@ -111,7 +114,7 @@ class Listener:
         self._turn_s = self._until_s = 0.0
         self._pause: Any = None
         self._complained = False
-        self._accepted: deque[tuple[int, Address]] = deque()
+        self._accepted: deque[tuple[int, Address] | tuple[int, Address, bool]] = deque()
         self._taking: Any = get_hub().loop.timer(_NEXT_TURN_S)
 
     @property
@@ -162,6 +165,8 @@ class Listener:
         watchers, sockets = [*self._watchers, *self._watchers_of_others], [*self._sockets, *self._others]
         for watcher, sock in zip(watchers, sockets, strict=True):
             watcher.start(self._accept, sock)
+        if self.balance is not None:
+            self.balance.begin(self.name)
 
     def accept_for(self, others: Sequence[_socket.socket]) -> None:
         """Accept at these sockets too, whose own process does not, and no longer at those that were named before."""
@@ -182,6 +187,8 @@ class Listener:
             self._pause.stop()
             self._pause.close()
             self._pause = None
+        if self.balance is not None:
+            self.balance.rest(self.name)
 
     def turn_away(self) -> None:
         """Tell those who wait in the kernel that the server stops: 503, or just the end of a TLS connection. At the
@@ -245,6 +252,12 @@ class Listener:
                 return False
         return True
 
+    def take(self, fd: int, address: Address) -> None:
+        """Serve a connection that another worker has accepted."""
+        self._accepted.append((fd, address, False))
+        if not self._taking.active:
+            self._take()
+
     def _take(self) -> None:
         """Pass on those who were accepted, in their order, as far as this turn's time goes."""
         until_s, accepted = monotonic() + TURN_S, self._accepted
@@ -254,7 +267,9 @@ class Listener:
                 self._taking.start(self._take)
                 break
 
-    def _pass_on(self, fd: int, address: Address) -> None:
+    def _pass_on(self, fd: int, address: Address, may_go: bool = True) -> None:
+        if may_go and self.balance is not None and self.balance.gives(self.name, fd, address):
+            return
         client = open_connections.admit(self._family, self._type, fd, address)
         if client is None:
             self.counts.refused += 1

@@ -13,6 +13,7 @@ from smqrt.errors import StartError
 from smqrt.http.server import HttpServer
 from smqrt.mako_conf import MakoConf
 from smqrt.net.admission import open_connections
+from smqrt.net.balance import Balance
 from smqrt.net.listener import Listener, sockets_for_storms
 from smqrt.net.listener_tls import ListenerTls
 from smqrt.server.port_sockets import PortSockets, passed_ports
@@ -40,6 +41,7 @@ class Listeners(Mapping[str, Listener]):
         http: gets the connections.
         conf: what mako.conf says.
         given: the sockets of each port, of a worker; it opens none itself.
+        balance: spreads connections over the workers; None where there are no others.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -51,9 +53,10 @@ class Listeners(Mapping[str, Listener]):
         http: HttpServer,
         conf: MakoConf | None = None,
         given: Mapping[str, PortSockets] | None = None,
+        balance: Balance | None = None,
     ) -> None:
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
-        self._settings = settings
+        self._settings, self._balance = settings, balance
         self._given: Mapping[str, PortSockets] = given or {}
         self._is_closed = False
         self._listeners: dict[str, Listener] = {}
@@ -94,6 +97,9 @@ class Listeners(Mapping[str, Listener]):
             raise failures[0]
         listener = self._listeners[port.name]
         listener.name, listener.max_connections = port.name, port.max_connections
+        if self._balance is not None:
+            listener.balance = self._balance
+            self._balance.add(listener.name, listener.take)
         if self._settings.listener.get(port.name, ListenerSettings()).proxy_protocol:
             listener.expect_proxy_headers(lambda: open_connections.proxies, self._settings.proxy.header_s)
         if tls is not None:
@@ -116,6 +122,8 @@ class Listeners(Mapping[str, Listener]):
             return
         for name, listener in self._listeners.items():
             listener.accept_for(self._given[name].of(workers))
+        if self._balance is not None:
+            self._balance.take_for(workers)
 
     def leave_nobody(self) -> None:
         """The server ends: nobody serves these ports next."""
@@ -147,6 +155,8 @@ class Listeners(Mapping[str, Listener]):
             listener.close()
         for sockets in self._given.values():
             sockets.close()
+        if self._balance is not None:
+            self._balance.close()
 
     def scheme(self, name: str) -> str:
         """Returns "http" or "https"."""

@@ -20,6 +20,7 @@ from gevent.event import Event
 
 from smqrt.errors import StartError
 from smqrt.mako_conf import MakoConf
+from smqrt.net.balance import BalanceSockets
 from smqrt.net.fd_channel import Message
 from smqrt.net.worker_place import WorkerPlace, anew
 from smqrt.server.children import Patience
@@ -73,6 +74,7 @@ class Supervisor:
         self.settings, self.count, self.report = settings, count, report
         self._reload = reload
         self._ports = open_for_workers(settings, conf, count)
+        self._balance = BalanceSockets(count)
         self._directory = _private_directory()
         secret = os.urandom(SECRET_BYTES)
         self._places = [WorkerPlace(number, count, secret, self._directory) for number in range(count)]
@@ -112,7 +114,7 @@ class Supervisor:
         finally:
             self._rolling.close()
             self._systemd.close()
-            for sockets in self._ports.values():
+            for sockets in (*self._ports.values(), self._balance):
                 sockets.close()
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._failure:
@@ -151,7 +153,8 @@ class Supervisor:
 
     def start(self, number: int, take_over: int | None = None) -> WorkerProcess:
         """Start the process of a worker. Raises OSError."""
-        worker = WorkerProcess(self._places[number], self._ports_of(number), self._heard, take_over)
+        fds = self._balance.filenos()
+        worker = WorkerProcess(self._places[number], self._ports_of(number), fds, self._heard, take_over)
         self._places[number] = anew(self._places[number])
         return worker
 
@@ -234,6 +237,7 @@ class Supervisor:
     def spread(self) -> None:
         """Have the connections of workers that don't accept any accepted by others."""
         accepting = [number for number in range(self.count) if number in self.workers and self.workers[number].accepts]
+        self._balance.accepting(accepting)
         covers: dict[int, list[int]] = {number: [] for number in accepting}
         for number in range(self.count):
             if number not in covers and accepting:

@@ -3,6 +3,7 @@
     supervisor                                   worker
     place {version, number, …, ports}       ──▶
     port {name, counts, …} and its sockets  ──▶  one for each port
+    balance, with descriptors               ──▶
                                                  (loads the applications)
                                             ◀──  report {line}: for the person at the terminal
                                             ◀──  failed {why}, or ready {lines}
@@ -36,6 +37,7 @@ import gevent
 from gevent.queue import Full, Queue
 
 from smqrt.errors import StartError
+from smqrt.net.balance import Balance
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace, take_place
 from smqrt.server.children import outlive_parent
@@ -43,7 +45,7 @@ from smqrt.server.port_sockets import PortSockets
 
 log = logging.getLogger("smqrt")
 
-VERSION = 1
+VERSION = 2
 PLACE_S = 10.0
 """What the supervisor may take to tell a worker its place."""
 ALIVE_S = 1.0
@@ -80,6 +82,7 @@ class WorkerEnd:
     Attributes:
         place: which worker this is.
         ports: the listening sockets by listener.
+        balance: spreads connections over the workers.
 
     Raises:
         StartError: the supervisor says what it should not, or is of another version.
@@ -99,6 +102,7 @@ class WorkerEnd:
             self.place = WorkerPlace(said["number"], said["count"], said["secret"], directory, said["start"])
             for _ in range(said["ports"]):
                 self._take_port(*channel.receive(PLACE_S))
+            self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             raise StartError(f"The supervisor does not say what this worker is to do: {error}.") from None
         take_place(self.place)

@@ -45,6 +45,7 @@ class WorkerProcess:
     Args:
         place: which worker it is.
         ports: the sockets it gets.
+        balance: the descriptors with which workers spread connections.
         heard: called with what it says.
         take_over: a descriptor that it inherits, to take another process's place; None for a new start.
 
@@ -63,7 +64,12 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, place: WorkerPlace, ports: Mapping[str, PortSockets], heard: Heard, take_over: int | None = None
+        self,
+        place: WorkerPlace,
+        ports: Mapping[str, PortSockets],
+        balance: list[int],
+        heard: Heard,
+        take_over: int | None = None,
     ) -> None:
         self.place = place
         self.fault: str | None = None
@@ -76,6 +82,7 @@ class WorkerProcess:
         self._covers: list[int] = []
         self._process = self._open(take_over)
         self._say_place(ports)
+        self.say({"do": "balance"}, balance)
         gevent.spawn(self._wait, gevent.spawn(self._listen))
 
     def _open(self, take_over: int | None) -> subprocess.Popen[bytes]:

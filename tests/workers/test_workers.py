@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -114,6 +116,50 @@ def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Pat
         served.wait_for(rf"^w{number}: settings read again$")
     assert served.stop(signal.SIGINT) == 0
     assert "Traceback" not in served.output
+
+
+def connected(served: Served, number: int) -> Device:
+    """A client of the hub."""
+    return Device(("127.0.0.1", served.port), RAW).start(target="/smq.lsp").connect(b"client%d" % number)
+
+
+def connections(served: Served) -> list[int]:
+    """How many clients of hubs each worker has."""
+    with urllib.request.urlopen(f"{served.admin_url}/api/v1/server", timeout=10) as answer:
+        return [one["peers"] for one in json.load(answer)["workers"]]
+
+
+def test_connections_are_spread_evenly_also_after_a_worker_has_died(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2", "--hosts", "test")
+    pids = workers_of(served)
+    clients = [connected(served, number) for number in range(100)]
+    wait_until(lambda: sum(connections(served)) == 100, "all clients")
+    assert min(connections(served)) >= 50 - 4, "4 more than half may be at one of them"
+
+    os.kill(pids[1], signal.SIGKILL)
+    served.wait_for(r"^w1: process \d+ serves$")
+    wait_until(lambda: connections(served)[1] == 0 and len(connections(served)) == 2, "the new worker")
+    (kept, _) = connections(served)
+    clients += [connected(served, 100 + number) for number in range(kept)]
+    wait_until(lambda: min(connections(served)) >= kept - 4, "who comes back is at the worker that has nobody")
+    assert served.stop() == 0
+
+
+def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2")
+    held = workers_of(served)[1]
+    os.kill(held, signal.SIGSTOP)
+    clients = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(200)]
+    for one in clients:
+        one.sendall(b"GET /who.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    time.sleep(0.5)
+    served_at_once = len(select.select(clients, [], [], 0)[0])
+    assert served_at_once >= 200 / 2 - 40, "16 are on their way to it, half of the others are in its own queue"
+    served.wait_for(rf"w1 \(process {held}\) is held; others accept its connections")
+    answers = {one.recv(1000).partition(b" ")[2][:3] for one in clients}
+    assert answers == {b"200"}, "also those that were on their way to it"
+    os.kill(held, signal.SIGCONT)
+    wait_until(lambda: who(served) == "1", served.lines)
 
 
 def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
