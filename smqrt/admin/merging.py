@@ -15,7 +15,7 @@ _SUMS = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections
          "lua_memory_bytes", "lua_activities")  # fmt: skip
 _WORST = ("loop_lag_s", "loop_lag_worst_s")
 _OF_A_WORKER = ("pid", "phase", "uptime_s", *_SUMS, *_WORST)
-_OF_A_LISTENER = ("accepted", "open", "refused", "handshakes", "handshakes_failed")
+_OF_A_LISTENER = ("accepted", "open", "refused", "given", "handshakes", "handshakes_failed")
 
 
 def server(answers: Answers, arguments: Arguments) -> object:

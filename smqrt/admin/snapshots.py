@@ -105,6 +105,7 @@ def _listener(name: str, listener: Listener, tls: Snapshot | None) -> Snapshot:
         "accepted": listener.counts.accepted,
         "open": listener.counts.open,
         "refused": listener.counts.refused,
+        "given": listener.counts.given,
         "handshakes": done,
         "handshakes_failed": failed,
     }

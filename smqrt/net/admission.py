@@ -95,11 +95,13 @@ class ListenerCounts:
 
     Attributes:
         accepted: connections that were let in; open: those of them that are not closed; refused: those over a limit.
+        given: passed on to another worker, which counts them.
     """
 
     accepted: int = 0
     open: int = 0
     refused: int = 0
+    given: int = 0
 
 
 class ConnectionLimit:

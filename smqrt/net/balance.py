@@ -27,8 +27,8 @@ SLACK, SLACK_SHARE = 3, 32
 away costs more than an uneven connection does."""
 TAKEN_AT_ONCE = 64
 WAITING_BYTES = 16 * 768
-"""What may be on its way to one worker: 16 connections, of which the kernel counts each so. A worker that an application
-holds, or SIGSTOP, gets no more."""
+"""What may be on its way to one worker: 16 connections, of which the kernel counts each so. A worker that something
+holds gets no more."""
 _MESSAGE_BYTES = 512
 _CELL_BYTES = 4
 
@@ -75,9 +75,6 @@ class Balance:
     Args:
         number: of the worker.
         filenos: see `BalanceSockets.filenos`; they are its own from now on.
-
-    Attributes:
-        given: how many connections other workers got from this one; taken: how many it got from them.
     """
 
     def __init__(self, number: int, filenos: Sequence[int]) -> None:
@@ -95,7 +92,6 @@ class Balance:
         self._takes_for = {number}
         self._takers: dict[str, Callable[[int, tuple[Any, ...]], object]] = {}
         self._accepting: set[str] = set()
-        self.given = self.taken = 0
         open_connections.publish_in(self._open[number : number + 1])
 
     # ---- giving
@@ -123,7 +119,6 @@ class Balance:
             return False  # there is no memory for it, or too many descriptors are on their way
         os.close(fd)
         self._open[to] += 1  # until it says so itself, those that come at the same moment would all go there
-        self.given += 1
         return True
 
     def _fewest(self) -> int:
@@ -176,7 +171,6 @@ class Balance:
         if take is None:
             os.close(fd)  # of a port that this worker was started without
             return
-        self.taken += 1
         take(fd, address)
 
     def close(self) -> None:
@@ -198,4 +192,3 @@ def _waiting_bytes(sender: socket.socket) -> int:
 def _cells(table: int, count: int) -> memoryview:
     """Numbers of 32 bits: the open connections of each worker, and whether it accepts."""
     return memoryview(mmap.mmap(table, 2 * _CELL_BYTES * count)).cast("I")
-

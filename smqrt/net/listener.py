@@ -269,6 +269,7 @@ class Listener:
 
     def _pass_on(self, fd: int, address: Address, may_go: bool = True) -> None:
         if may_go and self.balance is not None and self.balance.gives(self.name, fd, address):
+            self.counts.given += 1
             return
         client = open_connections.admit(self._family, self._type, fd, address)
         if client is None:

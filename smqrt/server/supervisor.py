@@ -114,8 +114,9 @@ class Supervisor:
         finally:
             self._rolling.close()
             self._systemd.close()
-            for sockets in (*self._ports.values(), self._balance):
+            for sockets in self._ports.values():
                 sockets.close()
+            self._balance.close()
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._failure:
             raise self._failure
