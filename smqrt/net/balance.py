@@ -51,9 +51,10 @@ class BalanceSockets:
         self._count = count
         self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
 
-    def filenos(self) -> list[int]:
-        """What `Balance` takes."""
-        return [self._table, *(one.fileno() for pair in self._pairs for one in pair)]
+    def filenos(self) -> tuple[list[int], list[int]]:
+        """What `Balance` takes; in two lists, since a message has no more than 253 of them."""
+        inboxes, senders = zip(*self._pairs, strict=True)
+        return [self._table, *(one.fileno() for one in inboxes)], [one.fileno() for one in senders]
 
     def accepting(self, numbers: Iterable[int]) -> None:
         """Say which workers may be given connections."""
@@ -74,18 +75,17 @@ class Balance:
 
     Args:
         number: of the worker.
-        filenos: see `BalanceSockets.filenos`; they are its own from now on.
+        table_and_inboxes, senders: see `BalanceSockets.filenos`; they are its own from now on.
     """
 
-    def __init__(self, number: int, filenos: Sequence[int]) -> None:
-        table, *ends = filenos
-        count = len(ends) // 2
-        self._number = number
+    def __init__(self, number: int, table_and_inboxes: Sequence[int], senders: Sequence[int]) -> None:
+        table, *inboxes = table_and_inboxes
+        self._number, count = number, len(inboxes)
         self._cells = _cells(table, count)
         os.close(table)
         self._open, self._accepts = self._cells[:count], self._cells[count:]
-        self._inboxes = [socket.socket(fileno=fd) for fd in ends[::2]]
-        self._senders = [socket.socket(fileno=fd) for fd in ends[1::2]]
+        self._inboxes = [socket.socket(fileno=fd) for fd in inboxes]
+        self._senders = [socket.socket(fileno=fd) for fd in senders]
         for one in (*self._inboxes, *self._senders):
             one.setblocking(False)
         self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), READ) for one in self._inboxes]

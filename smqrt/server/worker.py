@@ -3,7 +3,7 @@
     supervisor                                   worker
     place {version, number, …, ports}       ──▶
     port {name, counts, …} and its sockets  ──▶  one for each port
-    balance, with descriptors               ──▶
+    balance, with descriptors               ──▶  twice
                                                  (loads the applications)
                                             ◀──  report {line}: for the person at the terminal
                                             ◀──  failed {why}, or ready {lines}
@@ -102,7 +102,7 @@ class WorkerEnd:
             self.place = WorkerPlace(said["number"], said["count"], said["secret"], directory, said["start"])
             for _ in range(said["ports"]):
                 self._take_port(*channel.receive(PLACE_S))
-            self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1])
+            self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1], channel.receive(PLACE_S)[1])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             raise StartError(f"The supervisor does not say what this worker is to do: {error}.") from None
         take_place(self.place)

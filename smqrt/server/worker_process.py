@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -67,7 +67,7 @@ class WorkerProcess:
         self,
         place: WorkerPlace,
         ports: Mapping[str, PortSockets],
-        balance: list[int],
+        balance: Iterable[list[int]],
         heard: Heard,
         take_over: int | None = None,
     ) -> None:
@@ -82,7 +82,8 @@ class WorkerProcess:
         self._covers: list[int] = []
         self._process = self._open(take_over)
         self._say_place(ports)
-        self.say({"do": "balance"}, balance)
+        for fds in balance:
+            self.say({"do": "balance"}, fds)
         gevent.spawn(self._wait, gevent.spawn(self._listen))
 
     def _open(self, take_over: int | None) -> subprocess.Popen[bytes]:
