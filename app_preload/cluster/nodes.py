@@ -67,6 +67,7 @@ class Nodes:
         links = ["--cluster-directory", self._directory, "--cluster-node", number]
         command = [sys.executable, "-m", "smqrt", "serve", self._app, "--port", "0", *links]
         environment = {name: value for name, value in os.environ.items() if "SMQRT_" not in name}  # our own settings
+        environment["SMQRT_ADMIN__ENABLED"] = "false"  # commands such as `smqrt top` find the server that started us
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         port = ""
         with subprocess.Popen(command, cwd=self._app, env=environment, **pipes) as process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,14 +42,16 @@ def say(page: Any, number: int, text: str) -> None:
 
 
 @pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
-def served(request: pytest.FixtureRequest, serve: Callable[..., Served]) -> Served:
-    return serve(REPOSITORY / "app_preload", "--workers", str(request.param))
+def served(request: pytest.FixtureRequest, serve: Callable[..., Served], tmp_path: Path) -> Served:
+    own = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    return serve(REPOSITORY / "app_preload", "--workers", str(request.param), env=own)
 
 
 def test_both_nodes_know_who_is_where_and_one_is_killed(
-    served: Served, new_page: Callable[..., Any], device: Callable[..., Any]
+    served: Served, new_page: Callable[..., Any], device: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page(served, new_page)
+    assert len(list(tmp_path.glob("smqrt/*.json"))) == 1, "commands for operators find the server, not its nodes"
     for number in (1, 2):
         expect(clients(page, number)).to_have_count(2)
     add_client(page, 1)
