@@ -183,8 +183,9 @@ class World:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
         stamp = other.machine.member._stamps.get(other.etid)
-        same = (one.etid for one in found if one.uid == other.uid and one.stamp == stamp and not one.node.gone)
-        return next(same, None)
+        there = other.machine.node.number  # clocks differ: two clients of a uid may have come at the same time, it seems
+        of_it = (one for one in found if one.uid == other.uid and one.node.number == there and not one.node.gone)
+        return next((one.etid for one in of_it if one.stamp == stamp), None)
 
     def on_publish(self, client: int, topic: int, times: int) -> None:
         if self.clients:
