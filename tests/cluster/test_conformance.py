@@ -350,7 +350,7 @@ def test_what_is_on_the_way_when_a_link_breaks_is_delivered_or_counted(engine: E
     for count in range(100):
         publisher.publish(b"topic", b"%d" % count)
     engine.wait_silence()
-    engine.until(lambda: not one.member.remotes, "the silence is noticed")
+    engine.until(lambda: not one.member.remotes and not other.member.remotes, "both notice the silence")
     engine.settle()
     lost = one.hub.stats.drops[Drop.LINK_LOST] + one.hub.stats.drops[Drop.UNROUTED]
     assert lost + len(subscriber.data) >= 100
