@@ -95,6 +95,15 @@ class ChannelWay(Way):
         """See `Outbox`."""
         self._link.transport.outbox.resume()
 
+    @property
+    def is_behind(self) -> bool:
+        """See `Way`."""
+        return self._link.is_behind
+
+    def wait(self, then: Callable[[], object]) -> None:
+        """See `Way`."""
+        self._link.wait(then)
+
 
 class Channel:
     """One hub of this node on a link.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from smqrt.broker.broker import Broker
-from smqrt.cluster.link import Link, LinkState, Transport
+from smqrt.cluster.link import ACK_BYTES, Link, LinkState, Transport
 from smqrt.cluster.member import Member
 from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError
@@ -22,6 +22,8 @@ PING_S = 1.0
 SILENCE_S = 5.0
 QUEUE_BYTES = 16 << 20
 """What may wait for one node."""
+IN_FLIGHT_BYTES = 4 * ACK_BYTES
+"""What may be on the way to it besides, at least: an answer comes for each quarter of it."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
 """How often others may ask for another number: all links begin anew with it."""
 
@@ -36,8 +38,7 @@ class Node:
         clock_ns: the time, in ns since 1970.
         number: a fixed number of the node, 0 to draw one.
         versions: the oldest and the newest version of the link that it speaks.
-        queue_bytes: what may wait for one other node. What has been sent, and has not been worked off there, may be as
-            much again.
+        queue_bytes: what may wait for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be on its way.
 
     Attributes:
         id: 16 bytes; of a fixed number, the same after each start.
@@ -74,7 +75,7 @@ class Node:
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
         self.strangers = Strangers()
-        self.unacked_bytes = 2 * queue_bytes
+        self.unacked_bytes = queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
         self.links_lost = 0
