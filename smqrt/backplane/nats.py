@@ -276,9 +276,13 @@ class NatsBackplane:
         self._told_gone.clear()
         if self.client.connected:
             self._answered_s = time.monotonic()
-            self._said += 1
-            hello = _HELLO.pack(self.node.id, self.node.epoch, self._said)
-            self.client.publish(f"smqrt.{self._site}.hello", hello + signature(self._key, hello))
+            self.client.publish(f"smqrt.{self._site}.hello", self.hello())
+
+    def hello(self) -> bytes:
+        """The next word that this node is alive."""
+        self._said += 1
+        hello = _HELLO.pack(self.node.id, self.node.epoch, self._said)
+        return hello + signature(self._key, hello)
 
     def _on_state(self, state: NatsState, why: str) -> None:
         if state is NatsState.CONNECTED:

@@ -215,7 +215,8 @@ class Link:
     @property
     def is_behind(self) -> bool:
         """Whether so much has not been worked off there that what can wait should; see `wait`."""
-        return self.unacked_bytes > self.node.unacked_bytes // 4
+        waits_bytes = self.transport.outbox.queued_bytes
+        return self.unacked_bytes > self.node.unacked_bytes // 4 or waits_bytes > self.node.queue_bytes // 4
 
     def wait(self, then: Callable[[], object]) -> None:
         """Call `then` when the other side has worked off more; not when the link ends before."""

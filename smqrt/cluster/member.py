@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from smqrt.broker.broker import Broker
@@ -27,8 +26,8 @@ from smqrt.wire.ids import NameNumbers, node_of, server_of
 
 log = logging.getLogger("smqrt")
 
-SAID_AT_ONCE = 64
-"""So many topics, or clients, of a snapshot are looked at before the clock is."""
+SAID_AT_ONCE, SAID_BYTES = 64, 1 << 14
+"""So many topics, or clients, of a snapshot are looked at before the clock is; fewer when they are large."""
 HELD_LOOKED_AT = 16
 """So many clients of one uid are put in the order of their age; there are as many as nodes, at most, and soon one."""
 
@@ -298,7 +297,7 @@ class Member:
         the moment in which it is told, so that nothing old follows something new.
         """
         broker = self.broker
-        for names in _portions(list(broker.subtopic_table.by_id.items())):
+        for names in _portions(list(broker.subtopic_table.by_id.items()), lambda one: len(one[1])):
             node.way.say(wire.names(LinkType.SUBTOPICS, names))
             yield
         for topics in _portions(list(self._otherwise.items())):
@@ -307,7 +306,7 @@ class Member:
         for keys in _portions(list(self._watching)):
             node.way.say(wire.keys(LinkType.WATCH, keys))
             yield
-        for clients in _portions(list(broker.sessions.values())):
+        for clients in _portions(list(broker.sessions.values()), lambda one: len(one.info)):
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions(list(broker.topic_table.by_name.values())):
@@ -538,13 +537,22 @@ def _paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
     for _ in steps:
         if node.gone:
             return
+        if node.way.queue:
+            node.way.flush()  # so that it counts
         if node.way.is_behind:
             node.way.wait(lambda: put_off(_paced(node, steps)))
             return
         yield
 
 
-def _portions(items: list[Any]) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while portion := list(islice(rest, SAID_AT_ONCE)):
+def _portions(items: list[Any], size_bytes: Callable[[Any], int] = lambda one: 0) -> Iterator[list[Any]]:
+    portion: list[Any] = []
+    size = 0
+    for one in items:
+        portion.append(one)
+        size += size_bytes(one)
+        if len(portion) >= SAID_AT_ONCE or size >= SAID_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
         yield portion

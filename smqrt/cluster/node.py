@@ -47,7 +47,7 @@ class Node:
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
         strangers: those of them that came from outside, and whose other side has not proved the password.
-        unacked_bytes: what may wait for a node, or be on its way to it.
+        queue_bytes, unacked_bytes: what may wait for a node; and what may wait for it or be on its way to it.
         links_lost: how many that were up have ended.
         refused: how many ended by each kind of refusal, of this side or the other.
     """
@@ -75,7 +75,7 @@ class Node:
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
         self.strangers = Strangers()
-        self.unacked_bytes = queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
+        self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
         self.links_lost = 0

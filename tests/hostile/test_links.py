@@ -248,6 +248,8 @@ KINDS = [*Packet, *LinkType, 0x08, 0x00, 0xFF]
 
 def spoiled(rng: random.Random, kind: int) -> bytes:
     size = rng.choice((0, 1, 2, 4, 8, 12, 64, 1000, 65_000))
+    if kind == LinkType.END:  # which may end all clients, and so must not name all
+        return bytes((kind,)) + b"\x7f" + rng.randbytes(size)
     return bytes((kind,)) + (rng.randbytes(size) if rng.random() < 0.7 else bytes((rng.choice((0, 1, 255)),)) * size)
 
 
@@ -342,8 +344,8 @@ FLOODS: dict[str, Callable[[], tuple[bytes, int]]] = {
             smq.frame(
                 bytes((LinkType.PEERS,))
                 + b"".join(
-                    struct.pack(">IQB", random.getrandbits(31), (1 << 40) - 4000 * part - of, 1) + b"u\0\0\0"
-                    for of in range(4000)
+                    struct.pack(">IQB", random.getrandbits(31), (1 << 40) - 3600 * part - of, 1) + b"u\0\0\0"
+                    for of in range(3600)
                 )
             )
             for part in range(10)
