@@ -345,6 +345,8 @@ class SharedDirectory:
             return
         except OSError:  # no file descriptors: those who wait would wake this loop again and again
             self._watcher.stop()
+            self._pause.close()
+            self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new one: one that has fired fires again at once
             self._pause.start(lambda: self._watcher.start(self._accept))
             return
         client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
@@ -354,12 +356,15 @@ class SharedDirectory:
     def _scan(self) -> None:
         """Others may have died without taking their sockets away, and some may come in this very moment."""
         while True:
-            there = [one for one in self._others() if one not in self._dialers]
-            for path in there:
-                self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
-            for path in [one for one in self._dialers if not one.exists()]:
-                self._dialers.pop(path).close()
+            with contextlib.suppress(OSError):  # no file descriptors, or the folder is gone: perhaps later
+                self._look_around()
             gevent.sleep(SCAN_S)
+
+    def _look_around(self) -> None:
+        for path in [one for one in self._others() if one not in self._dialers]:
+            self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+        for path in [one for one in self._dialers if not one.exists()]:
+            self._dialers.pop(path).close()
 
     def _others(self) -> Iterable[Path]:
         return sorted(one for one in self._directory.glob("*.sock") if one != self._path)

@@ -177,7 +177,9 @@ class RemoteNode:
     def _keep(self, size_bytes: int) -> None:
         self.kept_bytes += size_bytes
         if self.kept_bytes > MAX_KEPT_BYTES:
-            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node says more than {MAX_KEPT_BYTES >> 20} MiB of a hub")
+            raise ProtocolError(
+                CloseReason.UNKNOWN_PACKET, f"a node says more than {MAX_KEPT_BYTES >> 20} MiB of a hub"
+            )
 
     def _interest(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
@@ -210,7 +212,9 @@ class RemoteNode:
     def _peers(self, packet: bytes) -> None:
         for announced in wire.parse_peers(packet):
             if announced.stamp >= MAX_STAMP:
-                raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a client of another node connects after the end of time")
+                raise ProtocolError(
+                    CloseReason.UNKNOWN_PACKET, "a client of another node connects after the end of time"
+                )
             before = self.phantoms.get(announced.etid)
             if before is None or before.stamp != announced.stamp:
                 if before is not None:

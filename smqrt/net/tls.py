@@ -431,7 +431,9 @@ class HandshakeQueue:
         """Called by a handshake that ended for a newer one."""
         self.failed += 1
         self.failures["made room for others"] += 1
-        _HANDSHAKE_TIME.refused(f"TLS with {address[0]}", f"{self.most} handshakes are under way; the oldest makes room")
+        _HANDSHAKE_TIME.refused(
+            f"TLS with {address[0]}", f"{self.most} handshakes are under way; the oldest makes room"
+        )
 
     def close(self) -> None:
         """End all handshakes."""

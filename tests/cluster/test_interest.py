@@ -46,7 +46,9 @@ class Model(RuleBasedStateMachine):
             assert bool(self.interest.nodes_of_number(number)) == any(key[0] == number for key, _ in self.wanted)
         assert len(self.interest) == len({key for key, _ in self.wanted})
         for node in (1, 2, 4):
-            assert sorted(chain.from_iterable(self.interest.keys(node))) == sorted(key for key, one in self.wanted if one == node)
+            assert sorted(chain.from_iterable(self.interest.keys(node))) == sorted(
+                key for key, one in self.wanted if one == node
+            )
 
 
 test_interest = Model.TestCase

@@ -281,7 +281,9 @@ _SAID = [
     *cluster.names(LinkType.SUBTOPICS, [(7, b"part"), (8, b"other")]),
     *cluster.keys_and_numbers(LinkType.NUMBERED, [(*_TOPIC, 17)]),
     *cluster.keys(LinkType.WATCH, [_TOPIC]),
-    *cluster.peers([Announced(5 << 21 | 9, 1, b"uid-0001", b"info", b"ann"), Announced(5 << 21 | 8, 2, b"u", b"", b"")]),
+    *cluster.peers(
+        [Announced(5 << 21 | 9, 1, b"uid-0001", b"info", b"ann"), Announced(5 << 21 | 8, 2, b"u", b"", b"")]
+    ),
     *cluster.keys(LinkType.INTEREST, [_TOPIC, (0x80000001, 8), (0x80000002, 8)]),
     bytes((LinkType.SYNCED,)),
     *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, 3)]),
