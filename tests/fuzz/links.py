@@ -206,7 +206,7 @@ def _packets(data: bytes) -> Iterator[bytes]:
 class _Client:
     """What a backplane calls of its NATS client; what it publishes goes nowhere."""
 
-    connected = True
+    connected, max_payload_bytes = True, 1 << 20
 
     def subscribe(self, subject: str, callback: object) -> None:
         pass
