@@ -109,6 +109,9 @@ def _converse(first: list[bytes], data: bytes) -> None:
 
 
 def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
+    member.to_servers(b"to servers", member.broker.server.etid, 0)
+    member.broker.publish(b"to all", b"news")
+    connections.settle()
     link.lose("the end")
     connections.settle()
     _check_clean(node, member)

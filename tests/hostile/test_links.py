@@ -136,6 +136,14 @@ def test_who_dribbles_has_no_more_time(port: Port) -> None:
     assert 4 < time.monotonic() - began_s < 7
 
 
+def test_who_says_too_much_is_ended_at_once(port: Port) -> None:
+    peer = port.peer()
+    with port.besieged.attack("links: a frame of 64 KiB before the password") as attack:
+        peer.sock.sendall(b"\xff\xff" + b"x" * 20_000)
+        attack.sent(20_002)
+        assert peer.ended(SOON_S)
+
+
 NONSENSE = {
     "nothing, and the end": b"",
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
@@ -291,18 +299,27 @@ def test_packets_of_every_type_with_anything_in_them(pair: Port, kind: int) -> N
         assert link["since_s"] >= before + time.monotonic() - began_s - 2
 
 
-def floods(peer: Peer, frames: bytes, times: int) -> None:
-    """Says the frames so often, and reads what comes meanwhile; the other side may end it."""
-    reader = threading.Thread(target=peer.ended, args=(60,))
+SOON_S = 3.0
+"""The other side has an end put to it so soon; who only falls silent is lost later."""
+
+
+def floods(peer: Peer, frames: bytes, times: int) -> bool:
+    """Says the frames so often, and reads what comes meanwhile; whether the other side puts an end to it."""
+    ends: list[bool] = []
+    reader = threading.Thread(target=lambda: ends.append(peer.ended(60)))
     reader.start()
     try:
         for _ in range(times):
             peer.sock.sendall(frames)
-        peer.sock.shutdown(socket.SHUT_WR)
     except OSError:
         pass
+    reader.join(SOON_S)
+    is_ended = bool(ends)
+    if not is_ended:
+        peer.sock.shutdown(socket.SHUT_RDWR)
     reader.join()
     peer.close()
+    return is_ended
 
 
 def packed(kind: int, item: Callable[[int], bytes], count: int) -> bytes:
@@ -364,6 +381,15 @@ FLOODS: dict[str, Callable[[], tuple[bytes, int]]] = {
 }
 
 
+ENDED = {
+    "65,535 channels",
+    "channels with names of 64 KiB",
+    "100,000 ends of channels that are not there",
+    "a channel that opens and closes 20,000 times",
+    "all numbers of nodes are taken",
+}
+
+
 @pytest.mark.parametrize("case", FLOODS)
 def test_a_broken_node_holds_nobody_up(pair: Port, case: str) -> None:
     frames, times = FLOODS[case]()
@@ -375,7 +401,7 @@ def test_a_broken_node_holds_nobody_up(pair: Port, case: str) -> None:
         peer.close()
         peer = pair.peer().up()
     with pair.besieged.attack(f"links: a broken node, {case}", grows_bytes=256 << 20) as attack:
-        floods(peer, frames, times)
+        assert floods(peer, frames, times) or case not in ENDED
         attack.sent(len(frames) * times)
         wait_until(lambda: pair.status()["links_lost"] >= 1, "the broken node is lost")
     assert is_well(pair)
@@ -384,7 +410,15 @@ def test_a_broken_node_holds_nobody_up(pair: Port, case: str) -> None:
 def test_a_node_that_acknowledges_what_was_never_sent(pair: Port) -> None:
     peer = pair.peer().joined()
     peer.say(wire.u64(Packet.ACK, 1 << 60))
-    assert peer.ended()
+    assert peer.ended(SOON_S)
+    assert is_well(pair)
+
+
+@pytest.mark.parametrize("numbers", [[0], [1024], [65_535], [7, 65_535], []])
+def test_a_node_whose_number_is_none(pair: Port, numbers: list[int]) -> None:
+    peer = pair.peer().proved()
+    peer.say(wire.numbers(Packet.NODE, numbers))
+    assert peer.ended(SOON_S)
     assert is_well(pair)
 
 
