@@ -445,7 +445,7 @@ class ClusterSettings:
     ping_s: float = option(1.0, number(0.05, 3600), "Seconds between questions whether another node is there.")
     silence_s: float = option(5.0, number(0.2, 3600), "A node that has said nothing for so many seconds is lost.")
     queue_bytes: int = option(
-        16 << 20, size(1 << 16), "What may wait for one node; more, and its link begins anew.", shown="`16MiB`"
+        16 << 20, size(1 << 18), "What may wait for one node; more, and its link begins anew.", shown="`16MiB`"
     )
 
 

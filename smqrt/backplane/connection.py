@@ -12,6 +12,7 @@ from gevent import Timeout, get_hub
 
 from smqrt.broker.outbox import Drop, Held, backlog
 from smqrt.cluster.link import Link, LinkState
+from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.net import datapath
 from smqrt.net.connection import (
@@ -35,7 +36,8 @@ from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
 log = logging.getLogger("smqrt")
 
-QUEUE_BYTES = 16 << 20
+STRANGER_BYTES = 8192
+"""So much may come before the other side has proved the password; what a node says until then is less than that."""
 _NEVER_S = float("inf")
 
 
@@ -113,8 +115,15 @@ class LinkConnection(RawConnection):
         self.link = link
         self.received_bytes = len(data)
         session: Any = LinkSession(link)
-        if link.state is not LinkState.CLOSED:
+        if link.state is not LinkState.CLOSED and not self.says_too_much(len(data)):
             self.start(session, data)
+
+    def says_too_much(self, received_bytes: int) -> bool:
+        """Whether a stranger has said more than a node does; the link is ended then."""
+        if self.link.is_proven or received_bytes <= STRANGER_BYTES:
+            return False
+        self.link.lose("what connects here is no node of smqrt: it says too much")
+        return True
 
     # ---- reading
 
@@ -142,6 +151,8 @@ class LinkConnection(RawConnection):
             self.receive_bytes = size >> 1
         self.carry = b""
         self.received_bytes -= held  # what is in work is not worked off
+        if self.says_too_much(self.received_bytes + held + got):
+            return
         self.feed(held + got)
         self.received_bytes += held + got
         self.link.heard(self.link.node.clock_s())
@@ -173,6 +184,9 @@ class LinkConnection(RawConnection):
                 if chars[at + 2] != b"\x08":
                     self.link.control(chars[at + 2 : end])
                     waits: bool | None = False
+                    if end - at >= LARGE_RUN_BYTES and time() >= datapath.share_ends_s():
+                        self.give_way()  # 64 KiB of clients or topics are up to 20 ms of work
+                        return size if self.life.over else end
                 else:
                     waits = self._deliver(at, end, count)
                 if self.life.over:

@@ -20,12 +20,13 @@ from gevent import get_hub
 from gevent.event import Event
 from greenlet import getcurrent
 
-from smqrt.backplane.connection import QUEUE_BYTES, connection_of
+from smqrt.backplane.connection import connection_of
 from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.cluster.link import Link
 from smqrt.cluster.member import Member
-from smqrt.cluster.node import PING_S, SILENCE_S, Node
+from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S, Node
+from smqrt.cluster.strangers import MAX_STRANGERS
 from smqrt.errors import StreamError
 from smqrt.net import datapath
 from smqrt.net.contexts import ClientTls, ServerTls, Trust
@@ -44,8 +45,12 @@ RETRY_S = 10.0
 FIRST_RETRY_S = 0.1
 LOOK_S = 0.5
 CONNECT_S = 5.0
-MAX_HANDSHAKES = 100
-"""Connections of strangers, at most, that have not proved to know the password."""
+SELF_RETRY_S = 60.0
+"""An address at which this node finds itself may be another one's later; and what only says that it is this node could
+be anybody.
+"""
+ACCEPT_PAUSE_S = 0.5
+"""Without file descriptors."""
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
 """So long after the end of a link another one to the same node may be there: two that connect to each other at once
@@ -115,7 +120,14 @@ class Mesh:
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         datapath.install()
-        self.node = Node(key, random=os.urandom, clock_s=time.monotonic, clock_ns=time.time_ns, number=number)
+        self.node = Node(
+            key,
+            random=os.urandom,
+            clock_s=time.monotonic,
+            clock_ns=time.time_ns,
+            number=number,
+            queue_bytes=queue_bytes,
+        )
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
         self._timer = loop.timer(LOOK_S, LOOK_S)
@@ -123,7 +135,6 @@ class Mesh:
         self._timer.start(self._look)
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
-        self._handshakes = 0
         self.dialers: list[Dialer] = []
         open_meshes.append(self)
 
@@ -143,22 +154,23 @@ class Mesh:
             StartError: it can't be bound.
         """
         listener = Listener(host, port, self.accepted, context)
+        listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
         listener.start()
         self._closers.append(listener.close)
         return listener
 
     def accepted(self, sock: Transport, address: tuple[str, int]) -> None:
         """Somebody has connected."""
-        if self._handshakes >= MAX_HANDSHAKES or self.node.closed:
+        if self.node.closed:
             sock.close()
-            return
-        self.commence(sock, b"", connects=False)
+        else:
+            self.commence(sock, b"", connects=False, address=address[0])
 
-    def commence(self, sock: Transport, data: bytes, connects: bool) -> Link:
-        """Make a link of a connection; `data` has come already."""
+    def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
+        """Make a link of a connection that came from `address`; `data` has come already."""
         connection = connection_of(sock)
         connection.budget_bytes = self._queue_bytes
-        link = self.node.connected(connection, connects)
+        link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
 
@@ -242,7 +254,8 @@ class Dialer:
             if link is None:
                 pass
             elif self.is_self:
-                return
+                gevent.sleep(SELF_RETRY_S)
+                continue
             elif self._has_link(link):
                 self._report(True, "")
                 self._wait_for_end(link)
@@ -320,26 +333,38 @@ class SharedDirectory:
         self._socket.setblocking(False)
         self._socket.bind(str(self._path))
         self._socket.listen(128)
-        self._watcher: Any = get_hub().loop.io(self._socket.fileno(), 1)
+        loop: Any = get_hub().loop
+        self._watcher, self._pause = loop.io(self._socket.fileno(), 1), loop.timer(ACCEPT_PAUSE_S)
         self._watcher.start(self._accept)
         self._greenlet: Any = gevent.spawn(self._scan)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined]
-            client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-            client.setblocking(False)
-            self._mesh.accepted(client, (str(self._path), 0))
+        except BlockingIOError:
+            return
+        except OSError:  # no file descriptors: those who wait would wake this loop again and again
+            self._watcher.stop()
+            self._pause.close()
+            self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new one: one that has fired fires again at once
+            self._pause.start(lambda: self._watcher.start(self._accept))
+            return
+        client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        client.setblocking(False)
+        self._mesh.accepted(client, (str(self._path), 0))
 
     def _scan(self) -> None:
         """Others may have died without taking their sockets away, and some may come in this very moment."""
         while True:
-            there = [one for one in self._others() if one not in self._dialers]
-            for path in there:
-                self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
-            for path in [one for one in self._dialers if not one.exists()]:
-                self._dialers.pop(path).close()
+            with contextlib.suppress(OSError):  # no file descriptors, or the folder is gone: perhaps later
+                self._look_around()
             gevent.sleep(SCAN_S)
+
+    def _look_around(self) -> None:
+        for path in [one for one in self._others() if one not in self._dialers]:
+            self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+        for path in [one for one in self._dialers if not one.exists()]:
+            self._dialers.pop(path).close()
 
     def _others(self) -> Iterable[Path]:
         return sorted(one for one in self._directory.glob("*.sock") if one != self._path)
@@ -363,7 +388,8 @@ class SharedDirectory:
         self._greenlet.kill(block=False)
         for dialer in self._dialers.values():
             dialer.close()
-        self._watcher.stop()
-        self._watcher.close()
+        for watcher in (self._watcher, self._pause):
+            watcher.stop()
+            watcher.close()
         self._socket.close()
         self._path.unlink(missing_ok=True)

@@ -1,10 +1,15 @@
 """Nodes that reach each other through NATS: links as over sockets, whose bytes travel as messages of NATS core.
 
-    smqrt.<site>.hello     each node says there, every second, that it is alive
+    smqrt.<site>.hello     each node says there, every second, that it is alive: who, since when, which such word it is
     smqrt.<site>.n.<id>    what is for one node: who sends it, which link, its place in the order, then bytes
 
 NATS keeps the order of what one connection publishes to a subject, and loses what it can't deliver without a word: the
 place in the order shows that, and the link begins anew. The password is proved on each link as everywhere else.
+
+Everybody with rights to the subjects can say anything there in anybody's name. So each message is signed, 16 bytes of
+BLAKE2b: on a link with the key that only its two sides have; a hello, and the word that a link is gone, with one that
+all nodes have. What is not signed as it should be ends no link and keeps none alive; before the password is proved it
+is heard, since a node with another password is to be told so, but then it is one of a hundred strangers.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Any
 
 from gevent import get_hub
@@ -23,6 +30,7 @@ from smqrt.backplane.connection import LinkConnection, LinkSession
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import Node
+from smqrt.limits import Limit
 from smqrt.nats.client import NatsState
 from smqrt.net.connection import LARGE_RUN_BYTES, view
 from smqrt.wire.ids import MAX_NODE
@@ -38,7 +46,7 @@ SILENCE_S = 3.0
 PING_S = 2.0
 RETRY_S = 10.0
 """A node that refused a link, or was refused one, is left alone for so long."""
-MAX_HANDSHAKES = 100
+SIGNATURE_BYTES = 16
 WAITING_BYTES = 16 << 20
 """What may wait here for handlers that are behind, of one node."""
 
@@ -46,7 +54,19 @@ GONE = (1 << 64) - 1
 """In the place of a place in the order: the sender has no such link."""
 
 _HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
-_HELLO = struct.Struct(f">{ID_BYTES}sQ")
+_FRAMES_AT = _HEAD.size + SIGNATURE_BYTES
+_HELLO = struct.Struct(f">{ID_BYTES}sQQ")
+_UNSIGNED = bytes(SIGNATURE_BYTES)
+
+FORGED = Limit("cluster_forged", "", "a message through NATS is not signed by the node in whose name it comes")
+
+
+def signature(key: bytes, *pieces: bytes | memoryview) -> bytes:
+    """What who knows `key` puts behind the head of a message."""
+    digest = blake2b(key=key, digest_size=SIGNATURE_BYTES)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 def portions(runs: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
@@ -75,7 +95,7 @@ class NatsConnection(LinkConnection):
         link_id: eight bytes, the same on both sides.
     """
 
-    __slots__ = ("_backplane", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
+    __slots__ = ("_backplane", "_key", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
 
     def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
         Outbox.__init__(self)
@@ -83,6 +103,7 @@ class NatsConnection(LinkConnection):
         self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
         self.received_bytes = self.sent = self.came = 0
         self._backplane, self.to, self._link_id = backplane, to, link_id
+        self._key = b""
         self._subject = backplane.inbox(to)
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -102,16 +123,26 @@ class NatsConnection(LinkConnection):
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes
 
+    def _signature(self, pieces: Iterable[bytes | memoryview]) -> bytes:
+        """With the key of the link, as soon as there is one."""
+        if not self._key and self.link.peer is not None:
+            self._key = self.link.session_key
+        return signature(self._key, *pieces) if self._key else _UNSIGNED
+
     # ---- reading
 
     def arrived(self, place: int, message: bytes) -> None:
-        """A message of this link has come."""
+        """A message has come in the name of the other node."""
+        if self.link.is_proven and not self._is_next(place, message):
+            return
         if place != self.came:
             self.link.lose(f"NATS lost {place - self.came} messages on the way; the link begins anew")
             return
-        size = len(message) - _HEAD.size
+        size = len(message) - _FRAMES_AT
         if size > PORTION_BYTES:
             self.link.lose(f"{size} bytes came through NATS at once, of which no node sends more than {PORTION_BYTES}")
+            return
+        if self.says_too_much(self.received_bytes + size):
             return
         self.came += 1
         self.received_bytes += size
@@ -123,6 +154,15 @@ class NatsConnection(LinkConnection):
             self._work_off_waiting()
         elif len(self._waiting) == 1:  # what else has come is delivered with it: each delivery is a write
             get_hub().loop.run_callback(self._work_off_waiting)
+
+    def _is_next(self, place: int, message: bytes) -> bool:
+        """Whether it is of the other node, and has not come already."""
+        whole = memoryview(message)
+        signed = self._signature((whole[: _HEAD.size], whole[_FRAMES_AT:]))
+        if not compare_digest(whole[_HEAD.size : _FRAMES_AT], signed):
+            FORGED.refused(f"a message in the name of node {self.link.number}")
+            return False
+        return place >= self.came
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
@@ -136,7 +176,7 @@ class NatsConnection(LinkConnection):
         view[:size] = self.carry
         self.carry = b""
         while self._waiting and size + len(self._waiting[0]) <= len(view):
-            piece = memoryview(self._waiting.popleft())[_HEAD.size :]
+            piece = memoryview(self._waiting.popleft())[_FRAMES_AT:]
             view[size : size + len(piece)] = piece
             size += len(piece)
         self._waiting_bytes += carried  # what is in work is not worked off
@@ -170,7 +210,8 @@ class NatsConnection(LinkConnection):
         for pieces in portions(queue, self._backplane.portion_bytes):
             head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
             self.sent += 1
-            if not self._backplane.client.publish_pieces(self._subject, [head, *pieces]):
+            message = [head, self._signature([head, *pieces]), *pieces]
+            if not self._backplane.client.publish_pieces(self._subject, message):
                 get_hub().loop.run_callback(self._refused)
                 return
 
@@ -204,7 +245,11 @@ class NatsBackplane:
 
     def __init__(self, node: Node, servers: str, site: str = "smqrt", hello_s: float = HELLO_S, **options: Any) -> None:
         self.node, self._site, self._hello_s = node, site, hello_s
+        self._key = blake2b(b"smqrt nats", key=node.key, digest_size=32).digest()
         self._connections: dict[tuple[bytes, bytes], NatsConnection] = {}
+        self._heard: dict[bytes, tuple[int, int]] = {}
+        """The newest word of each node that is linked: since when it is alive, and which word it was."""
+        self._said = 0
         self._left_alone: dict[bytes, float] = {}
         self._told_gone: set[bytes] = set()
         self._answered_s = 0.0
@@ -223,7 +268,7 @@ class NatsBackplane:
     @property
     def portion_bytes(self) -> int:
         """What a message of NATS carries, beside its head."""
-        return min(PORTION_BYTES, max(self.client.max_payload_bytes - _HEAD.size, _HEAD.size))
+        return min(PORTION_BYTES, max(self.client.max_payload_bytes - _FRAMES_AT, _FRAMES_AT))
 
     # ---- who is there
 
@@ -231,7 +276,13 @@ class NatsBackplane:
         self._told_gone.clear()
         if self.client.connected:
             self._answered_s = time.monotonic()
-            self.client.publish(f"smqrt.{self._site}.hello", _HELLO.pack(self.node.id, self.node.epoch))
+            self.client.publish(f"smqrt.{self._site}.hello", self.hello())
+
+    def hello(self) -> bytes:
+        """The next word that this node is alive."""
+        self._said += 1
+        hello = _HELLO.pack(self.node.id, self.node.epoch, self._said)
+        return hello + signature(self._key, hello)
 
     def _on_state(self, state: NatsState, why: str) -> None:
         if state is NatsState.CONNECTED:
@@ -241,24 +292,33 @@ class NatsBackplane:
             connection.link.lose(f"no connection to NATS: {why}")
 
     def _on_hello(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
-        if len(payload) != _HELLO.size or self.node.closed:
+        if len(payload) != _HELLO.size + SIGNATURE_BYTES or self.node.closed:
             return
-        node_id, epoch = _HELLO.unpack(payload)
+        node_id, epoch, said = _HELLO.unpack_from(payload)
+        is_signed = compare_digest(payload[_HELLO.size :], signature(self._key, payload[: _HELLO.size]))
         link = self.node.links.get(node_id)
-        if link is not None and link.peer is not None and link.peer.epoch == epoch:
-            if isinstance(link.transport, NatsConnection):
-                link.heard(self.node.clock_s())
-        elif node_id != self.node.id and not self._is_left_alone(node_id):
-            self._meet(node_id)
+        if link is None:
+            if node_id != self.node.id and (is_signed or not self._is_left_alone(node_id)):
+                self._meet(node_id)
+        elif is_signed and (epoch, said) > self._heard.get(node_id, (0, 0)):
+            self._is_alive(link, epoch, said)
+
+    def _is_alive(self, link: Link, epoch: int, said: int) -> None:
+        """The node of a link has said so; what was recorded of it counts for nothing."""
+        assert link.peer is not None
+        self._heard[link.peer.id] = epoch, said
+        if epoch > link.peer.epoch:
+            self._meet(link.peer.id)
+        elif epoch == link.peer.epoch and isinstance(link.transport, NatsConnection):
+            link.heard(self.node.clock_s())
 
     def _is_left_alone(self, node_id: bytes) -> bool:
         return self._left_alone.get(node_id, 0.0) > time.monotonic()
 
     def _meet(self, node_id: bytes) -> None:
         """The node with the smaller id connects; the other one says that it is there."""
-        if any(one.to == node_id and one.link.state is not LinkState.UP for one in self._connections.values()):
-            return
-        if len(self._connections) >= MAX_NODE + MAX_HANDSHAKES:
+        under_way = (one.link for one in self._connections.values() if one.to == node_id and one.link.connects)
+        if any(link.state is not LinkState.UP for link in under_way):
             return
         if self.node.id < node_id:
             self._begin(node_id, self.node.random(8), connects=True)
@@ -268,39 +328,47 @@ class NatsBackplane:
     def _begin(self, node_id: bytes, link_id: bytes, connects: bool) -> NatsConnection:
         connection = NatsConnection(self, node_id, link_id)
         self._connections[node_id, link_id] = connection
-        link = self.node.connected(connection, connects)
+        link = self.node.connected(connection, connects, f"node {node_id.hex()} through NATS")
         connection.begin(link)
         return connection
 
     # ---- links
 
     def _on_message(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
-        if len(payload) < _HEAD.size or self.node.closed:
+        if len(payload) < _FRAMES_AT or self.node.closed:
             return
         node_id, link_id, place = _HEAD.unpack_from(payload)
         connection = self._connections.get((node_id, link_id))
+        if place == GONE:
+            if connection is not None and self._is_signed_by_a_node(payload):
+                connection.link.lose("the other node lost this link; it begins anew")
+            return
         if connection is None:
             if place:
-                self._say_gone(node_id, link_id, place)
-                return
-            if len(self._connections) >= MAX_NODE + MAX_HANDSHAKES:
+                self._say_gone(node_id, link_id)
                 return
             connection = self._begin(node_id, link_id, connects=False)
-        if place == GONE:
-            connection.link.lose("the other node lost this link; it begins anew")
-        else:
-            connection.arrived(place, payload)
+        connection.arrived(place, payload)
 
-    def _say_gone(self, node_id: bytes, link_id: bytes, place: int) -> None:
+    def _is_signed_by_a_node(self, payload: bytes) -> bool:
+        is_signed = compare_digest(payload[_HEAD.size :], signature(self._key, payload[: _HEAD.size]))
+        if not is_signed:
+            FORGED.refused("the word that a link is gone")
+        return is_signed
+
+    def _say_gone(self, node_id: bytes, link_id: bytes) -> None:
         """A link has ended here of which the other node does not know: its own connection to NATS never broke."""
-        if place == GONE or len(self._told_gone) >= MAX_NODE or link_id in self._told_gone:
+        if len(self._told_gone) >= MAX_NODE or link_id in self._told_gone:
             return
         self._told_gone.add(link_id)
-        self.client.publish(self.inbox(node_id), _HEAD.pack(self.node.id, link_id, GONE))
+        head = _HEAD.pack(self.node.id, link_id, GONE)
+        self.client.publish(self.inbox(node_id), head + signature(self._key, head))
 
     def closed(self, connection: NatsConnection) -> None:
         """A link has ended."""
         self._connections = {key: one for key, one in self._connections.items() if one is not connection}
+        if connection.to not in self.node.links:
+            self._heard.pop(connection.to, None)
         if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
             now_s = time.monotonic()
             self._left_alone = {one: end_s for one, end_s in self._left_alone.items() if end_s > now_s}

@@ -15,9 +15,8 @@ from time import monotonic
 
 import gevent
 
-from smqrt.backplane.connection import QUEUE_BYTES
 from smqrt.backplane.mesh import PORT, LinkTls, Mesh, key_of
-from smqrt.cluster.node import PING_S, SILENCE_S
+from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.worker_place import WorkerPlace, worker_place

@@ -7,10 +7,12 @@ one entry of one dictionary, whatever the number of nodes that want it: about 12
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from smqrt.wire.cluster import Key
 
 _CHECK_BITS = 32
+LOOKED_AT_AT_ONCE = 1000
 _CHECK = (1 << _CHECK_BITS) - 1
 
 
@@ -22,6 +24,8 @@ class Interest:
         self._entries: dict[int, int] = {}
         self._clashes: dict[Key, int] = {}
         """Those whose number another name has here already: two of 200,000 topics, now and then."""
+        self._clashing: dict[int, dict[int, None]] = {}
+        """The checks of those, by number."""
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._clashes)
@@ -38,6 +42,7 @@ class Interest:
             return not entry >> _CHECK_BITS & node
         before = self._clashes.get(key, 0)
         self._clashes[key] = before | node
+        self._clashing.setdefault(number, {})[check] = None
         return not before & node
 
     def discard(self, key: Key, node: int) -> bool:
@@ -55,15 +60,20 @@ class Interest:
         before = self._clashes.get(key, 0)
         if before & ~node:
             self._clashes[key] = before & ~node
-        else:
-            self._clashes.pop(key, None)
+        elif before:
+            del self._clashes[key], self._clashing[number][check]
+            if not self._clashing[number]:
+                del self._clashing[number]
         return bool(before & node)
 
     def _promote(self, number: int) -> None:
         """Let another name have the number, whose first name is wanted no more."""
-        key = next((one for one in self._clashes if one[0] == number), None)
-        if key is not None:
-            self._entries[number] = self._clashes.pop(key) << _CHECK_BITS | key[1]
+        checks = self._clashing.get(number)
+        if checks:
+            check, _ = checks.popitem()
+            self._entries[number] = self._clashes.pop((number, check)) << _CHECK_BITS | check
+            if not checks:
+                del self._clashing[number]
 
     def nodes(self, key: Key) -> int:
         """The nodes that want a topic."""
@@ -77,12 +87,13 @@ class Interest:
         """The nodes that want the topic with this number, whose name is not known here."""
         return self._entries.get(number, 0) >> _CHECK_BITS
 
-    def keys(self, node: int) -> Iterator[Key]:
-        """The topics that a node wants, as they were when the iteration began."""
-        entries, clashes = list(self._entries.items()), list(self._clashes.items())
-        for number, entry in entries:
-            if entry >> _CHECK_BITS & node:
-                yield number, entry & _CHECK
-        for key, nodes in clashes:
-            if nodes & node:
-                yield key
+    def keys(self, node: int) -> Iterator[list[Key]]:
+        """The topics that a node wants, of those that were there when the iteration began: in portions, each of a
+        thousand topics that anybody wants.
+        """
+        numbers, clashes = iter(list(self._entries)), iter(list(self._clashes))
+        while keys := list(islice(clashes, LOOKED_AT_AT_ONCE)):
+            yield [key for key in keys if self._clashes.get(key, 0) & node]
+        while portion := list(islice(numbers, LOOKED_AT_AT_ONCE)):
+            entries = [(number, self._entries.get(number, 0)) for number in portion]
+            yield [(number, entry & _CHECK) for number, entry in entries if entry >> _CHECK_BITS & node]

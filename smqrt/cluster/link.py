@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.cluster.remote import RemoteNode
 from smqrt.cluster.way import Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
+from smqrt.limits import Bucket
 from smqrt.wire import link as wire
 from smqrt.wire import smq
 from smqrt.wire.link import Hello, Packet, Refusal
@@ -29,10 +30,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smqrt")
 
+MAX_CHANNEL = 0xFFFF
+MAX_UNOPENED = 4096
+"""Hubs and channels that the other side has and this one has not."""
+MAX_NAME_BYTES = 1000
+"""Of clusters."""
 ACK_BYTES = 256 << 10
 """Worked off so much, a node says so; and with each answer to a ping."""
 WHY_BYTES = 200
 """Of what another node, or a stranger, says why it refuses a link."""
+HANDSHAKE_S = 5.0
+"""A handshake takes so long at most, however much is said meanwhile."""
+CLOSES_PER_S, CLOSES_AT_ONCE = 10.0, 1000
+"""How often a node may close channels: each is opened again, and what the hub has is told anew."""
 
 
 class LinkState(Enum):
@@ -84,6 +94,15 @@ class ChannelWay(Way):
     def resume(self) -> None:
         """See `Outbox`."""
         self._link.transport.outbox.resume()
+
+    @property
+    def is_behind(self) -> bool:
+        """See `Way`."""
+        return self._link.is_behind
+
+    def wait(self, then: Callable[[], object]) -> None:
+        """See `Way`."""
+        self._link.wait(then)
 
 
 class Channel:
@@ -139,10 +158,14 @@ class Link:
         self._unopened: dict[str, int] = {}
         self._closing: dict[int, str] = {}
         """By number, the names of channels whose end the other side has not heard of yet."""
-        self._sending = self._next_channel = 0
+        self._sending = self._last_channel = 0
         self.sent_bytes = 0
         self._acked_bytes = self._said_bytes = 0
-        self._unacked: deque[tuple[int, Channel, list[bytes]]] = deque()
+        self._unacked: deque[Unacked] = deque()
+        self._uncounted: set[int] = set()
+        """Channels there that were joined, and of whose end this side has not heard."""
+        self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, now_s)
+        self._waiting: list[Callable[[], object]] = []
         if connects:
             self._say(wire.hello(self._own))
 
@@ -162,9 +185,22 @@ class Link:
             self._say(wire.channel(Packet.CHANNEL, channel.number))
         self.sent_bytes += sum(map(len, runs))
         self._unacked.append((self.sent_bytes, channel, runs))
+        if self.unacked_bytes > self.node.unacked_bytes:
+            self.lose(f"{self.unacked_bytes >> 20} MiB wait for the other node, which does not keep up", Drop.LINK_SLOW)
+            return
         outbox = self.transport.outbox
         for run in runs:
             outbox.put(run)  # in a way that a connection over its limit is noticed
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the other side has proved that it knows the password."""
+        return self.state in PROVEN
+
+    @property
+    def session_key(self) -> bytes:
+        """What only both sides know; for connections that strangers could speak on, too."""
+        return wire.session_key(self.node.key, self._hellos)
 
     @property
     def is_refused(self) -> bool:
@@ -175,6 +211,16 @@ class Link:
     def unacked_bytes(self) -> int:
         """What was sent, or waits, and has not been worked off there yet."""
         return self.sent_bytes - self._acked_bytes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much has not been worked off there that what can wait should; see `wait`."""
+        waits_bytes = self.transport.outbox.queued_bytes
+        return self.unacked_bytes > self.node.unacked_bytes // 4 or waits_bytes > self.node.queue_bytes // 4
+
+    def wait(self, then: Callable[[], object]) -> None:
+        """Call `then` when the other side has worked off more; not when the link ends before."""
+        self._waiting.append(then)
 
     # ---- receiving
 
@@ -247,6 +293,7 @@ class Link:
         if not wire.is_proof(packet, self.node.key, not self.connects, self._hellos):
             self.refuse(Refusal.PASSWORD, "the passwords of the two nodes differ")
             return
+        self.node.strangers.discard(self)
         if not self.connects:
             self._say(wire.proof(self.node.key, False, self._hellos))
         self.state = LinkState.NUMBERING
@@ -257,7 +304,9 @@ class Link:
         self._say(wire.numbers(Packet.NODE, [self.node.number, *self.node.numbers(self)]))
 
     def _node(self, packet: bytes) -> None:
-        number, *known = wire.parse_numbers(packet)
+        number, *known = wire.parse_numbers(packet) or [0]
+        if not number:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "a node that says no number")
         if self.state is LinkState.UP:
             if number != self.number:
                 self.lose("the other node has another number now")
@@ -266,11 +315,13 @@ class Link:
         self.node.compare_numbers(self, known)
 
     def _taken(self, packet: bytes) -> None:
-        self.node.number_taken(self, wire.parse_numbers(packet))
+        taken = wire.parse_numbers(packet)
+        if self.node.number in taken:  # else it means the one of before
+            self.node.number_taken(self, taken)
 
     def say_taken(self) -> None:
         """Tell the other node that its number is another node's."""
-        self._say(wire.numbers(Packet.TAKEN, [self.node.number, *self.node.numbers(self)]))
+        self._say(wire.numbers(Packet.TAKEN, [self.number, self.node.number, *self.node.numbers(self)]))
 
     def come_up(self) -> None:
         """The handshake is over."""
@@ -285,13 +336,20 @@ class Link:
         """Carry a hub, as soon as the other side has forgotten its channel of before."""
         if member.name in self._closing.values():
             return
-        self._next_channel += 1
-        channel = Channel(self._next_channel, member)
+        channel = Channel(self._free_number(), member)
         self._channels[channel.number] = channel
         self._say(wire.channel(Packet.OPEN, channel.number, member.name.encode()))
         theirs = self._unopened.pop(member.name, None)
         if theirs is not None:
             self._join(channel, theirs)
+
+    def _free_number(self) -> int:
+        """The number of a channel that the other side does not know, or has forgotten."""
+        number = self._last_channel % MAX_CHANNEL + 1
+        while number in self._channels or number in self._closing:
+            number = number % MAX_CHANNEL + 1
+        self._last_channel = number
+        return number
 
     def close_channel(self, member: Member, text: bytes) -> None:
         """Carry a hub no more. The other side counts what comes too late, so that it is told what has not."""
@@ -303,22 +361,30 @@ class Link:
 
     def _opened(self, packet: bytes) -> None:
         number, name = wire.parse_channel(packet)
+        if len(name) > MAX_NAME_BYTES or number in self._theirs:
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens the channel {number} once, by a short name")
         for channel in self._channels.values():
             if channel.member.name.encode() == name and channel.theirs is None:
                 self._join(channel, number)
                 return
+        if len(self._unopened) >= MAX_UNOPENED:
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens at most {MAX_UNOPENED} channels")
         self._unopened[name.decode("utf-8", "replace")] = number
 
     def _join(self, channel: Channel, theirs: int) -> None:
         channel.theirs = theirs
         self._theirs[theirs] = channel
+        self._uncounted.add(theirs)
         self._sending = 0  # what was said of this channel before it was open there is forgotten there
         channel.remote = channel.member.joined(self.number, ChannelWay(self, channel))
 
     def _closed(self, packet: bytes) -> None:
         number, text = wire.parse_channel(packet)
+        if self._closes.fill(self.node.clock_s()) < 1:
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node closes its channels again and again")
+        self._closes.tokens -= 1
         channel = self._theirs.get(number)
-        self._count_lost(Drop.LINK_LOST, number)
+        self._count_lost_of(number)
         self._say(wire.channel(Packet.CLOSED, number))
         if channel is not None:
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
@@ -354,7 +420,7 @@ class Link:
     # ---- life
 
     def _ping(self, packet: bytes) -> None:
-        self._say(bytes((Packet.PONG,)) + packet[1:])
+        self._say(wire.u64(Packet.PONG, wire.parse_u64(packet)))
         self.acknowledge()
 
     def _pong(self, packet: bytes) -> None:
@@ -374,15 +440,25 @@ class Link:
             self.acknowledge()
 
     def _ack(self, packet: bytes) -> None:
-        self._acked_bytes = max(self._acked_bytes, min(wire.parse_u64(packet), self.sent_bytes))
+        acked_bytes = wire.parse_u64(packet)
+        if acked_bytes > self.sent_bytes:
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node has worked off more than there was")
+        self._acked_bytes = max(self._acked_bytes, acked_bytes)
         while self._unacked and self._unacked[0][0] <= self._acked_bytes:
             self._unacked.popleft()
+        if not self.is_behind:
+            waiting, self._waiting = self._waiting, []
+            for then in waiting:
+                then()
 
     def look(self, now_s: float, ping_s: float, silence_s: float) -> None:
         """Ask whether the other side is there, or give it up."""
-        if now_s - (self.heard_s if self.state is LinkState.UP else self.since_s) >= silence_s:
+        if self.state is not LinkState.UP:
+            if now_s - self.since_s >= min(silence_s, HANDSHAKE_S):
+                self.lose("the handshake was not done in time")
+        elif now_s - self.heard_s >= silence_s:
             self.lose(f"nothing has come for {silence_s:g} s")
-        elif self.state is LinkState.UP and now_s - self.pinged_s >= ping_s:
+        elif now_s - self.pinged_s >= ping_s:
             self.pinged_s = now_s
             self._say(wire.u64(Packet.PING, int(now_s * 1e6)))
             self.acknowledge()
@@ -395,7 +471,7 @@ class Link:
         self._end(text, code, in_order=True)
 
     def _refused(self, packet: bytes) -> None:
-        code = packet[1] if len(packet) > 1 else 0
+        code = packet[1] if len(packet) > 1 and packet[1] in _REFUSALS else 0
         self._end(f"refused: {packet[2 : 2 + WHY_BYTES].decode('utf-8', 'replace')}", code)
 
     def fail(self, error: ProtocolError) -> None:
@@ -410,42 +486,57 @@ class Link:
         if self.state is LinkState.CLOSED:
             return
         self.state, self.why, self.code = LinkState.CLOSED, why, code
-        self._count_lost(reason)
-        self._unacked.clear()
+        unacked, self._unacked = self._unacked, deque()
+        put_off(_count_lost(unacked, self._acked_bytes, reason))
+        self._waiting.clear()
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)
         self.transport.close(in_order)
         self.node.ended(self, code)
         self.on_end(self, why)
 
-    def _count_lost(self, reason: Drop, theirs: int | None = None) -> None:
-        """What has not arrived for sure, of all channels or of that with this number there. A batch of which a part has
-        is counted from where that ends.
-        """
-        for end, channel, runs in self._unacked:
-            if theirs in (None, channel.theirs):
-                at = end - sum(map(len, runs))
-                for run in runs:
-                    at += len(run)
-                    if at > self._acked_bytes and (messages := count_messages(run)):
-                        channel.member.broker.stats.drop(reason, messages)
-                if theirs is not None:
+    def _count_lost_of(self, theirs: int) -> None:
+        """What was sent over the channel with this number there, and did not arrive any more."""
+        if theirs in self._uncounted:
+            self._uncounted.discard(theirs)
+            unacked = [(end, channel, list(runs)) for end, channel, runs in self._unacked if channel.theirs == theirs]
+            for _, channel, runs in self._unacked:
+                if channel.theirs == theirs:
                     runs.clear()
+            put_off(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
 
 
+Unacked = tuple[int, Channel, list[bytes]]
+"""What has not arrived for sure: where it ends on the link, of which channel it is, and the runs."""
+
+
+def _count_lost(unacked: Iterable[Unacked], acked_bytes: int, reason: Drop) -> Iterator[None]:
+    """Count what has not arrived for sure; a batch of which a part has, from where that ends. In portions: there may be
+    a million messages in it.
+    """
+    for end, channel, runs in unacked:
+        at = end - sum(map(len, runs))
+        for run in runs:
+            at += len(run)
+            if at > acked_bytes and (messages := count_messages(run)):
+                channel.member.broker.stats.drop(reason, messages)
+            yield
+
+
+_REFUSALS = frozenset(Refusal)
 _UP = (LinkState.UP,)
-_PROVEN = (LinkState.NUMBERING, LinkState.UP)
+PROVEN = (LinkState.NUMBERING, LinkState.UP)
 HANDLERS: dict[int, tuple[tuple[LinkState, ...], Callable[[Link, bytes], None]]] = {
     Packet.HELLO: ((LinkState.GREETING,), Link._hello),
     Packet.PROOF: ((LinkState.PROVING,), Link._proof),
     Packet.REFUSED: (tuple(LinkState), Link._refused),
-    Packet.NODE: (_PROVEN, Link._node),
-    Packet.TAKEN: (_PROVEN, Link._taken),
-    Packet.OPEN: (_PROVEN, Link._opened),
+    Packet.NODE: (PROVEN, Link._node),
+    Packet.TAKEN: (PROVEN, Link._taken),
+    Packet.OPEN: (PROVEN, Link._opened),
     Packet.CLOSE: (_UP, Link._closed),
     Packet.CLOSED: (_UP, Link._forgotten),
     Packet.CHANNEL: (_UP, Link._channel),
     Packet.ACK: (_UP, Link._ack),
-    Packet.PING: (_PROVEN, Link._ping),
+    Packet.PING: (PROVEN, Link._ping),
     Packet.PONG: (_UP, Link._pong),
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from smqrt.broker.broker import Broker
@@ -27,8 +26,10 @@ from smqrt.wire.ids import NameNumbers, node_of, server_of
 
 log = logging.getLogger("smqrt")
 
-SAID_AT_ONCE = 64
-"""So many topics, or clients, of a snapshot are looked at before the clock is."""
+SAID_AT_ONCE, SAID_BYTES = 64, 1 << 14
+"""So many topics, or clients, of a snapshot are looked at before the clock is; fewer when they are large."""
+HELD_LOOKED_AT = 16
+"""So many clients of one uid are put in the order of their age; there are as many as nodes, at most, and soon one."""
 
 
 class Member:
@@ -127,7 +128,7 @@ class Member:
             if topic.observers:
                 self.observed(topic)
         for node in self.remotes:
-            put_off(self._snapshot(node))
+            put_off(_paced(node, self._snapshot(node)))
             self.tell_counts(node.watched, [node])
 
     # ---- topics and ETIDs of this hub
@@ -286,7 +287,7 @@ class Member:
         self._bits |= bit
         node = RemoteNode(self, number, bit, way)
         self.remotes.append(node)
-        put_off(self._snapshot(node))
+        put_off(_paced(node, self._snapshot(node)))
         self._forget_valued()
         self.changed(node, "joined")
         return node
@@ -296,18 +297,19 @@ class Member:
         the moment in which it is told, so that nothing old follows something new.
         """
         broker = self.broker
-        node.way.say(wire.names(LinkType.SUBTOPICS, list(broker.subtopic_table.by_id.items())))
-        numbers = [(*key, topic.id) for key, topic in self._otherwise.items()]
-        node.way.say(wire.keys_and_numbers(LinkType.NUMBERED, numbers))
-        node.way.say(wire.keys(LinkType.WATCH, list(self._watching)))
-        for clients in _portions(list(broker.sessions.values())):
-            if node.gone:
-                return
+        for names in _portions(list(broker.subtopic_table.by_id.items()), lambda one: len(one[1])):
+            node.way.say(wire.names(LinkType.SUBTOPICS, names))
+            yield
+        for topics in _portions(list(self._otherwise.items())):
+            node.way.say(wire.keys_and_numbers(LinkType.NUMBERED, ((*key, topic.id) for key, topic in topics)))
+            yield
+        for keys in _portions(list(self._watching)):
+            node.way.say(wire.keys(LinkType.WATCH, keys))
+            yield
+        for clients in _portions(list(broker.sessions.values()), lambda one: len(one.info)):
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions(list(broker.topic_table.by_name.values())):
-            if node.gone:
-                return
             node.way.say(wire.keys(LinkType.INTEREST, (self._key(topic) for topic in topics if topic.subscribers)))
             yield
         yield from self._last_values(node)
@@ -317,7 +319,7 @@ class Member:
 
     def _last_values(self, node: RemoteNode) -> Iterator[None]:
         for values in list(self.broker.last_values or ()):
-            if values.newest and not node.gone:
+            if values.newest:
                 self._send_values(node, values)
                 yield
 
@@ -395,9 +397,13 @@ class Member:
 
     def _hold(self, phantom: Phantom) -> None:
         newer, older = None, self._holders.get(phantom.uid)
-        while older is not None and older.age > phantom.age:
+        for _ in range(HELD_LOOKED_AT):
+            if older is None or older.age <= phantom.age:
+                break
             newer, older = older, older.older
-        phantom.older = older
+        phantom.newer, phantom.older = newer, older
+        if older is not None:
+            older.newer = phantom
         if newer is None:
             self._holders[phantom.uid] = phantom
         else:
@@ -405,17 +411,18 @@ class Member:
 
     def release(self, phantom: Phantom) -> None:
         """A client of another node does not have its uid any more."""
-        newer, one = None, self._holders.get(phantom.uid)
-        while one is not None and one is not phantom:
-            newer, one = one, one.older
-        if one is None:
-            return
+        newer, older = phantom.newer, phantom.older
         if newer is not None:
-            newer.older = phantom.older
-        elif phantom.older is not None:
-            self._holders[phantom.uid] = phantom.older
+            newer.older = older
+        elif self._holders.get(phantom.uid) is not phantom:
+            return
+        elif older is not None:
+            self._holders[phantom.uid] = older
         else:
             del self._holders[phantom.uid]
+        if older is not None:
+            older.newer = newer
+        phantom.newer = phantom.older = None
 
     def vanished(self, phantom: Phantom) -> None:
         """A client of another node is gone."""
@@ -525,7 +532,27 @@ def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:
     return lambda run: way.put(wire.rewritten(run, tid, ptid))
 
 
-def _portions(items: list[Any]) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while portion := list(islice(rest, SAID_AT_ONCE)):
+def _paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
+    """Tell a node all there is as it works that off: at once it would be more than may wait for it."""
+    for _ in steps:
+        if node.gone:
+            return
+        if node.way.queue:
+            node.way.flush()  # so that it counts
+        if node.way.is_behind:
+            node.way.wait(lambda: put_off(_paced(node, steps)))
+            return
+        yield
+
+
+def _portions(items: list[Any], size_bytes: Callable[[Any], int] = lambda one: 0) -> Iterator[list[Any]]:
+    portion: list[Any] = []
+    size = 0
+    for one in items:
+        portion.append(one)
+        size += size_bytes(one)
+        if len(portion) >= SAID_AT_ONCE or size >= SAID_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
         yield portion

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from smqrt.broker.outbox import Outbox, flush_dirty
 from smqrt.cluster.link import Link
-from smqrt.cluster.node import Node
+from smqrt.cluster.node import QUEUE_BYTES, Node
 from smqrt.errors import ProtocolError
 from smqrt.wire.smq import frames
 
@@ -109,7 +109,7 @@ class MemoryNetwork:
         self._ends: list[Pipe] = []
         """Whose sender has hung up: the other side learns it once all has arrived."""
 
-    def node(self, key: bytes = b"key", number: int = 0) -> Node:
+    def node(self, key: bytes = b"key", number: int = 0, queue_bytes: int = QUEUE_BYTES) -> Node:
         """A new node."""
         self.now_s += 0.001
         node = Node(
@@ -118,6 +118,7 @@ class MemoryNetwork:
             clock_s=lambda: self.now_s,
             clock_ns=lambda: int(self.now_s * 1e9),
             number=number,
+            queue_bytes=queue_bytes,
         )
         self.nodes.append(node)
         return node

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from smqrt.broker.broker import Broker
-from smqrt.cluster.link import Link, LinkState, Transport
+from smqrt.cluster.link import ACK_BYTES, Link, LinkState, Transport
 from smqrt.cluster.member import Member
+from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError
-from smqrt.limits import LineLimit
+from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
 
@@ -19,6 +20,12 @@ log = logging.getLogger("smqrt")
 
 PING_S = 1.0
 SILENCE_S = 5.0
+QUEUE_BYTES = 16 << 20
+"""What may wait for one node."""
+IN_FLIGHT_BYTES = 4 * ACK_BYTES
+"""What may be on the way to it besides, at least: an answer comes for each quarter of it."""
+RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
+"""How often others may ask for another number: all links begin anew with it."""
 
 
 class Node:
@@ -31,6 +38,7 @@ class Node:
         clock_ns: the time, in ns since 1970.
         number: a fixed number of the node, 0 to draw one.
         versions: the oldest and the newest version of the link that it speaks.
+        queue_bytes: what may wait for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be on its way.
 
     Attributes:
         id: 16 bytes; of a fixed number, the same after each start.
@@ -38,6 +46,8 @@ class Node:
         members: its hubs, by the name of their cluster.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
+        strangers: those of them that came from outside, and whose other side has not proved the password.
+        queue_bytes, unacked_bytes: what may wait for a node; and what may wait for it or be on its way to it.
         links_lost: how many that were up have ended.
         refused: how many ended by each kind of refusal, of this side or the other.
     """
@@ -51,6 +61,7 @@ class Node:
         clock_ns: Callable[[], int],
         number: int = 0,
         versions: tuple[int, int] = (OLDEST_VERSION, VERSION),
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
@@ -63,6 +74,9 @@ class Node:
         self.members: dict[str, Member] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
+        self.strangers = Strangers()
+        self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
+        self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
         self.links_lost = 0
         self.closed = False
@@ -104,15 +118,22 @@ class Node:
 
     # ---- links
 
-    def connected(self, transport: Transport, connects: bool) -> Link:
-        """There is a connection to another node, which this one has made or has accepted."""
+    def connected(self, transport: Transport, connects: bool, stranger: str | None = None) -> Link:
+        """There is a connection to another node, which this one has made or has accepted.
+
+        Args:
+            stranger: the address of who has connected, see `Strangers`; None for a node that this one looks for.
+        """
         link = Link(self, transport, connects, self.clock_s())
         self.all_links.add(link)
+        if stranger is not None:
+            self.strangers.add(link, stranger)
         return link
 
     def ended(self, link: Link, code: int) -> None:
         """A link has ended."""
         self.all_links.discard(link)
+        self.strangers.discard(link)
         self.refused[code] += bool(code)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
@@ -158,7 +179,12 @@ class Node:
             link.refuse(Refusal.NUMBER, f"another node has the number {self.number}, which is fixed here")
             return
         before = self.number
-        self.number = self._draw({*taken, *self.numbers(link), before})
+        refused = {*taken, *self.numbers(link), before}
+        if len(refused) >= MAX_NODE or self._renumberings.fill(self.clock_s()) < 1:
+            link.refuse(Refusal.NUMBER, "that node says again and again, or of all numbers, that they are taken")
+            return
+        self._renumberings.tokens -= 1
+        self.number = self._draw(refused)
         log.info("another node has the number %d: this one has %d from now on", before, self.number)
         for other in [one for one in self.all_links if one.state is LinkState.UP]:
             other.say_number()

@@ -15,13 +15,19 @@ from smqrt.identity.identity import ANONYMOUS, Identity, Method
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster import Announced, Key, LinkType
-from smqrt.wire.ids import server_of
+from smqrt.wire.ids import LOCAL_BITS, server_of
 
 if TYPE_CHECKING:
     from smqrt.cluster.member import Member
 
 MAX_ROUTES = 1 << 16
 """Entries of a node's route cache."""
+MAX_KEPT_BYTES = 1 << 30
+"""What is kept of what another node says of one hub: three million clients."""
+MAX_STAMP = 1 << 63
+MAX_SUBSCRIBERS = 1 << LOCAL_BITS
+"""Of one node: each of its clients has an ETID."""
+_TOPIC_BYTES, _CLIENT_BYTES = 160, 600
 SERVER_UID = b"SMQ server client"
 
 
@@ -31,10 +37,11 @@ class Phantom:
     Attributes:
         node: where it is.
         stamp: when it connected, in ms; see `Announced`.
-        older: another client of its uid that it has taken over from, while that is not gone.
+        older: another client of its uid that it has taken over from, while that is not gone; newer: the other way.
+        size_bytes: what it takes here.
     """
 
-    __slots__ = ("etid", "extra", "identity", "info", "node", "older", "pending", "stamp", "uid")
+    __slots__ = ("etid", "extra", "identity", "info", "newer", "node", "older", "pending", "stamp", "uid")
     topics: Mapping[int, object] | None = None
 
     def __init__(self, node: RemoteNode, announced: Announced) -> None:
@@ -44,12 +51,18 @@ class Phantom:
         self.identity = Identity("" if user == ANONYMOUS else user, method=Method.NONE) if user else None
         self.extra: Any = None
         self.pending: bytes | None = None
+        self.newer: Phantom | None = None
         self.older: Phantom | None = None
 
     @property
     def age(self) -> tuple[int, int]:
         """What all nodes compare to agree which client of a uid is the newest."""
         return self.stamp, self.node.number
+
+    @property
+    def size_bytes(self) -> int:
+        """See above."""
+        return _CLIENT_BYTES + len(self.uid) + len(self.info)
 
     @property
     def outbox(self) -> Outbox:
@@ -74,6 +87,7 @@ class RemoteNode:
         interest: how many topics it wants.
         synced: whether it has said all that it had when it joined.
         gone: whether it is lost.
+        kept_bytes: of what it has said so far.
         watched: topics whose number of subscribers it is told.
         valued: topics whose names it was told, so that it can keep their last values.
     """
@@ -84,7 +98,7 @@ class RemoteNode:
         self.numbers: dict[Key, int] = {}
         self.subtopics: dict[bytes, bytes] = {}
         self.phantoms: dict[int, Phantom] = {}
-        self.interest = 0
+        self.interest = self.kept_bytes = 0
         self.synced = self.gone = False
         self.watched: set[Key] = set()
         self.valued: set[Key] = set()
@@ -160,20 +174,30 @@ class RemoteNode:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"type {packet[:1].hex()} of another node")
         handler(self, packet)
 
+    def _keep(self, size_bytes: int) -> None:
+        self.kept_bytes += size_bytes
+        if self.kept_bytes > MAX_KEPT_BYTES:
+            raise ProtocolError(
+                CloseReason.UNKNOWN_PACKET, f"a node says more than {MAX_KEPT_BYTES >> 20} MiB of a hub"
+            )
+
     def _interest(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
             if self.member.interest.add(key, self.bit):
                 self.interest += 1
+                self._keep(_TOPIC_BYTES)
                 self.member.forget(key)
 
     def _no_interest(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
             if self.member.interest.discard(key, self.bit):
                 self.interest -= 1
+                self._keep(-_TOPIC_BYTES)
                 self.member.forget(key)
 
     def _numbered(self, packet: bytes) -> None:
         for number, check, own in wire.parse_keys_and_numbers(packet):
+            self._keep(_TOPIC_BYTES if (number, check) not in self.numbers else 0)
             self.numbers[number, check] = own
             self.member.forget((number, check))
 
@@ -181,22 +205,30 @@ class RemoteNode:
         for number, name in wire.parse_names(packet):
             here = self.member.subtopic(name, number)
             if here != number:
+                self._keep(_TOPIC_BYTES if number.to_bytes(4, "big") not in self.subtopics else 0)
                 self.subtopics[number.to_bytes(4, "big")] = here.to_bytes(4, "big")
                 self.forget_routes()
 
     def _peers(self, packet: bytes) -> None:
         for announced in wire.parse_peers(packet):
+            if announced.stamp >= MAX_STAMP:
+                raise ProtocolError(
+                    CloseReason.UNKNOWN_PACKET, "a client of another node connects after the end of time"
+                )
             before = self.phantoms.get(announced.etid)
             if before is None or before.stamp != announced.stamp:
                 if before is not None:
+                    self._keep(-before.size_bytes)
                     self.member.release(before)
                 phantom = self.phantoms[announced.etid] = Phantom(self, announced)
+                self._keep(phantom.size_bytes)
                 self.member.appeared(phantom)
 
     def _peers_gone(self, packet: bytes) -> None:
         for etid in wire.parse_etids(packet):
             phantom = self.phantoms.pop(etid, None)
             if phantom is not None:
+                self._keep(-phantom.size_bytes)
                 self.member.vanished(phantom)
 
     def _synced(self, packet: bytes) -> None:
@@ -209,14 +241,20 @@ class RemoteNode:
 
     def _watch(self, packet: bytes) -> None:
         keys = list(wire.parse_keys(packet))
+        before = len(self.watched)
         self.watched.update(keys)
+        self._keep(_TOPIC_BYTES * (len(self.watched) - before))
         self.member.tell_counts(keys, [self])
 
     def _unwatch(self, packet: bytes) -> None:
+        before = len(self.watched)
         self.watched.difference_update(wire.parse_keys(packet))
+        self._keep(_TOPIC_BYTES * (len(self.watched) - before))
 
     def _count(self, packet: bytes) -> None:
         for number, check, subscribers in wire.parse_keys_and_numbers(packet):
+            if subscribers > MAX_SUBSCRIBERS:
+                raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"{subscribers} subscribers at another node")
             self.member.counted(self, (number, check), subscribers)
 
     def _topics(self, packet: bytes) -> None:
@@ -236,9 +274,10 @@ class RemoteNode:
         for phantom in self.phantoms.values():
             self.member.vanished(phantom)
             yield
-        for key in self.member.interest.keys(self.bit):
-            self.member.interest.discard(key, self.bit)
-            self.member.forget(key)
+        for keys in self.member.interest.keys(self.bit) if self.interest else ():
+            for key in keys:
+                self.member.interest.discard(key, self.bit)
+                self.member.forget(key)
             yield
         self.forget_routes()
         yield from self.member.forget_counts(self)

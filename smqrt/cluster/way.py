@@ -18,6 +18,14 @@ class Way(Outbox):
 
     __slots__ = ()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether what can wait should; see `wait`."""
+        return False
+
+    def wait(self, then: Callable[[], object]) -> None:
+        """Call `then` when the node has worked off more; not when it is lost before."""
+
     def say(self, packets: Iterable[bytes]) -> None:
         """Send control packets."""
         for packet in packets:

@@ -128,6 +128,16 @@ class Listener:
             self._handshakes.timeout_s = value
 
     @property
+    def max_handshakes(self) -> int:
+        """How many TLS handshakes may be under way: for one more the oldest ends. 0 for no limit of its own."""
+        return self._handshakes.most if self._handshakes else 0
+
+    @max_handshakes.setter
+    def max_handshakes(self, value: int) -> None:
+        if self._handshakes:
+            self._handshakes.most = value
+
+    @property
     def handshake_counts(self) -> dict[str, object]:
         """What is counted of TLS handshakes beside that: those that resumed a session, and failures by their reason."""
         queue = self._handshakes

@@ -363,6 +363,7 @@ class HandshakeQueue:
         timeout_s: after which an unfinished handshake is closed.
 
     Attributes:
+        most: how many may be under way, for one more the oldest ends; 0 for as many as come.
         finished_well, failed, resumed: how many were done, how many were not, and how many of those that were done went
             on with the session of an earlier connection.
         failures: how many were not, by the reason.
@@ -379,21 +380,23 @@ class HandshakeQueue:
         self._lines = LineLimit()
         self.context = context
         self.on_ready = on_ready
-        self.timeout_s = timeout_s
+        self.timeout_s, self.most = timeout_s, 0
         self.deadlines = Deadlines(min(0.25, timeout_s / 4))
         self.share = share()
-        self._open: set[_Handshake] = set()
+        self._open: dict[_Handshake, None] = {}
 
     def begin(self, sock: _socket.socket, address: Address) -> None:
         """Take an accepted socket."""
+        if self.most and len(self._open) >= self.most:
+            next(iter(self._open)).makes_room()
         handshake = _Handshake(self, TlsTransport(sock, self.context), address)
-        self._open.add(handshake)
+        self._open[handshake] = None
         self.deadlines.watch(handshake)
         handshake.step()
 
     def finished(self, handshake: _Handshake) -> None:
         """Called by a handshake that ended either way."""
-        self._open.discard(handshake)
+        self._open.pop(handshake, None)
         self.deadlines.forget(handshake)
 
     def done(self, transport: TlsTransport, address: Address) -> None:
@@ -423,6 +426,14 @@ class HandshakeQueue:
         self.failed += 1
         self.failures["not done in time"] += 1
         _HANDSHAKE_TIME.refused(f"TLS with {address[0]}", f"the handshake was not done within {self.timeout_s:g} s")
+
+    def one_too_many(self, address: Address) -> None:
+        """Called by a handshake that ended for a newer one."""
+        self.failed += 1
+        self.failures["made room for others"] += 1
+        _HANDSHAKE_TIME.refused(
+            f"TLS with {address[0]}", f"{self.most} handshakes are under way; the oldest makes room"
+        )
 
     def close(self) -> None:
         """End all handshakes."""
@@ -465,6 +476,11 @@ class _Handshake:
         """Give up: its time is over."""
         self.give_up()
         self._queue.too_late(self._address)
+
+    def makes_room(self) -> None:
+        """Give up: too many others have come since."""
+        self.give_up()
+        self._queue.one_too_many(self._address)
 
     def give_up(self) -> None:
         """End it and close the connection."""

@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from smqrt.errors import CloseReason, ProtocolError
+from smqrt.wire.ids import MAX_NODE
 
 OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"
@@ -115,6 +116,11 @@ def is_proof(packet: bytes, key: bytes, connects: bool, hellos: bytes) -> bool:
     return hmac.compare_digest(packet, proof(key, connects, hellos))
 
 
+def session_key(key: bytes, hellos: bytes) -> bytes:
+    """What both sides of a link have alone, made of the key and both Hellos; 32 bytes."""
+    return hmac.digest(key, b"smqrt link session" + hellos, "sha256")
+
+
 def key_of(password: bytes, cluster: bytes = b"") -> bytes:
     """The key of a password: 50 ms of work and 16 MiB, so that each guess costs as much. Call it in a thread."""
     return hashlib.scrypt(password, salt=b"smqrt cluster " + cluster, n=1 << 14, r=8, p=1, dklen=32)
@@ -131,10 +137,17 @@ def numbers(kind: Packet, of: Iterable[int]) -> bytes:
 
 
 def parse_numbers(packet: bytes) -> list[int]:
-    """See `numbers`."""
+    """See `numbers`.
+
+    Raises:
+        ProtocolError: it is none, or one of them is no number of a node.
+    """
     if len(packet) % 2 == 0:
         raise _short()
-    return [one for (one,) in _U16.iter_unpack(memoryview(packet)[1:])]
+    found = [one for (one,) in _U16.iter_unpack(memoryview(packet)[1:])]
+    if found and not 0 < min(found) <= max(found) <= MAX_NODE:
+        raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node whose number is not 1 to {MAX_NODE}")
+    return found
 
 
 def channel(kind: Packet, number: int, text: bytes = b"") -> bytes:

@@ -17,11 +17,13 @@ from typing import Any
 import gevent
 
 from smqrt.backplane.mesh import Mesh
+from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
 from smqrt.cluster.member import Member
 from smqrt.cluster.memory import MemoryNetwork
+from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.cluster.node import Node as ClusterNode
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.wire import smq
@@ -39,13 +41,14 @@ class Client:
     """A client of a node.
 
     Attributes:
-        session: its session; etid: its ETID.
+        session: its session; etid: its ETID; uid: its uid.
     """
 
-    def __init__(self, broker: Broker, uid: bytes | None = None) -> None:
+    def __init__(self, broker: Broker, uid: bytes | None = None, info: bytes = b"") -> None:
         self.ear = Ear()
+        self.uid = uid or b"client-%d" % next(_uids)
         self.session = Session(broker, self.ear, 5)
-        self.session.control(smq.connect(uid or b"client-%d" % next(_uids)))
+        self.session.control(smq.connect(self.uid, b"", info))
 
     @property
     def etid(self) -> int:
@@ -104,8 +107,8 @@ class Place:
     def __init__(self, engine: Engine, name: str, hub: Broker, member: Member) -> None:
         self._engine, self.name, self.hub, self.member = engine, name, hub, member
 
-    def client(self, uid: bytes | None = None) -> Client:
-        return Client(self.hub, uid)
+    def client(self, uid: bytes | None = None, info: bytes = b"") -> Client:
+        return Client(self.hub, uid, info)
 
     def interest(self) -> set[bytes]:
         """The names of its own topics that another node wants."""
@@ -151,6 +154,15 @@ class Engine:
         """Let everything that is on its way arrive."""
         raise NotImplementedError
 
+    def wait_acknowledged(self, place: Place) -> None:
+        """Wait until others have acknowledged all messages that a node has sent."""
+        self.until(lambda: not any(link._unacked for link in self.node_of(place).links.values()), "acknowledgements")
+
+    def is_settled(self, place: Place) -> bool:
+        """Whether a node has no links but those that are up."""
+        node = self.node_of(place)
+        return node.all_links == set(node.links.values())
+
     def cut(self, one: Place, other: Place) -> None:
         """Break the link between two nodes; it is not made again before `heal`."""
         raise NotImplementedError
@@ -169,6 +181,14 @@ class Engine:
 
     def wait_silence(self) -> None:
         """Wait until silence has been noticed."""
+
+    def meet(self, one: Place, other: Place) -> None:
+        """Let both nodes connect to each other, at the same moment where they don't do so by themselves."""
+        raise NotImplementedError
+
+    def meet_itself(self, place: Place) -> None:
+        """Let a node find its own address."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End all nodes."""
@@ -195,7 +215,8 @@ class MemoryEngine(Engine):
         self._random = Random(2)
 
     def place(self, name: str, *, key: bytes = KEY, number: int = 0, hub: str = "hub", **options: Any) -> Place:
-        node = self.network.node(key, number)
+        options.pop("silence_s", None)  # time passes when it is told to
+        node = self.network.node(key, number, queue_bytes=options.pop("queue_bytes", QUEUE_BYTES))
         node.versions = options.pop("versions", node.versions)
         prepare = options.pop("prepare", None)
         broker = Broker(
@@ -261,6 +282,19 @@ class MemoryEngine(Engine):
     def wait_silence(self) -> None:
         self.network.pass_time(8.0)
 
+    def wait_acknowledged(self, place: Place) -> None:
+        self.network.pass_time(2.0)
+        super().wait_acknowledged(place)
+
+    def meet(self, one: Place, other: Place) -> None:
+        self.network.connect(self._places[one], self._places[other])
+        self.network.connect(self._places[other], self._places[one])
+        self.network.settle()
+
+    def meet_itself(self, place: Place) -> None:
+        self.network.connect(self._places[place], self._places[place])
+        self.network.settle()
+
 
 class MeshEngine(Engine):
     """Links over real sockets, each through a cable that can be cut."""
@@ -274,7 +308,8 @@ class MeshEngine(Engine):
         self._cables: dict[frozenset[Place], Cable] = {}
 
     def place(self, name: str, *, key: bytes = KEY, number: int = 0, hub: str = "hub", **options: Any) -> Place:
-        mesh = Mesh(key, number, ping_s=0.1, silence_s=self.silence_s)
+        silence_s, queue_bytes = options.pop("silence_s", self.silence_s), options.pop("queue_bytes", QUEUE_BYTES)
+        mesh = Mesh(key, number, ping_s=0.1, silence_s=silence_s, queue_bytes=queue_bytes)
         mesh.node.versions = options.pop("versions", mesh.node.versions)
         prepare, hooks = options.pop("prepare", None), options.pop("hooks", None)
         broker = GeventBroker(hooks or Hooks(), HubOptions(**options))
@@ -324,6 +359,13 @@ class MeshEngine(Engine):
     def heal(self, one: Place, other: Place) -> None:
         self._cables[frozenset((one, other))].mend()
 
+    def meet(self, one: Place, other: Place) -> None:
+        for here, there in ((one, other), (other, one)):
+            self._meshes[here].dial("127.0.0.1", self._ports[there])
+
+    def meet_itself(self, place: Place) -> None:
+        self._meshes[place].dial("127.0.0.1", self._ports[place])
+
     def kill(self, place: Place) -> None:
         for pair, cable in self._cables.items():
             if place in pair:
@@ -367,6 +409,18 @@ class UnixEngine(MeshEngine):
             self._cables[frozenset((place, other))] = Cable(socket, at)
         mesh.share_directory(folder)
 
+    def meet(self, one: Place, other: Place) -> None:
+        for here, there in ((one, other), (other, one)):
+            self._lay(here, there)
+
+    def meet_itself(self, place: Place) -> None:
+        self._lay(place, place)
+
+    def _lay(self, here: Place, there: Place) -> None:
+        """Another way to a node, by a name of its own."""
+        (socket,) = self._folders[there].glob(f"*{self.node_of(there).id.hex()[:8]}.sock")
+        (self._folders[here] / f"to-{there.name}.sock").symlink_to(socket)
+
     def close(self) -> None:
         super().close()
         for folder in self._folders.values():
@@ -381,10 +435,13 @@ class NatsEngine(MeshEngine):
     def __init__(self, path: Path, settings: str = "") -> None:
         super().__init__(path)
         self._server = NatsServer(path, settings)
+        self._backplanes: dict[Place, NatsBackplane] = {}
 
     def _connect(self, place: Place, mesh: Mesh) -> None:
         cable = self._cables[frozenset((place,))] = Cable(self._server.port)
-        mesh.meet_through_nats(f"nats://127.0.0.1:{cable.port}", hello_s=0.2, longest_reconnect_s=0.3)
+        self._backplanes[place] = mesh.meet_through_nats(
+            f"nats://127.0.0.1:{cable.port}", hello_s=0.2, longest_reconnect_s=0.3
+        )
 
     def cut(self, one: Place, other: Place) -> None:
         self._cables[frozenset((other,))].cut()
@@ -394,6 +451,16 @@ class NatsEngine(MeshEngine):
 
     def silence(self, one: Place, other: Place) -> None:
         self._cables[frozenset((other,))].hold()
+
+    def meet(self, one: Place, other: Place) -> None:
+        """Each says at the same moment that it is there, and again."""
+        for place in (one, other, one, other):
+            self._backplanes[place]._say_hello()
+
+    def meet_itself(self, place: Place) -> None:
+        """Its own words come back to it."""
+        backplane = self._backplanes[place]
+        backplane._on_hello(b"", backplane.hello(), b"", b"")
 
     def close(self) -> None:
         super().close()

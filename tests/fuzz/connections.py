@@ -26,7 +26,7 @@ MOST_PIECES = 64
 CONNECT = smq.connect(b"uid-0001")
 
 
-class _Peer:
+class Peer:
     """The socket of a client that sends these pieces, and reads all it gets."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -53,7 +53,7 @@ class _Peer:
         pass
 
 
-class _Watcher:
+class Watcher:
     """Never calls by itself: the target reads."""
 
     fd, events = 0, 0
@@ -76,10 +76,10 @@ class _Errors(logging.Handler):
             raise AssertionError(record.getMessage()) from (record.exc_info[1] if record.exc_info else None)
 
 
-_log, _ERRORS = logging.getLogger("smqrt"), _Errors()
+_log, ERRORS = logging.getLogger("smqrt"), _Errors()
 
 
-class _Subscriber(Outbox):
+class Subscriber(Outbox):
     """Another client, that looks at what it gets."""
 
     def flush(self) -> None:
@@ -93,7 +93,7 @@ def _broker() -> Broker:
     numbers = itertools.count(1000)
     limits = HubLimits(names=MAX_NAMES, client_names=MAX_CLIENT_NAMES)
     broker = Broker(Hooks(), random_u32=lambda: next(numbers), encode=datapath.encode, clock=lambda: 0.0, limits=limits)
-    broker.topic_table.named(b"news", 100).add(_Subscriber())
+    broker.topic_table.named(b"news", 100).add(Subscriber())
     broker.subscribe(b"news", lambda *_: None)
     return broker
 
@@ -109,30 +109,30 @@ def ws(data: bytes) -> None:
 
 
 def _client(kind: type[RawConnection], data: bytes, connect: bytes) -> None:
-    _log.addHandler(_ERRORS)
+    _log.addHandler(ERRORS)
     try:
-        _converse(kind, _Peer(_receives(data, connect)))
+        _converse(kind, Peer(_receives(data, connect)))
     finally:
-        _log.removeHandler(_ERRORS)
+        _log.removeHandler(ERRORS)
 
 
-def _converse(kind: type[RawConnection], peer: _Peer) -> None:
-    _begin_turn()
+def _converse(kind: type[RawConnection], peer: Peer) -> None:
+    begin_turn()
     broker = _broker()
-    connection = kind(peer, _Watcher())  # type: ignore[arg-type]
+    connection = kind(peer, Watcher())  # type: ignore[arg-type]
     session = Session(broker, connection, 7)
     connection.session = session
     connection.start(session, b"")
     while not connection.life.over and not peer.is_silent:
         connection.on_readable()
-        _settle()
+        settle()
         while connection.paused and not connection.life.over:
             datapath.gave_way.clear()
-            _begin_turn()
+            begin_turn()
             connection.go_on()
-            _settle()
+            settle()
     session.disconnect(CloseReason.PEER_CLOSED)
-    _settle()
+    settle()
     _check_clean(broker)
 
 
@@ -141,12 +141,17 @@ def _receives(data: bytes, connect: bytes) -> Iterator[bytes]:
     first = data[0] if data else 0
     if first & 0x80:
         yield connect
-    step = max(first & 0x7F or len(data), len(data) // MOST_PIECES, 1)
+    yield from pieces(data)
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """What follows the first byte, cut as that says."""
+    step = max((data[0] if data else 0) & 0x7F or len(data), len(data) // MOST_PIECES, 1)
     for at in range(1, len(data), step):
         yield data[at : at + step]
 
 
-def _begin_turn() -> None:
+def begin_turn() -> None:
     """The loop does not run here: its clock tells what a turn may still take."""
     _install()
     get_hub().loop.update_now()
@@ -155,7 +160,7 @@ def _begin_turn() -> None:
 _install = cache(datapath.install)
 
 
-def _settle() -> None:
+def settle() -> None:
     while flush_dirty():
         pass
 

@@ -13,7 +13,7 @@ from smqrt.mqtt import sparkplug
 from smqrt.wire import smq, websocket
 from smqrt.wire.mqtt import packets
 from smqrt.wire.mqtt.client import MqttClientEndpoint
-from tests.fuzz import connections, decoders, services, services_seeds
+from tests.fuzz import connections, decoders, links, services, services_seeds
 
 FINDS = Path(__file__).parent / "finds"
 """A file for each target, with a line for each input that was a fault once, in hexadecimal digits."""
@@ -21,6 +21,11 @@ FINDS = Path(__file__).parent / "finds"
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "smq-raw": connections.raw,
     "smq-websocket": connections.ws,
+    "link-stranger": links.stranger,
+    "link-newcomer": links.newcomer,
+    "link-node": links.node,
+    "link-member": links.member,
+    "link-nats": links.through_nats,
     "smq-connect": decoders.connect,
     "kernels": decoders.twin_kernels,
     "websocket": decoders.websocket_frames,
@@ -223,4 +228,5 @@ _SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "arrow-batch": _batches,
     "arrow-segment": _segments,
     **services_seeds.SEEDS,
+    **links.SEEDS,
 }

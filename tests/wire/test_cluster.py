@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster, link, smq
 from smqrt.wire.cluster import Announced, LinkType
+from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link import Hello, Packet
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
@@ -88,9 +89,10 @@ HELLO = st.builds(
     U64,
     st.binary(min_size=link.NONCE_BYTES, max_size=link.NONCE_BYTES),
 )
+NUMBERS = st.lists(st.integers(1, MAX_NODE), max_size=20)
 SINGLE: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     "hello": (HELLO, link.hello, link.parse_hello),
-    "numbers": (st.lists(U16, max_size=20), lambda of: link.numbers(Packet.NODE, of), link.parse_numbers),
+    "numbers": (NUMBERS, lambda of: link.numbers(Packet.NODE, of), link.parse_numbers),
     "channel": (st.tuples(U16, NAME), lambda of: link.channel(Packet.OPEN, *of), link.parse_channel),
     "u64": (U64, lambda of: link.u64(Packet.ACK, of), link.parse_u64),
     "end": (st.tuples(U32, NAME), lambda of: cluster.end(*of), cluster.parse_end),

@@ -1,0 +1,340 @@
+"""Fuzz targets of links between nodes: a stranger's bytes, those of a node that knows the password, and what comes
+through NATS; through the real connection, link and hub.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from smqrt.backplane import nats as backplane
+from smqrt.backplane.connection import LinkConnection
+from smqrt.backplane.nats import NatsBackplane
+from smqrt.broker.broker import Broker
+from smqrt.broker.outbox import Held
+from smqrt.broker.state import Hooks
+from smqrt.broker.topics import HubLimits
+from smqrt.cluster.link import Link, LinkState
+from smqrt.cluster.member import Member
+from smqrt.cluster.node import Node
+from smqrt.errors import ProtocolError
+from smqrt.net import datapath
+from smqrt.net.connection import RawConnection
+from smqrt.wire import cluster, smq
+from smqrt.wire import link as wire
+from smqrt.wire.cluster import Announced, LinkType
+from smqrt.wire.life import Life
+from smqrt.wire.link import Hello, Packet
+from tests.broker.crowd import Ear
+from tests.fuzz import connections
+
+KEY = b"k" * 32
+NODE_ID, PEER_ID, NONCE = b"n" * wire.ID_BYTES, b"p" * wire.ID_BYTES, bytes(wire.NONCE_BYTES)
+NUMBER, PEER_NUMBER = 2, 5
+OWN = wire.hello(Hello(1, 1, NODE_ID, 1, NONCE))
+PEER = wire.hello(Hello(1, 1, PEER_ID, 2, NONCE))
+HUB = b"hub"
+MAX_NAMES = 64
+
+
+def _draws() -> Callable[[int], bytes]:
+    """What the node draws: its numbers, its id, its nonces."""
+    drawn = itertools.count(NUMBER)
+    fixed = {wire.ID_BYTES: NODE_ID, wire.NONCE_BYTES: NONCE}
+    return lambda count: next(drawn).to_bytes(2, "big") if count == 2 else fixed.get(count, b"x" * count)
+
+
+def _node() -> tuple[Node, Member, Ear]:
+    """A node with a hub, a client that subscribes and observes, and a topic with a number of its own."""
+    numbers = itertools.count(1000)
+    broker = Broker(
+        Hooks(),
+        random_u32=lambda: next(numbers),
+        encode=datapath.encode,
+        clock=lambda: 0.0,
+        limits=HubLimits(names=MAX_NAMES),
+    )
+    node = Node(KEY, random=_draws(), clock_s=lambda: 1.0, clock_ns=lambda: 1)
+    member = node.join(broker, HUB.decode())
+    broker.create(b"own", 17)
+    ear = Ear()
+    session = connections.Session(broker, ear, 5)
+    session.control(smq.connect(b"uid-0001"))
+    session.control(smq.with_name(smq.Type.SUBSCRIBE, b"news"))
+    session.control(smq.with_id(smq.Type.OBSERVE, broker.create(b"news")))
+    member.count_all()
+    return node, member, ear
+
+
+class _Link(LinkConnection):
+    """A connection that the target reads."""
+
+    __slots__ = ()
+
+    def __init__(self, peer: Any) -> None:
+        RawConnection.__init__(self, peer, connections.Watcher())
+        self.handshake, self.life, self.received_bytes = None, Life.OPEN, 0
+
+
+@contextmanager
+def _errors_count() -> Iterator[None]:
+    logger = logging.getLogger("smqrt")
+    logger.addHandler(connections.ERRORS)
+    try:
+        yield
+    finally:
+        logger.removeHandler(connections.ERRORS)
+
+
+def _converse(first: list[bytes], data: bytes) -> None:
+    with _errors_count():
+        connections.begin_turn()
+        node, member, ear = _node()
+        peer = connections.Peer(itertools.chain(first, connections.pieces(data)))
+        connection = _Link(peer)
+        link = node.connected(connection, False, "fuzz")
+        connection.serve(link)
+        while not connection.life.over and not peer.is_silent:
+            connection.on_readable()
+            connections.settle()
+            while connection.paused and not connection.life.over:
+                datapath.gave_way.clear()
+                connections.begin_turn()
+                connection.go_on()
+                connections.settle()
+        _end(link, node, member, ear)
+
+
+def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
+    member.to_servers(b"to servers", member.broker.server.etid, 0)
+    member.broker.publish(b"to all", b"news")
+    connections.settle()
+    link.lose("the end")
+    connections.settle()
+    _check_clean(node, member)
+    if not ear.ended:  # by End, as it may
+        ear.got.clear()
+        member.broker.publish(b"still here", b"news")
+        connections.settle()
+        assert [packet[13:] for packet in ear.got if packet[0] == smq.Type.PUBLISH] == [b"still here"]
+
+
+def _check_clean(node: Node, member: Member) -> None:
+    left = {
+        "links": node.all_links | set(node.links),
+        "strangers": node.strangers,
+        "nodes": member.remotes,
+        "phantoms": member.phantoms,
+        "holders": member._holders,
+        "foreign": member.foreign,
+        "interest": member.interest,
+        "clashes": member.interest._clashes,
+        "clashing": member.interest._clashing,
+    }
+    assert not any(map(len, left.values())), left  # type: ignore[arg-type]
+    assert member._bits == 0
+    assert Held.total_bytes == 0, f"{Held.total_bytes} bytes are held by nobody"
+    assert len(member.broker.topic_table.by_name) <= MAX_NAMES, "more names than there may be"
+    assert len(member.broker.subtopic_table.by_name) <= MAX_NAMES, "more names than there may be"
+    assert 1 <= node.number <= 1023
+
+
+def stranger(data: bytes) -> None:
+    """Who has connected, and knows no password: that may be a Hello of before."""
+    _converse([], data)
+
+
+def _proven(*packets: bytes) -> list[bytes]:
+    proof = wire.proof(KEY, True, PEER + OWN)
+    return [b"".join(map(smq.frame, part)) for part in ((PEER,), (proof, *packets))]
+
+
+def node(data: bytes) -> None:
+    """A node that knows the password: its link is up, and has the hub as channel 1."""
+    number = wire.numbers(Packet.NODE, [PEER_NUMBER])
+    channels = wire.channel(Packet.OPEN, 1, HUB), wire.channel(Packet.CHANNEL, 1)
+    _converse(_proven(number, *channels), data)
+
+
+def newcomer(data: bytes) -> None:
+    """A node that knows the password, and has not told its number yet."""
+    _converse(_proven(), data)
+
+
+class _Nowhere:
+    """The transport of a link whose packets the target gives to the hub itself."""
+
+    via, worked_off_bytes = "nowhere", 0
+
+    def __init__(self) -> None:
+        self.outbox = connections.Subscriber()
+
+    def close(self, in_order: bool) -> None:
+        pass
+
+
+def member(data: bytes) -> None:
+    """Packets of a node to a hub, each behind its type and the size of its body."""
+    with _errors_count():
+        connections.begin_turn()
+        node, member, ear = _node()
+        link = node.connected(_Nowhere(), False, "fuzz")  # type: ignore[arg-type]
+        try:
+            link.receive(b"".join(_proven(wire.numbers(Packet.NODE, [PEER_NUMBER]), wire.channel(Packet.OPEN, 1, HUB))))
+            assert link.state is LinkState.UP
+            for packet in _packets(data):
+                link.receive(smq.frame(wire.channel(Packet.CHANNEL, 1)))
+                link.receive(smq.frame(packet))
+                connections.settle()
+        except ProtocolError as error:
+            link.fail(error)
+        _end(link, node, member, ear)
+
+
+def _packets(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + 2 <= len(data):
+        size = data[at + 1]
+        packet = data[at : at + 1] + data[at + 2 : at + 2 + size]
+        yield packet if packet[0] != smq.Type.PUBLISH else packet.ljust(smq.PUBLISH_HEADER_BYTES - 2, b"\0")
+        at += 2 + size
+
+
+# ---- NATS
+
+
+class _Client:
+    """What a backplane calls of its NATS client; what it publishes goes nowhere."""
+
+    connected, max_payload_bytes = True, 1 << 20
+
+    def subscribe(self, subject: str, callback: object) -> None:
+        pass
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        return True
+
+    def publish_pieces(self, subject: str, pieces: list[bytes]) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+LINK_ID = b"l" * 8
+
+
+def through_nats(data: bytes) -> None:
+    """Messages, each behind a byte and its size: whether it is a hello, of the linked node, with the place that is
+    due, signed as it should be.
+    """
+    with _errors_count():
+        connections.begin_turn()
+        node, member, ear = _node()
+        found = _backplane(node)
+        say: Callable[..., None] = lambda payload: found._on_message(b"", payload, b"", b"")  # noqa: E731
+        proof = wire.proof(KEY, True, PEER + OWN)
+        say(_message(0, b"", smq.frame(PEER)))
+        say(_message(1, b"", smq.frame(proof) + smq.frame(wire.numbers(Packet.NODE, [PEER_NUMBER]))))
+        connection = found._connections[PEER_ID, LINK_ID]
+        link = connection.link
+        assert link.state is LinkState.UP
+        key = link.session_key
+        at = 0
+        while at + 2 <= len(data):
+            flags, size = data[at], data[at + 1]
+            body, at = data[at + 2 : at + 2 + size], at + 2 + size
+            before = link.state
+            if flags & 1:
+                found._on_hello(b"", body, b"", b"")
+            elif flags & 2:
+                say(_message(connection.came if flags & 4 else body[0] if body else 0, key if flags & 8 else b"", body))
+            else:
+                say(body)
+            assert flags & 8 or link.state is before, "a link is ended by what is not signed"
+            connections.settle()
+        for one in list(found._connections.values()):
+            one.link.lose("the end")
+        found.close()
+        assert not found._connections
+        _end(link, node, member, ear)
+
+
+def _message(place: int, key: bytes, frames: bytes) -> bytes:
+    head = backplane._HEAD.pack(PEER_ID, LINK_ID, place)
+    return head + (backplane.signature(key, head, frames) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
+
+
+def _backplane(node: Node) -> NatsBackplane:
+    connect = backplane.nats.connect
+    backplane.nats.connect = lambda *_, **__: _Client()  # type: ignore[assignment, return-value]
+    try:
+        return NatsBackplane(node, "nats://nowhere")
+    finally:
+        backplane.nats.connect = connect
+
+
+# ---- good inputs
+
+_TOPIC = (0x80000001, 7)
+_SAID = [
+    *cluster.names(LinkType.SUBTOPICS, [(7, b"part"), (8, b"other")]),
+    *cluster.keys_and_numbers(LinkType.NUMBERED, [(*_TOPIC, 17)]),
+    *cluster.keys(LinkType.WATCH, [_TOPIC]),
+    *cluster.peers(
+        [Announced(5 << 21 | 9, 1, b"uid-0001", b"info", b"ann"), Announced(5 << 21 | 8, 2, b"u", b"", b"")]
+    ),
+    *cluster.keys(LinkType.INTEREST, [_TOPIC, (0x80000001, 8), (0x80000002, 8)]),
+    bytes((LinkType.SYNCED,)),
+    *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, 3)]),
+    *cluster.names(LinkType.TOPICS, [(1, b"news")]),
+    bytes((LinkType.VALUE,)) + smq.publish_frame(0x80000001, 5 << 21 | 9, 7, b"value")[3:],
+    *cluster.keys(LinkType.NO_INTEREST, [_TOPIC]),
+    *cluster.keys(LinkType.UNWATCH, [_TOPIC]),
+    *cluster.etids([5 << 21 | 9]),
+    cluster.end(NUMBER << 21 | 1000, b"bye"),
+    smq.publish_frame(0x80000001, 5 << 21 | 9, 7, b"hello")[2:],
+]
+_LINK = [
+    wire.u64(Packet.PING, 7),
+    wire.u64(Packet.PONG, 7),
+    wire.u64(Packet.ACK, 9),
+    wire.channel(Packet.OPEN, 2, b"other"),
+    wire.channel(Packet.CHANNEL, 2),
+    wire.channel(Packet.CLOSE, 1, b"bye"),
+    wire.channel(Packet.CLOSED, 1),
+    wire.channel(Packet.OPEN, 3, HUB),
+    wire.numbers(Packet.NODE, [PEER_NUMBER, 7]),
+    wire.numbers(Packet.TAKEN, [NUMBER, 7]),
+    wire.refused(wire.Refusal.CLOSING, "bye"),
+]
+
+
+def _sized(packet: bytes) -> bytes:
+    return packet[:1] + bytes((len(packet) - 1,)) + packet[1:]
+
+
+def _frames(packets: list[bytes]) -> list[bytes]:
+    return [cut + b"".join(map(smq.frame, packets)) for cut in (b"\x00", b"\x01", b"\x0d")]
+
+
+def _nats_seeds() -> list[bytes]:
+    frames = [smq.frame(one) for one in (wire.channel(Packet.OPEN, 1, HUB), wire.channel(Packet.CHANNEL, 1), *_SAID)]
+    hello = backplane._HELLO.pack(PEER_ID, 2, 1)
+    gone = backplane._HEAD.pack(PEER_ID, LINK_ID, backplane.GONE) + bytes(16)
+    signed = b"".join(bytes((2 | 4 | 8, len(one))) + one for one in frames)
+    others = bytes((1, len(hello) + 16)) + hello + bytes(16) + bytes((0, len(gone))) + gone
+    first = _message(0, b"", smq.frame(PEER)).replace(LINK_ID, b"another.")
+    return [signed, others + bytes((0, len(first))) + first + b"\x02\x05" + smq.frame(b"\x63\0\5")]
+
+
+SEEDS: dict[str, Callable[[], list[bytes]]] = {
+    "link-stranger": lambda: [*_frames([PEER, wire.proof(b"x", True, PEER + OWN)]), *_frames(_LINK[:3])],
+    "link-newcomer": lambda: _frames([wire.numbers(Packet.NODE, [NUMBER, 7]), *_LINK]),
+    "link-node": lambda: [*_frames(_SAID), *_frames(_LINK), *_frames(_LINK[:-2] + _SAID)],
+    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID)],
+    "link-nats": _nats_seeds,
+}
