@@ -6,9 +6,11 @@
 NATS keeps the order of what one connection publishes to a subject, and loses what it can't deliver without a word: the
 place in the order shows that, and the link begins anew. The password is proved on each link as everywhere else.
 
-Everybody with rights to the subjects can say anything there in anybody's name. So each message is signed, 16 bytes of
-BLAKE2b: on a link with the key that only its two sides have; a hello, and the word that a link is gone, with one that
-all nodes have. What is not signed as it should be ends no link and keeps none alive; before the password is proved it
+Everybody with rights to the subjects can say anything there in anybody's name. So the head of each message is signed,
+16 bytes of BLAKE2b: on a link with the key that only its two sides have; a hello, and the word that a link is gone,
+with one that all nodes have. A place in the order counts once, and nobody but the other side can sign one before it is
+taken; the bytes behind the head could be changed on their way by NATS servers only, and to sign them, too, would cost
+as much as all else that a node does with them. What is not signed as it should be ends no link and keeps none alive; before the password is proved it
 is heard, since a node with another password is to be told so, but then it is one of a hundred strangers.
 """
 
@@ -61,12 +63,9 @@ _UNSIGNED = bytes(SIGNATURE_BYTES)
 FORGED = Limit("cluster_forged", "", "a message through NATS is not signed by the node in whose name it comes")
 
 
-def signature(key: bytes, *pieces: bytes | memoryview) -> bytes:
+def signature(key: bytes, head: bytes | memoryview) -> bytes:
     """What who knows `key` puts behind the head of a message."""
-    digest = blake2b(key=key, digest_size=SIGNATURE_BYTES)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
+    return blake2b(head, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
 def portions(runs: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
@@ -123,11 +122,11 @@ class NatsConnection(LinkConnection):
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes
 
-    def _signature(self, pieces: Iterable[bytes | memoryview]) -> bytes:
+    def _signature(self, head: bytes | memoryview) -> bytes:
         """With the key of the link, as soon as there is one."""
         if not self._key and self.link.peer is not None:
             self._key = self.link.session_key
-        return signature(self._key, *pieces) if self._key else _UNSIGNED
+        return signature(self._key, head) if self._key else _UNSIGNED
 
     # ---- reading
 
@@ -157,9 +156,7 @@ class NatsConnection(LinkConnection):
 
     def _is_next(self, place: int, message: bytes) -> bool:
         """Whether it is of the other node, and has not come already."""
-        whole = memoryview(message)
-        signed = self._signature((whole[: _HEAD.size], whole[_FRAMES_AT:]))
-        if not compare_digest(whole[_HEAD.size : _FRAMES_AT], signed):
+        if not compare_digest(message[_HEAD.size : _FRAMES_AT], self._signature(message[: _HEAD.size])):
             FORGED.refused(f"a message in the name of node {self.link.number}")
             return False
         return place >= self.came
@@ -210,8 +207,7 @@ class NatsConnection(LinkConnection):
         for pieces in portions(queue, self._backplane.portion_bytes):
             head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
             self.sent += 1
-            message = [head, self._signature([head, *pieces]), *pieces]
-            if not self._backplane.client.publish_pieces(self._subject, message):
+            if not self._backplane.client.publish_pieces(self._subject, [head, self._signature(head), *pieces]):
                 get_hub().loop.run_callback(self._refused)
                 return
 
