@@ -281,6 +281,11 @@ class Dialer:
             gevent.sleep(TAKEN_PLACE_S)
         self._report(False, self.why)
 
+    def leads_to(self, link: Link) -> bool:
+        """Whether a link goes to the node at this address, whoever has made it."""
+        mine = self._link.peer if self._link is not None else None
+        return mine is not None and link.peer is not None and mine.id == link.peer.id
+
     def _report(self, up: bool, why: str) -> None:
         if (up, why) == (self.up, self.why):
             return

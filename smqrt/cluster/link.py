@@ -489,9 +489,9 @@ class Link:
         self._unacked.clear()
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)
+        self._give_up_pings(self._pings[-1] if self._pings else 0)
         self.transport.close(in_order)
         self.node.ended(self, code)
-        self._give_up_pings(self._pings[-1] if self._pings else 0)
         self.on_end(self, why)
 
     def _count_lost(self, reason: Drop, theirs: int | None = None) -> None:

@@ -95,7 +95,7 @@ class Node:
             ArgumentError: the name is empty or too long, it is open already, or there are too many.
             ClosedError: the node has ended.
         """
-        self._must_be_open()
+        self.must_be_open()
         if not 1 <= len(name) <= MAX_NAME_BYTES:
             raise ArgumentError(f"name: {len(name)} bytes; the name of a channel has 1 to {MAX_NAME_BYTES}")
         shown = name.decode("utf-8", "replace")
@@ -114,7 +114,8 @@ class Node:
         for link in list(self.links.values()):
             link.close_channel(channel, text)
 
-    def _must_be_open(self) -> None:
+    def must_be_open(self) -> None:
+        """Raise ClosedError when the node has ended."""
         if self.closed:
             raise ClosedError("the links to other nodes were shut down; make new ones")
 
@@ -127,7 +128,7 @@ class Node:
             ArgumentError: another hub of this node is in it, or it is no name.
             ClosedError: the node has ended.
         """
-        self._must_be_open()
+        self.must_be_open()
         _check_cluster(name)
         if name in self.members:
             raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
