@@ -258,8 +258,6 @@ class AppChannel:
 
     def came(self, event: _Event) -> None:
         """Tell it in the next turn, behind what came before."""
-        if self.closed:
-            return
         self._events.append(event)
         if not self._is_telling:
             self._is_telling = True

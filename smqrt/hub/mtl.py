@@ -199,7 +199,7 @@ def server() -> Mtl:
 
 
 def later(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
-    """Returns `function` in a greenlet of its own, since those who tell it something must not wait; its errors are logged."""
+    """Returns `function` in a greenlet of its own: who tells it something must not wait. Its errors are logged."""
     if function is None:
         return mtl.nobody
     call = partial(Guard(f"the links made at {calling_line()}").call, what, binding.function(what, function))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from smqrt.broker.deferred import Deferred
+from smqrt.cluster import link
 from smqrt.cluster.channel import LINK_BYTES, WINDOW_BYTES, AppChannel
 from smqrt.cluster.node import MAX_CHANNELS
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.wire import link as wire
+from smqrt.wire import smq
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.cluster.engines import Engine, MemoryEngine, Place, pair
 
@@ -366,24 +370,97 @@ def test_any_bytes_are_a_name_and_what_is_said_at_the_end_has_a_size(engine: Eng
     assert other.said[-1][2] == "x" * 1000
 
 
-def test_there_are_so_many_channels_and_numbers_come_again(tmp_path: object) -> None:
-    engine = MemoryEngine(tmp_path)  # type: ignore[arg-type]
-    one, other = pair(engine)
-    node = engine.node_of(one)
-    (link,) = node.links.values()
-    link._last_channel = 0xFFFF - 10
-    there = End(engine, other)
-    for _ in range(100):
-        here = End(engine, one)
-        engine.until(lambda here=here: here.ups == [True], "up")
-        here.channel.send(b"hello")
-        engine.settle()
-        here.channel.close()
-    engine.settle()
-    assert (len(there.got), there.ups) == (100, [True, False] * 100)
-    assert 2 < link._last_channel < 100  # the first numbers are those of the hub
+def test_there_are_so_many_channels(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, _ = pair(engine)
     some = [End(engine, one, b"%d" % count) for count in range(MAX_CHANNELS)]
-    with pytest.raises(ArgumentError, match="1000 channels are open already"):
+    with pytest.raises(ArgumentError, match="1000 channels are open already; close some before 'one more'"):
         End(engine, one, b"one more")
     some[0].channel.close()
     End(engine, one, b"one more")
+
+
+def test_numbers_of_channels_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_CHANNEL", 2)  # one is the hub's
+    engine = MemoryEngine(tmp_path)
+    one, other = pair(engine)
+    there = End(engine, other)
+    for count in range(5):
+        here = End(engine, one)
+        engine.until(lambda here=here: here.ups == [True], "up")
+        here.channel.send(b"%d" % count)
+        engine.settle()
+        here.channel.close()
+    engine.settle()
+    assert (there.data, there.ups) == ([b"0", b"1", b"2", b"3", b"4"], [True, False] * 5)
+
+
+def test_a_node_that_opens_without_end_loses_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_UNOPENED", 3)
+    engine = MemoryEngine(tmp_path)
+    one, other = pair(engine)
+    for count in range(4):
+        End(engine, one, b"%d" % count)
+    engine.settle()
+    assert engine.node_of(other).links_lost == 1
+
+
+BAD = {
+    "0x41 on a channel of applications": b"\0\3\x41",
+    "a message on a channel of applications has a destination": smq.publish_frame(1, 0, 0, b""),
+    "a packet of another node has the wrong length": smq.frame(bytes((wire.Packet.HANDLED, 1))),
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_what_no_node_sends_on_a_channel_ends_the_link(tmp_path: Path, why: str) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    (peer,) = one.channel._peers.values()
+    peer.way.put(BAD[why])
+    engine.settle()
+    assert other.ups == one.ups == [True, False]
+    assert why in other.said[-1][2]
+
+
+def test_who_sends_more_than_the_other_side_holds_loses_the_link(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    other.answer = Deferred[None]()
+    (peer,) = one.channel._peers.values()
+    for _ in range(20):
+        peer.way.put(smq.publish_frame(0, 0, 0, bytes(60_000)))
+    engine.settle()
+    assert one.ups == [True, False]
+    other.answer.resolve()
+    engine.settle()
+    assert "more than 1048576 bytes came on a channel before they were handled" in other.said[-1][2]
+
+
+def test_more_is_never_handled_than_was_sent(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    (peer,) = other.channel._peers.values()
+    peer.way.put(smq.frame(wire.u64(wire.Packet.HANDLED, 1 << 60)))
+    engine.settle()
+    (back,) = one.channel._peers.values()
+    assert back._unhandled_bytes == back.way.link.unhandled_bytes == 0
+
+
+def test_a_node_that_knows_no_such_channels_takes_one_for_a_hub_that_it_does_not_have(tmp_path: Path) -> None:
+    """What it gets is an Open of before with a name that no hub has; of its answers none is new."""
+    engine = MemoryEngine(tmp_path)
+    one, other = pair(engine)
+    (link_there,) = engine.node_of(other).links.values()
+    packets: list[bytes] = []
+    control = link_there.control
+    link_there.control = lambda packet: packets.append(packet) or control(packet)  # type: ignore[method-assign, func-returns-value]
+    side = End(engine, one)
+    assert side.channel.send(b"to nobody") == (0, 0)
+    side.channel.close(b"bye")
+    engine.settle()
+    sent = [packet for packet in packets if packet[0] not in (wire.Packet.CHANNEL, wire.Packet.ACK)]
+    assert [packet[0] for packet in sent] == [wire.Packet.OPEN, wire.Packet.CLOSE]
+    assert sent[0][3:] == b"\xffchat"
+    with pytest.raises(UnicodeDecodeError):
+        sent[0][3:].decode()

@@ -23,7 +23,6 @@ from smqrt.lua.bridge import LuaResult, LuaValue, encoded, from_utf8, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 
-
 T = TypeVar("T")
 
 
@@ -227,7 +226,7 @@ def _of(kind: dict[int, T], number: int) -> T:
     return found
 
 
-_OWN = {
+_FUNCTIONS = {
     "smq.mtl": "mtl server commence open isopen close_named hascon mtl_shutdown"
     " forget send channel_nodes counts close_channel",
     "smq.conn": "conn setlist add status conn_shutdown",
@@ -238,5 +237,5 @@ _OWN = {
 def install(vm: Vm, services: Services, hubs: HubBinding) -> None:
     """Give Lua `smq.mtl`, `smq.conn` and `smq.cluster`."""
     binding = ClusterBinding(vm, services, hubs)
-    for name, own in _OWN.items():
-        vm.namespace(name, methods(binding, own))
+    for name, functions in _FUNCTIONS.items():
+        vm.namespace(name, methods(binding, functions))
