@@ -437,6 +437,17 @@ def test_who_sends_more_than_the_other_side_holds_loses_the_link(tmp_path: Path)
     assert "more than 1048576 bytes came on a channel before they were handled" in other.said[-1][2]
 
 
+def test_runs_are_told_message_by_message(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    _, other = ends(engine)
+    (peer,) = other.channel._peers.values()
+    for first in (0, 3):
+        peer.deliver(b"".join(smq.publish_frame(0, 0, 0, b"%d" % count) for count in range(first, first + 3)))
+    peer.deliver_view(memoryview(smq.publish_frame(0, 0, 0, b"6")))
+    engine.settle()
+    assert other.data == [b"%d" % count for count in range(7)]
+
+
 def test_more_is_never_handled_than_was_sent(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
