@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import gevent
 import pytest
 
-from smqrt import hub
+from smqrt import hub, manual
 from smqrt.app_folder import AppScope, running_app
 from smqrt.backplane.mesh import open_meshes
 from smqrt.backplane.process import cluster as process_cluster
@@ -254,6 +255,14 @@ def test_hubs_over_the_same_links(nodes: tuple[Node, Node]) -> None:
         assert first.nodes() == {}
         first.close()
         assert first.publish("nobody", "greeting") == 0
+
+
+def test_the_example_of_the_manual() -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", manual.pages()["cluster"], re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["nodes"] == 0
+    names["links"].shutdown()
 
 
 def test_commence(nodes: tuple[Node, Node]) -> None:
