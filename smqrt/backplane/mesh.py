@@ -103,6 +103,7 @@ class Mesh:
     Attributes:
         node: what is known of the others.
         dialers: look for nodes at addresses.
+        on_accepted: called with a link that somebody else makes, before it is up.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Mesh:
         self._last_closers: list[Callable[[], object]] = []
         self._handshakes = 0
         self.dialers: list[Dialer] = []
+        self.on_accepted: Callable[[Link], object] = lambda link: None
         open_meshes.append(self)
 
     def _look(self) -> None:
@@ -152,7 +154,7 @@ class Mesh:
         if self._handshakes >= MAX_HANDSHAKES or self.node.closed:
             sock.close()
             return
-        self.commence(sock, b"", connects=False)
+        self.on_accepted(self.commence(sock, b"", connects=False))
 
     def commence(self, sock: Transport, data: bytes, connects: bool) -> Link:
         """Make a link of a connection; `data` has come already."""

@@ -138,7 +138,18 @@ class Mtl(Links):
         self.onstatus = options.onstatus
         self._on_round_trip = options.on_round_trip
         self.mesh.node.on_round_trip, self.mesh.node.on_log = self._tell_round_trip, options.log
+        self.mesh.on_accepted = self._accepted
         self._conns: list[Conn] = []
+
+    def _accepted(self, link: Link) -> None:
+        link.on_up = self._came_up
+
+    def _came_up(self, link: Link) -> None:
+        """A link that another node has made; of those in a list the list tells."""
+        host = _host_of(link)
+        if not any(conn.name_of(link) or conn.looks_at(host) for conn in self._conns):
+            link.on_end = lambda link, why: self.onstatus(host, False, why)
+            self.onstatus(host, True, "")
 
     def _tell_round_trip(self, link: Link, seconds: float | None) -> None:
         named = (conn.name_of(link) for conn in self._conns)
@@ -289,6 +300,10 @@ class Conn:
     def name_of(self, link: Link) -> str | None:
         """What a list calls the node that a link goes to."""
         return next((host for (host, _), dialer in self._dialers.items() if dialer.leads_to(link)), None)
+
+    def looks_at(self, host: str) -> bool:
+        """Whether a node there is in the list."""
+        return any(host == listed for listed, _ in self._dialers)
 
     def _told(self, host: str, up: bool, why: str) -> None:
         self._onstatus(host, up, why)

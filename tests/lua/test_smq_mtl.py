@@ -4,13 +4,13 @@ nodes are two sets of links in one process, with real sockets between them.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
+from gevent import socket
 
 from smqrt.backplane.mesh import open_meshes
 from smqrt.backplane.process import cluster
@@ -410,6 +410,29 @@ def test_a_port_that_is_taken(site: Site) -> None:
     assert text.startswith("nil ")
     assert str(port) in text
     taken.close()
+
+
+def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
+    status = "{onstatus = function(...) record('link', %d, ...) end}"
+    site.run(f"node(1, {status % 1}) node(2, {status % 2}) join()")
+    wait_until(lambda: site.of("link", 1) and site.of("link", 2), "the link")
+    assert site.of("link", 1) == site.of("link", 2) == [(b"127.0.0.1", True, None)]
+    stranger = socket.create_connection(("127.0.0.1", int(site.value("conns[1].port"))))
+    stranger.sendall(b"\0\5abc")
+    assert stranger.recv(100) == b""
+    site.run("mtls[2]:shutdown()")
+    wait_until(lambda: len(site.of("link", 1)) == 2, "its end")
+    assert site.of("link", 1)[1][:2] == (b"127.0.0.1", False)
+    assert b"being stopped" in site.of("link", 1)[1][2]
+
+
+def test_nodes_that_list_each_other_are_told_once(site: Site) -> None:
+    status = "{onstatus = function(...) record('link', %d, ...) end}"
+    site.run(f"node(1, {status % 1}) node(2, {status % 2}) join() conns[1]:add('127.0.0.1', conns[2].port)")
+    wait_until(
+        lambda: site.value("conns[1]:status()['127.0.0.1'], conns[2]:status()['127.0.0.1']") == "true true", "up"
+    )
+    assert [call[:2] for call in site.of("link") if call[1]] == [(b"127.0.0.1", True)] * 2
 
 
 def test_status_of_a_list(site: Site) -> None:
